@@ -71,12 +71,12 @@ def write_model(folder: Path, texts: list[str]) -> None:
     BertTokenizerFast(tokenizer_object=trained._tokenizer, model_max_length=512).save_pretrained(folder)
     kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
     modules = [
-        {"idx": i, "name": str(i), "path": place, "type": f"sentence_transformers.models.{kind}"}
-        for i, (place, kind) in enumerate(kinds.items())
+        {"idx": i, "name": str(i), "path": index, "type": f"sentence_transformers.models.{kind}"}
+        for i, (index, kind) in enumerate(kinds.items())
     ]
     (folder / "modules.json").write_text(json.dumps(modules))
-    for place in ("1_Pooling", "2_Normalize"):
-        (folder / place).mkdir()
+    for index in ("1_Pooling", "2_Normalize"):
+        (folder / index).mkdir()
     pooling = {"word_embedding_dimension": 384, "pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
     (folder / "2_Normalize" / "config.json").write_text("{}")
@@ -179,8 +179,8 @@ def main() -> None:
     given.add_argument("--json", action="store_true")
     requested = given.parse_args()
     threads = Settings.from_environment().threads
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as index:
+        folder = Path(index)
         texts = sentences(requested.sentences)
         (folder / "texts.json").write_text(json.dumps(texts))
         (folder / "model").mkdir()
@@ -189,7 +189,7 @@ def main() -> None:
         for how, options in asks.items() if requested.only is None else [(requested.only, asks[requested.only])]:
             llmc.compile(folder / "model", folder / f"llmc-{how}", device="cpu", cache_dir=folder / "store", **options)
         subprocess.run(
-            [str(BASELINES), str(Path(__file__).with_name("encoders_child.py")), "prepare", "", place], check=True
+            [str(BASELINES), str(Path(__file__).with_name("encoders_child.py")), "prepare", "", index], check=True
         )
         names = [name for name in ENGINES if requested.only is None or requested.only in name]
         engines = {name: Engine(name, folder, folder / "texts.json", threads) for name in names}

@@ -93,15 +93,15 @@ def main() -> None:
     """Open, run once, say so; then a pass for each line."""
     import numpy as np
 
-    kind, how, place, *rest = sys.argv[1:]
+    kind, how, index, *rest = sys.argv[1:]
     if kind == "prepare":
-        prepare(Path(place))
+        prepare(Path(index))
         return
     texts: list[str] = json.loads(Path(rest[0]).read_text())
     make = {
         "llmc": llmc_engine, "sentence-transformers": sentence_transformers_engine, "openvino-genai": openvino_engine,
     }[kind]  # fmt: skip
-    run = make(how, Path(place), int(rest[1]))
+    run = make(how, Path(index), int(rest[1]))
     vectors, _ = run(texts)
     np.save(rest[2], np.asarray(vectors, np.float32))
     print("{}", flush=True)

@@ -251,11 +251,11 @@ class Bench:
         for file in sorted(path for path in pristine.rglob("*") if path.is_file() and path.stat().st_size):
             data = file.read_bytes()
             dense = len(data) <= DENSE and samples >= SAMPLES
-            places = (
+            offsets = (
                 range(len(data)) if dense else sorted(self._chance.sample(range(len(data)), min(samples, len(data))))
             )
-            for place in places:
-                changed = change(data, place)
+            for index in offsets:
+                changed = change(data, index)
                 if changed == data:
                     continue
                 shutil.copytree(pristine, root)

@@ -41,16 +41,16 @@ def payload(name: int) -> bytes:
     return random.Random(name).randbytes(SIZES[name % len(SIZES)])
 
 
-def flip(data: bytes, place: int) -> bytes:
+def flip(data: bytes, index: int) -> bytes:
     """One bit of one byte is another."""
-    return data[:place] + bytes([data[place] ^ 1 << place % 8]) + data[place + 1 :]
+    return data[:index] + bytes([data[index] ^ 1 << index % 8]) + data[index + 1 :]
 
 
-def cut(data: bytes, place: int) -> bytes:
+def cut(data: bytes, index: int) -> bytes:
     """The file ends here."""
-    return data[:place]
+    return data[:index]
 
 
-def zeros(data: bytes, place: int) -> bytes:
+def zeros(data: bytes, index: int) -> bytes:
     """From here on zeros, as after a power cut."""
-    return data[:place] + bytes(len(data) - place)
+    return data[:index] + bytes(len(data) - index)

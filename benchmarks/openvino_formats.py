@@ -29,7 +29,7 @@ from llmc.compiler.architectures.shared.block_form import BlockForm
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.base import Checkpoint, stored_forms
 from llmc.compiler.program.ir import Graph
-from llmc.compiler.targets.openvino.constants import Constants, place, to_xml
+from llmc.compiler.targets.openvino.constants import Constants, index, to_xml
 from llmc.compiler.targets.openvino.formats import format_for
 from llmc.compiler.targets.openvino.paged import PagedModel
 from llmc.compiler.targets.openvino.precision import properties
@@ -149,7 +149,7 @@ def build(graph: Graph, checkpoint: Checkpoint, variant: Variant, folder: Path) 
     model = PagedModel(graph, format_for(*variant.weights, stored_forms(checkpoint))(constants)).model
     with (folder / "weights").open("wb") as out:
         placed = write_weights(constants.recipes, checkpoint, constants.tables, out)
-    return place(to_xml(model, folder), placed).encode(), folder / "weights"
+    return index(to_xml(model, folder), placed).encode(), folder / "weights"
 
 
 def run(checkpoint: Checkpoint, chosen: list[Variant], rounds: int, steps: int, threads: int) -> dict[str, dict]:

@@ -40,7 +40,7 @@ class Variant:
     busy = False
 
     def __init__(self, name: str, graph: Graph, checkpoint, options: OnnxOptions, folder: Path, **edits) -> None:
-        from llmc.compiler.targets.onnxruntime.onnx_model import place
+        from llmc.compiler.targets.onnxruntime.onnx_model import index
         from llmc.compiler.targets.onnxruntime.packing import pack_weights
         from llmc.compiler.targets.onnxruntime.to_onnx import to_onnx
         from llmc.compiler.weights.recipes import write_weights
@@ -53,14 +53,14 @@ class Variant:
             edits["model"](lowered.model)
         with (folder / "plain").open("wb") as out:
             placed = write_weights(lowered.recipes, checkpoint, lowered.tables, out)
-        places = {n: {"offset": p.offset, "length": p.length} for n, p in placed.items()}
+        offsets = {n: {"offset": p.offset, "length": p.length} for n, p in placed.items()}
         file = folder / "plain"
         if options.block:
             (folder / "work").mkdir()
-            file, places = pack_weights(
-                lowered.model.SerializeToString(), file, places, folder / "work", lowered.folded
+            file, offsets = pack_weights(
+                lowered.model.SerializeToString(), file, offsets, folder / "work", lowered.folded
             )
-        model = place(lowered.model, file.name, places)
+        model = index(lowered.model, file.name, offsets)
         where = {"session__model_external_initializers_file_folder_path": str(file.parent)}
         self.session = open_session(model.SerializeToString(), 1 if self.busy else None, **where)
         self.bytes = step_bytes(model)

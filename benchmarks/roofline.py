@@ -75,16 +75,16 @@ def weight_bytes(bundle: Bundle) -> int:
 
 def step_bytes(model: ModelProto) -> int:
     """Bytes of weights that a step of a few tokens reads: packed where there is a packed form; look-ups not."""
-    places = {t.name: {e.key: e.value for e in t.external_data} for t in model.graph.initializer}
+    offsets = {t.name: {e.key: e.value for e in t.external_data} for t in model.graph.initializer}
     total = 0
     for node in model.graph.node:
         if node.op_type in LOOKED_UP or len(node.input) < 2:
             continue
-        packed = [v for k, v in places.get(node.input[1], {}).items() if k.startswith("prepacked")]
+        packed = [v for k, v in offsets.get(node.input[1], {}).items() if k.startswith("prepacked")]
         if packed:
             total += sum(int(blob.split(";")[1]) for entry in packed for blob in entry.split("|")[1:])
         else:
-            total += sum(int(places[name]["length"]) for name in node.input if "length" in places.get(name, {}))
+            total += sum(int(offsets[name]["length"]) for name in node.input if "length" in offsets.get(name, {}))
     return total
 
 

@@ -52,15 +52,15 @@ class Clock:
     """Says how far the suite is, and about how long it will still take."""
 
     def __init__(self, stages: list[Stage]) -> None:
-        self.stages, self.began, self.place = stages, time.monotonic(), 0
+        self.stages, self.began, self.index = stages, time.monotonic(), 0
         self.part, self._reported = 0.0, 0.0
 
     def tell(self, words: str) -> None:
         """A line at once."""
         self._reported = time.monotonic()
-        stage = self.stages[self.place]
+        stage = self.stages[self.index]
         print(
-            f"[{self.place + 1}/{len(self.stages)}] {stage.name}: {words}; {self._left()}", file=sys.stderr, flush=True
+            f"[{self.index + 1}/{len(self.stages)}] {stage.name}: {words}; {self._left()}", file=sys.stderr, flush=True
         )
 
     def progress(self, words: str, done: int, total: int) -> None:
@@ -71,7 +71,7 @@ class Clock:
 
     def _left(self) -> str:
         """By the stages' own minutes, and how these have held so far."""
-        done = sum(s.minutes for s in self.stages[: self.place]) + self.part * self.stages[self.place].minutes
+        done = sum(s.minutes for s in self.stages[: self.index]) + self.part * self.stages[self.index].minutes
         left = sum(s.minutes for s in self.stages) - done
         elapsed = (time.monotonic() - self.began) / 60
         pace = elapsed / done if done > 1 else 1.0
@@ -156,8 +156,8 @@ class Suite:
     def run(self) -> int:
         """All stages; how many failed."""
         failed = 0
-        for place, stage in enumerate(self.clock.stages):
-            self.clock.place, self.clock.part = place, 0.0
+        for index, stage in enumerate(self.clock.stages):
+            self.clock.index, self.clock.part = index, 0.0
             self.clock.tell("begins")
             try:
                 result = stage.run()

@@ -55,7 +55,7 @@ class Registry:
         found: dict[str, tuple[str, str]] = {}
         if self._parts:
             module, _, attribute = self._parts.partition(":")
-            found = {name: (place, "") for name, place in getattr(import_module(module), attribute)().items()}
+            found = {name: (location, "") for name, location in getattr(import_module(module), attribute)().items()}
         for point in _brought(self._group) if self._group else ():
             package = point.dist.name if point.dist is not None else point.value
             if point.name in found and found[point.name] != (point.value, package):
@@ -74,7 +74,7 @@ class Registry:
         """Those of `names` that people are told of."""
         return [name for name in self.names() if name not in self._untold]
 
-    def place(self, name: str) -> str:
+    def location(self, name: str) -> str:
         """The "module:attribute" of a name; raises UnknownNameError listing the known ones."""
         if name in self._own:
             return self._own[name]
@@ -84,9 +84,9 @@ class Registry:
 
     def module(self, name: str) -> str:
         """The module of a name; raises UnknownNameError listing the known ones."""
-        return self.place(name).partition(":")[0]
+        return self.location(name).partition(":")[0]
 
     def get(self, name: str) -> Any:
         """The class of a name; raises UnknownNameError listing the known ones, ModuleNotFoundError for a package."""
-        module, _, attribute = self.place(name).partition(":")
+        module, _, attribute = self.location(name).partition(":")
         return getattr(import_module(module), attribute)

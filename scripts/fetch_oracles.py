@@ -21,9 +21,9 @@ RELEASES = Path(__file__).resolve().parent.parent / "tests/oracles/releases.txt"
 def fetch(requirement: str, folder: Path) -> Path:
     """Download and unpack `requirement`, as "vllm==0.33.0", unless it is there; return its folder."""
     name, _, version = requirement.partition("==")
-    place = folder / f"{name}-{version}"
-    if place.is_dir():
-        return place
+    location = folder / f"{name}-{version}"
+    if location.is_dir():
+        return location
     with tempfile.TemporaryDirectory(dir=folder) as work:
         download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", work, requirement]
         kind = ["--no-binary", name, "--no-build-isolation"] if name == "vllm" else ["--only-binary", ":all:"]
@@ -34,12 +34,12 @@ def fetch(requirement: str, folder: Path) -> Path:
         if archive.suffix == ".whl":
             with zipfile.ZipFile(archive) as wheel:
                 wheel.extractall(unpacked, [one for one in wheel.namelist() if one.endswith(".py")])  # noqa: S202
-            unpacked.rename(place)
+            unpacked.rename(location)
         else:
             with tarfile.open(archive) as source:
                 source.extractall(unpacked, [one for one in source if one.name.endswith(".py")], filter="data")
-            next(unpacked.iterdir()).rename(place)
-    return place
+            next(unpacked.iterdir()).rename(location)
+    return location
 
 
 def main() -> int:

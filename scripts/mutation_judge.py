@@ -163,11 +163,11 @@ def nearest_tests(graph: ImportGraph, root: Path, file: str) -> list[str]:
     folder = Path("tests", *Path(file).parts[1:-1])
     named = folder if file.endswith("__init__.py") else folder / Path(file).stem
 
-    def place(test: str) -> tuple[bool, bool, int, int, str]:
+    def location(test: str) -> tuple[bool, bool, int, int, str]:
         is_named = test.startswith(f"{named.parent.as_posix()}/test_{named.name}")
         return not is_named, Path(test).parent != folder, hops[test], (root / test).stat().st_size, test
 
-    return sorted(hops, key=place)
+    return sorted(hops, key=location)
 
 
 def _ignored(root: Path, folder: str, names: list[str]) -> list[str]:

@@ -24,9 +24,9 @@ def _log(what: str, test: str) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Undo the order that conftest.py gives files."""
-    places = {argument.split("::")[0]: place for place, argument in enumerate(config.args)}
+    locations = {argument.split("::")[0]: location for location, argument in enumerate(config.args)}
     wanted = (item for item in items if item.nodeid not in LEFT_OUT)
-    items[:] = sorted(wanted, key=lambda item: places.get(item.nodeid.split("::")[0], len(places)))
+    items[:] = sorted(wanted, key=lambda item: locations.get(item.nodeid.split("::")[0], len(locations)))
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:

@@ -118,7 +118,7 @@ def sample(root: Path, seed: int, count: int) -> list[Sampled]:
         for key, file, source, mutants in sorted(known, key=lambda line: _hash(seed, line[0])):
             if len(chosen) == wanted:
                 break
-            named = [(f"{key}\n{place} {m.kind} {m.text}", m) for place, m in enumerate(mutants)]
+            named = [(f"{key}\n{location} {m.kind} {m.text}", m) for location, m in enumerate(mutants)]
             ordered = sorted(named, key=lambda one: _hash(seed, one[0]))
             if valid := next(((name, m) for name, m in ordered if m.is_valid(source)), None):
                 chosen.append(Sampled(_hash(0, valid[0])[:8], area, file, valid[1], source))

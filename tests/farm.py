@@ -63,7 +63,7 @@ def own_ports() -> dict[str, str]:
     """
     first = 27000 + 300 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     names = ("HAPROXY_METRICS", "HAPROXY_STATS", "FALLBACK_PROXY_HTTP", "FALLBACK_PROXY_GRPC")
-    single = {f"{name}_PORT": first + place for place, name in enumerate(names)}
+    single = {f"{name}_PORT": first + index for index, name in enumerate(names)}
     replica = {
         f"DIRECT_INGRESS_{end}_{what}_PORT": first + after + (end == "MAX") * 99
         for after, what in ((100, "HTTP"), (200, "GRPC"))

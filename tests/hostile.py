@@ -18,14 +18,14 @@ VALUES = st.one_of(
 )  # fmt: skip
 
 
-def places(document: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def indices(document: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Where every value of a JSON document is."""
     yield at
     items = (
         document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
     )
     for name, value in items:
-        yield from places(value, (*at, name))
+        yield from indices(value, (*at, name))
 
 
 @st.composite
@@ -33,7 +33,7 @@ def changed(draw: st.DrawFn, document: Any) -> Any:
     """The document with up to three values replaced, removed, repeated or added."""
     built = copy.deepcopy(document)
     for _ in range(draw(st.integers(1, 3))):
-        at = draw(st.sampled_from(list(places(built))))
+        at = draw(st.sampled_from(list(indices(built))))
         how = draw(st.sampled_from(["replace", "replace", "replace", "remove", "repeat", "add"]))
         built = _change(built, at, how, copy.deepcopy(draw(VALUES)))
     return built

@@ -27,7 +27,7 @@ from llmc.compiler.text.files import build_index
 from llmc.errors import ArtifactError, CheckpointError, LlmcError
 from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors.envelope import ExecutableFile, write_envelope
-from llmc.runtime.executors.weight_places import read_places
+from llmc.runtime.executors.weight_placements import read_placements
 from llmc.runtime.executors.xla.envelope import FORM, StepHeader
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.text.vocabulary import MAGIC, Vocabulary
@@ -220,7 +220,7 @@ def test_images(image: object, config: object) -> None:
 
 # Files of a bundle
 
-PLACES = {"a": {"shape": [2, 3], "dtype": "float32", "offset": 0, "length": 24}}
+INDICES = {"a": {"shape": [2, 3], "dtype": "float32", "offset": 0, "length": 24}}
 
 
 class _Files:
@@ -232,11 +232,11 @@ class _Files:
 
 
 @fuzzed
-@given(changed(PLACES))
-def test_places_of_weights(places: object) -> None:
+@given(changed(INDICES))
+def test_places_of_weights(locations: object) -> None:
     def read() -> None:
-        for place in read_places(_Files(as_json(places))).values():  # type: ignore[arg-type]
-            assert all(type(size) is int for size in place["shape"]) and type(place["offset"]) is int
+        for location in read_placements(_Files(as_json(locations))).values():  # type: ignore[arg-type]
+            assert all(type(size) is int for size in location["shape"]) and type(location["offset"]) is int
 
     survives(read)
 

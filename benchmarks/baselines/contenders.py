@@ -87,8 +87,8 @@ def make_ready(
         contenders.append(
             Contender(
                 one.label, "baseline", one.baseline.engine, python, str(models.get(one.variant.form).absolute()),
-                options,                one.variant.bits, one.variant_name, {name: versions[name] for name in one.distributions},
-                one.variant.searched,
+                options, one.variant.bits, one.variant_name,
+                {name: versions[name] for name in one.distributions}, one.variant.searched,
             )
         )  # fmt: skip
     reference = _reference(models, python) if quality else None

@@ -56,11 +56,11 @@ def _body(found: Sequence[Comparison], every: Sequence[Sequence[Plot]]) -> str:
     from llmc.buckets.render import figure
 
     body = [f"<p>{html.escape(HOW)}</p>"]
-    for place, (one, plots) in enumerate(zip(found, every, strict=True)):
+    for index, (one, plots) in enumerate(zip(found, every, strict=True)):
         body.append(f"<h2>{html.escape(heading(one))}</h2>{_pre([*contenders(one), '', *ratios(one), *_notes(one)])}")
-        body += [figure.svg(plots[0], f"c{place}-ratios-")] if one.series else []
+        body += [figure.svg(plots[0], f"c{index}-ratios-")] if one.series else []
         for at, (series, plot) in enumerate(zip(one.series, plots[1:], strict=True)):
-            body.append(f"<h3>{html.escape(series.name)}</h3>{figure.svg(plot, f'c{place}-{at}-')}")
+            body.append(f"<h3>{html.escape(series.name)}</h3>{figure.svg(plot, f'c{index}-{at}-')}")
             body.append(_pre(measurement(one, series)))
     return "".join(body)
 
@@ -109,9 +109,9 @@ def _ratios(figure: FigureBase, found: Comparison) -> None:
             values = [one.median, one.least, one.most]
             middle, *ends = values if series.better == "less" else [1 / v for v in values]
             color = REAL if series.wins(one.median) else PADDING
-            place = len(labels)
-            axes.plot([min(ends), max(ends)], [place, place], color=color, linewidth=1.5)
-            axes.plot([middle], [place], "o", color=color, markersize=5)
+            index = len(labels)
+            axes.plot([min(ends), max(ends)], [index, index], color=color, linewidth=1.5)
+            axes.plot([middle], [index], "o", color=color, markersize=5)
             labels.append(
                 f"{series.name}: {one.ours} over {one.baseline}"
                 + (" (turned over)" if series.better == "more" else "")
@@ -130,11 +130,11 @@ def _bars(figure: FigureBase, found: Comparison, series: Series) -> None:
     axes: Any = figure.subplots()
     kinds = {c.name: c.kind for c in found.contenders}
     names = [c.name for c in found.contenders if c.name in series.rounds]
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         values = series.rounds[name]
-        axes.barh(place, series.median(name), height=0.7, color=REAL if kinds[name] == "llmc" else MISSING)
-        axes.plot([min(values), max(values)], [place, place], color=INK, linewidth=0.8)
-        axes.annotate(f" {number(series.median(name))}", (max(values), place), va="center", fontsize=8, color=FAINT)
+        axes.barh(index, series.median(name), height=0.7, color=REAL if kinds[name] == "llmc" else MISSING)
+        axes.plot([min(values), max(values)], [index, index], color=INK, linewidth=0.8)
+        axes.annotate(f" {number(series.median(name))}", (max(values), index), va="center", fontsize=8, color=FAINT)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.set_xlim(left=0)

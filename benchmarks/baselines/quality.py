@@ -67,8 +67,8 @@ def compare(reference: Path, found: Path, lengths: Sequence[int] = (), first: in
             raise VerificationError("logits that are no numbers")
         divergences.append((np.exp(p) * (p - q)).sum(-1))
         equal.append(p.argmax(-1) == q.argmax(-1))
-    places = np.concatenate([np.arange(n) for n in lengths]) if lengths else np.full(len(wanted), first)
-    kl, same = (np.concatenate(values)[places >= first] for values in (divergences, equal))
+    offsets = np.concatenate([np.arange(n) for n in lengths]) if lengths else np.full(len(wanted), first)
+    kl, same = (np.concatenate(values)[offsets >= first] for values in (divergences, equal))
     return Quality(len(kl), float(kl.mean()), float(np.percentile(kl, 99)), float(same.mean()))
 
 

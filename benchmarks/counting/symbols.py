@@ -39,5 +39,5 @@ class Symbols:
 
     def at(self, offset: int) -> tuple[str, str]:
         """The function around a place in the file, and its source file; "" where it is not known."""
-        place = bisect_right(self._starts, offset) - 1
-        return self._found[place][1:] if place >= 0 else ("", "")
+        index = bisect_right(self._starts, offset) - 1
+        return self._found[index][1:] if index >= 0 else ("", "")

@@ -143,7 +143,7 @@ def _bundle_of(
     path = Path(model)
     if is_dir(path) and _is_bundle(path):
         return _matching(path, device, options)
-    from llmc.artifacts.local.precompiled import load, place_for
+    from llmc.artifacts.local.precompiled import load, path_for
     from llmc.artifacts.local.references import resolve
     from llmc.settings import Settings
 
@@ -151,12 +151,12 @@ def _bundle_of(
     if names_bundle(model):
         return _matching(resolve(model, settings, store), device, options)
     device = device or settings.device
-    place = place_for(device, model, settings.neuron_artifacts)
-    if place is not None:
-        if load(place) is not None:
-            return _matching(place, device, options, model)
-        compile(model, place, device=device, **making)
-        return place
+    location = path_for(device, model, settings.neuron_artifacts)
+    if location is not None:
+        if load(location) is not None:
+            return _matching(location, device, options, model)
+        compile(model, location, device=device, **making)
+        return location
     import hashlib
 
     from llmc.artifacts.store.layout import Layout

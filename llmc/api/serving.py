@@ -50,13 +50,13 @@ class ServedModel:
     def require_there(self, settings: Settings) -> None:
         """Raise what opening would of a bundle or checkpoint that is not there; nothing is compiled."""
         from llmc.artifacts.bundle.manifest import read_manifest
-        from llmc.artifacts.local.precompiled import place_for
+        from llmc.artifacts.local.precompiled import path_for
         from llmc.artifacts.local.references import resolve
         from llmc.compiler.checkpoint import read_config
 
         if names_bundle(self.model):
             read_manifest(resolve(self.model, settings, self.store))
-        elif place_for(self.device or settings.device, self.model, settings.neuron_artifacts) is None:
+        elif path_for(self.device or settings.device, self.model, settings.neuron_artifacts) is None:
             read_config(self.model)
 
 

@@ -59,7 +59,7 @@ def exposed(
     if not hasattr(os, "geteuid"):
         return None
     real = os.path.realpath(folder)
-    if any(_is_in(real, os.path.realpath(place)) for place in trusted):
+    if any(_is_in(real, os.path.realpath(location)) for location in trusted):
         return None
     judge = _Judge({0, os.geteuid(), *users})
     for path, in_sticky in _way(str(Path(folder).absolute())):

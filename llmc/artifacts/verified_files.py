@@ -67,7 +67,7 @@ class VerifiedFiles:
         """`inside`: the table may be in the folder, where this user alone may write that."""
         self._folder = Path(folder)
         self._inside = inside
-        self._place: Path | None = None
+        self._location: Path | None = None
         self._table: dict[str, tuple[FileSignature, str]] | None = None
         self._dirty = False
         self._folders: dict[str, str] = {}
@@ -114,9 +114,9 @@ class VerifiedFiles:
 
     @property
     def _file(self) -> Path:
-        if self._place is None:
-            self._place = self._choose()
-        return self._place
+        if self._location is None:
+            self._location = self._choose()
+        return self._location
 
     def _choose(self) -> Path:
         if self._inside and may_hold_own(self._folder):

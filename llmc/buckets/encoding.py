@@ -162,13 +162,13 @@ def traffic_plan(
     counts: dict[int, int] = {}
     for tokens, number in texts.items():
         counts[min(tokens, max_length)] = counts.get(min(tokens, max_length), 0) + number
-    places = sorted({*counts, max_length})
+    indices = sorted({*counts, max_length})
     line = Line(
-        np.array(places, np.float64), np.array([counts.get(place, 0) for place in places], np.float64),
-        np.array([place == max_length for place in places]),
+        np.array(indices, np.float64), np.array([counts.get(index, 0) for index in indices], np.float64),
+        np.array([index == max_length for index in indices]),
     )  # fmt: skip
-    numbers = range(1, max(1, min(len(places), most)) + 1)
-    chosen = ([places[at] for at in found.tolist()] for found in line.solve(list(numbers)))
+    numbers = range(1, max(1, min(len(indices), most)) + 1)
+    chosen = ([indices[at] for at in found.tolist()] for found in line.solve(list(numbers)))
     built = [encode_plan(task, max_length, max_num_seqs, max_num_batched_tokens, lengths) for lengths in chosen]
     fitting = [plan for plan in built if len(plan.buckets) <= most]
     if not fitting:

@@ -59,11 +59,11 @@ class LookupTable:
         from llmc.buckets.cost.work import least_of_larger
 
         ranks = np.full((len(self._batches) + 1, self._rows, self._columns), len(ordered), np.int32)
-        places = tuple(
+        indices = tuple(
             np.searchsorted(values, [getattr(bucket, name) for bucket in ordered])
             for name, values in (("batch", self._batches), ("query", self._queries), ("context", self._contexts))
         )
-        ranks[places] = np.arange(len(ordered), dtype=np.int32)
+        ranks[indices] = np.arange(len(ordered), dtype=np.int32)
         return array("i", np.ascontiguousarray(least_of_larger(ranks)).tobytes())
 
 

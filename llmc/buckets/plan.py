@@ -280,8 +280,8 @@ def _grid(heading: str, buckets: Sequence[Bucket], across: str, length: Callable
     batches = _shared({bucket.batch for bucket in buckets})
     lengths = _shared({length(bucket) for bucket in buckets})
     numbers = [[0] * len(lengths) for _ in batches]
-    rows = {value: place for place, values in enumerate(batches) for value in values}
-    columns = {value: place for place, values in enumerate(lengths) for value in values}
+    rows = {value: position for position, values in enumerate(batches) for value in values}
+    columns = {value: position for position, values in enumerate(lengths) for value in values}
     for bucket in buckets:
         numbers[rows[bucket.batch]][columns[length(bucket)]] += 1
     most = (batches[-1][-1] * max(1, lengths[-1][-1])) ** 0.5

@@ -99,9 +99,9 @@ class GenerateCommand(OnDemandFlags):
         requested_for = _prompts(self.prompt, self.prompts, self.source, self.chat, sampling)
         given, params = [one for one, _ in requested_for], [how for _, how in requested_for]
         keeps = self.show_buckets or self.as_json or config is not None
-        place = _bundle(self.bundle, self, len(given), self.weights)
+        location = _bundle(self.bundle, self, len(given), self.weights)
         options = {"speculative_config": config, **self.values("prefill", "enforce_eager")}
-        with BundleLLM(place, self.threads, keeps, **options) as llm:
+        with BundleLLM(location, self.threads, keeps, **options) as llm:
             if messages.verbose:
                 echo(f"llmc: {origin_line(self.bundle, llm.bundle.files)}", err=True)
             if self.stream and not self.as_json:

@@ -69,9 +69,9 @@ class DeviceOptions(Command):
         return {name: value for name, value in read.items() if value is not None}
 
 
-def add_named(app: typer.Typer, name: str, place: str) -> None:
-    """Register what lies at `place`, "module:name", in `app`: a command, or a group of them."""
-    module, _, attribute = place.partition(":")
+def add_named(app: typer.Typer, name: str, location: str) -> None:
+    """Register what lies at `location`, "module:name", in `app`: a command, or a group of them."""
+    module, _, attribute = location.partition(":")
     found = getattr(import_module(module), attribute)
     if isinstance(found, typer.Typer):
         app.add_typer(found, name=name)

@@ -192,8 +192,8 @@ def _text(found: WarmUpOutcome, bundle: str, device: str) -> str:
         lines.insert(1, f"any shape runs as it is: {runs} it up")
     before, after = found.memory
     if before is not None and after is not None:
-        place = "host" if found.capturing is None else "device"
-        lines.append(f"free {place} memory: {size_text(before)} before, {size_text(after)} after")
+        location = "host" if found.capturing is None else "device"
+        lines.append(f"free {location} memory: {size_text(before)} before, {size_text(after)} after")
     if found.capturing is not None:
         lines += ["", *found.capturing.report(None if messages.verbose else UNCAPTURED_SHOWN)]
     return "\n".join(lines)

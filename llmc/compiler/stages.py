@@ -18,7 +18,7 @@ from llmc.artifacts.digest import digest_bytes, digest_file
 from llmc.artifacts.key import LOCAL, Key, Value, canonical_json
 from llmc.artifacts.log import logger
 from llmc.artifacts.verified_files import settled, signature
-from llmc.compiler.checkpoint.base import without_place
+from llmc.compiler.checkpoint.base import without_path
 from llmc.compiler.model_size import weights_in
 from llmc.errors import CapacityError, DeviceError
 from llmc.platforms import how_to_install
@@ -88,7 +88,7 @@ class Stages:
     @property
     def config_digest(self) -> str:
         """Digest of the model's configuration, whatever the order of its members and wherever it was saved."""
-        return digest_bytes(canonical_json(without_place(self.checkpoint.config)))
+        return digest_bytes(canonical_json(without_path(self.checkpoint.config)))
 
     def checkpoint_digest(self) -> str:
         """Digest of the checkpoint's files, each hashed again only after it changed on disk."""

@@ -19,6 +19,6 @@ class Systemd(DeploymentKind):
     def values(self, options: Options) -> dict[str, Any]:
         """The bundle's absolute path, and Python beside the program."""
         folder = Path(options.bundle_path).is_dir()
-        place = str(Path(options.bundle_path).absolute()) if folder else options.bundle_path
+        location = str(Path(options.bundle_path).absolute()) if folder else options.bundle_path
         python = str(Path(options.program).parent / "python3")
-        return {**super().values(options), "bundle": place, "folder": folder, "python": python}
+        return {**super().values(options), "bundle": location, "folder": folder, "python": python}

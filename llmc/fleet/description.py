@@ -65,14 +65,14 @@ def read(path: str) -> Description:
 
 def _requested(entry: Mapping[str, Any], path: str, at: int) -> list[FleetEntry]:
     """An entry, one for each of its devices."""
-    place, given = f"{path}: models[{at}]", dict(entry)
+    location, given = f"{path}: models[{at}]", dict(entry)
     if ("bundle" in given) == ("model" in given):
-        raise InputError(f"{place}: name a bundle, or a model and its device: one of the two")
+        raise InputError(f"{location}: name a bundle, or a model and its device: one of the two")
     more = [name for name in ("device", "plan", "planning", "options") if name in given]
     if "bundle" in given and more:
-        raise InputError(f"{place}: a bundle was compiled already; leave out {', '.join(more)}")
+        raise InputError(f"{location}: a bundle was compiled already; leave out {', '.join(more)}")
     if "plan" in given and "planning" in given:
-        raise InputError(f"{place}: plan and planning were both given; give one of them")
+        raise InputError(f"{location}: plan and planning were both given; give one of them")
     folder, name = Path(path).parent, given.get("bundle") or given["model"]
     for file in ("bundle", "model", "plan"):
         if file in given and (file == "plan" or (folder / given[file]).exists()):
@@ -90,14 +90,14 @@ def _check(document: object, path: str) -> None:
     error: Any = best_match(Draft202012Validator(_schema()).iter_errors(document))
     if error is None:
         return
-    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path).lstrip(".")
+    location = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path).lstrip(".")
     said = error.message if len(error.message) <= 200 else f"{error.message[:200]}…"
     if error.validator == "additionalProperties":
         known = error.schema["properties"]
         name = next(name for name in map(str, error.instance) if name not in known)
         near = get_close_matches(name, known, n=1, cutoff=0.7)
         said = f"unknown key {name!r}; known: {', '.join(known)}" + (f"; did you mean {near[0]!r}?" if near else "")
-    raise InputError(f"{path}: {place + ': ' if place else ''}{said}")
+    raise InputError(f"{path}: {location + ': ' if location else ''}{said}")
 
 
 @cache

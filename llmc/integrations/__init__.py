@@ -52,7 +52,7 @@ def integrations() -> Mapping[str, Integration]:
 
 
 def _joined(part: Callable[[Integration], Mapping[str, str]]) -> dict[str, str]:
-    return {name: place for one in integrations().values() for name, place in part(one).items()}
+    return {name: location for one in integrations().values() for name, location in part(one).items()}
 
 
 def buckets() -> dict[str, str]:

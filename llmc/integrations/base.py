@@ -185,8 +185,8 @@ class NextAbove:
 
     def find(self, shape: Shape) -> Pick:
         """The graph that a step of `shape` takes."""
-        place = bisect_left(self._values, shape[0])
-        return Pick((self._values[place],)) if place < len(self._values) else Pick(shape, self._miss)
+        index = bisect_left(self._values, shape[0])
+        return Pick((self._values[index],)) if index < len(self._values) else Pick(shape, self._miss)
 
 
 class BucketRules(ABC):

@@ -98,17 +98,17 @@ def choose(
     needed = set(required)
     if len(needed) > most:
         raise InputError(f"at most {most} graphs, but {len(needed)} are needed in any case: {_few(sorted(needed))}")
-    places = sorted({*candidates, *needed})
-    weights = np.zeros(len(places))
+    indices = sorted({*candidates, *needed})
+    weights = np.zeros(len(indices))
     for (value,), demand in demands.items():
-        place = bisect_left(places, value)
-        if place < len(places):
-            weights[place] += demand.steps
-    costs = np.array([work(place) for place in places], np.float64)
-    last = int(np.flatnonzero([place in needed for place in places] | (weights > 0))[-1])
-    forced = np.array([place in needed for place in places[: last + 1]])
+        index = bisect_left(indices, value)
+        if index < len(indices):
+            weights[index] += demand.steps
+    costs = np.array([work(index) for index in indices], np.float64)
+    last = int(np.flatnonzero([index in needed for index in indices] | (weights > 0))[-1])
+    forced = np.array([index in needed for index in indices[: last + 1]])
     line = Line(costs[: last + 1], weights[: last + 1], forced)
-    return tuple((places[place],) for place in line.solve([most])[0].tolist())
+    return tuple((indices[index],) for index in line.solve([most])[0].tolist())
 
 
 def most_frequent(demands: Mapping[Shape, Demand], candidates: Iterable[int], most: int) -> tuple[Shape, ...]:

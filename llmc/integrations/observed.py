@@ -101,8 +101,8 @@ def _counted(server: BucketRules, setup: Setup, found: StepHistogram) -> Iterato
     for family in server.families:
         if not set(family.axes) <= set(axes):
             continue
-        places = [axes.index(axis) for axis in family.axes]
+        indices = [axes.index(axis) for axis in family.axes]
         for key, count in found.counts.items():
             if key.phase == "any" or family.name not in PHASES or family.name == key.phase:
-                shape = tuple(key.shape[place] for place in places)
+                shape = tuple(key.shape[index] for index in indices)
                 yield Demand(family.name, shape, count, server.work(setup, family.name, shape) * count)

@@ -104,12 +104,12 @@ def shapes(fields: Fields, family: GraphFamily) -> tuple[Shape, ...]:
     if len(rows) > MAX_BUCKETS:
         raise InputError(f"{fields.document}: field {fields.path(family.name)!r} has more than {MAX_BUCKETS} graphs")
     found: list[Shape] = []
-    for place, row in enumerate(rows):
-        path = f"{fields.path(family.name)}[{place}]"
+    for index, row in enumerate(rows):
+        path = f"{fields.path(family.name)}[{index}]"
         good = isinstance(row, list) and len(row) == len(family.axes)
         if not good or not all(type(number) is int and 0 <= number < 1 << 31 for number in cast("list[object]", row)):
             fail(fields.document, path, f"[{', '.join(family.axes)}], whole numbers from 0", row)
         found.append(tuple(cast("list[int]", row)))
-        if place and found[-2] >= found[-1]:
+        if index and found[-2] >= found[-1]:
             fail(fields.document, path, "above the one before", row)
     return tuple(found)

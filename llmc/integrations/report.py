@@ -42,10 +42,10 @@ def page(found: Findings) -> str:
 
     drawings = []
     if found.evaluations:
-        for place, family in enumerate(found.server.families, 1):
+        for index, family in enumerate(found.server.families, 1):
             height = 0.9 + BAR * len(found.evaluations)
             plot = Plot(f"{family.name}: {family.unit}", height, partial(_bars, found=found, family=family.name))
-            drawings.append((f"{family.name}: what was needed, and padding, in {family.unit}", svg(plot, f"f{place}-")))
+            drawings.append((f"{family.name}: what was needed, and padding, in {family.unit}", svg(plot, f"f{index}-")))
     sections = [_start(found)] if found.evaluations else []
     facts = [(name, str(value)) for name, value in found.setup.limits.to_dict().items()]
     facts += [(name, str(value)) for name, value in found.setup.own.items()]
@@ -104,11 +104,11 @@ def _bars(figure: FigureBase, found: Findings, family: str) -> None:
     from llmc.buckets.render.figure import PADDING, REAL, tokens
 
     axes = figure.subplots()
-    for place, (_, evaluation) in enumerate(found.evaluations):
+    for index, (_, evaluation) in enumerate(found.evaluations):
         one = evaluation.family(family)
-        axes.barh(place, one.real, color=REAL, label="needed" if not place else None)
-        axes.barh(place, one.padded - one.real, left=one.real, color=PADDING, label="padding" if not place else None)
-        axes.annotate(f"  {percent(one.padding)}", (one.padded, place), va="center")
+        axes.barh(index, one.real, color=REAL, label="needed" if not index else None)
+        axes.barh(index, one.padded - one.real, left=one.real, color=PADDING, label="padding" if not index else None)
+        axes.annotate(f"  {percent(one.padding)}", (one.padded, index), va="center")
     axes.set_yticks(range(len(found.evaluations)), [name for name, _ in found.evaluations])
     axes.invert_yaxis()
     axes.margins(x=0.12)

@@ -128,16 +128,16 @@ def from_flags(
 def within(flag: str, text: str, path: Sequence[str]) -> object:
     """What is at `path` of the JSON object that `flag` was given, or None. Raises InputError where it is no object."""
     try:
-        place: object = json.loads(text)
+        location: object = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{flag}: not valid JSON: {error}; quote the whole object") from None
     for depth, key in enumerate(path):
-        if not isinstance(place, dict):
+        if not isinstance(location, dict):
             raise InputError(f"{'.'.join((flag, *path[:depth]))} must be a JSON object")
-        if key not in place:
+        if key not in location:
             return None
-        place = place[key]
-    return place
+        location = location[key]
+    return location
 
 
 def flags_of(arguments: Sequence[str]) -> dict[str, str]:
@@ -176,7 +176,7 @@ SHORT = {
 def _long(arguments: Sequence[str]) -> Iterator[str]:
     """`arguments` with the long names of short flags."""
     for before, word, after in zip(["", *arguments], arguments, [*arguments[1:], ""], strict=False):
-        end = min((place for place in (word.find("="), word.find(".")) if place >= 0), default=len(word))
+        end = min((location for location in (word.find("="), word.find(".")) if location >= 0), default=len(word))
         level = word if before == "-O" else word.removeprefix("-O").removeprefix("=") if word[:2] == "-O" else ""
         if level.isdigit():
             yield f"--optimization-level={level}"
@@ -187,16 +187,16 @@ def _long(arguments: Sequence[str]) -> Iterator[str]:
 def _joined(flag: str, text: str, path: Sequence[str], value: str, adds: bool) -> str:
     """The JSON object `text` with `value` at `path`. Raises InputError where there is no room for it."""
     root = within(flag, text, ())
-    place: object = root
+    location: object = root
     for key in path[:-1]:
-        place = place.setdefault(key, {}) if isinstance(place, dict) else None
-    if not isinstance(place, dict):
+        location = location.setdefault(key, {}) if isinstance(location, dict) else None
+    if not isinstance(location, dict):
         raise InputError(f"{'.'.join((flag, *path))}: {flag} has no object there; state the whole in JSON")
     if adds:
-        before = place.get(path[-1], [])
-        place[path[-1]] = [*(before if isinstance(before, list) else [before]), *map(_read, value.split(","))]
+        before = location.get(path[-1], [])
+        location[path[-1]] = [*(before if isinstance(before, list) else [before]), *map(_read, value.split(","))]
     else:
-        place[path[-1]] = _read(value)
+        location[path[-1]] = _read(value)
     return json.dumps(root)
 
 

@@ -104,8 +104,8 @@ class CacheTensor:
         """Numbers of one token (kv) or one sequence (state)."""
         return math.prod(self.shape)
 
-    def places(self, tokens: int) -> int:
-        """Of kind kv: places that hold `tokens` tokens of a sequence, as far as they are held."""
+    def token_slots(self, tokens: int) -> int:
+        """Of kind kv: token slots that hold `tokens` tokens of a sequence, as far as they are held."""
         return tokens if self.ring is None else min(tokens, self.ring)
 
     def seen(self, tokens: int) -> range:
@@ -116,7 +116,7 @@ class CacheTensor:
         """Its shape for `rows` sequences of `tokens` tokens each."""
         if self.kind == "state":
             return (rows, *self.shape)
-        return (rows, self.shape[0], self.places(tokens), self.shape[1])
+        return (rows, self.shape[0], self.token_slots(tokens), self.shape[1])
 
     def to_json(self) -> dict[str, Any]:
         """For manifests and keys, without what is None."""
@@ -192,7 +192,7 @@ class CacheShape:
         return tuple(tuple(group) for group in found.values())
 
     @cached_property
-    def places(self) -> tuple[tuple[int, int], ...]:
+    def offsets(self) -> tuple[tuple[int, int], ...]:
         """Where each tensor is in `groups`: which of them, and which tensor there."""
         found = {t: (i, j) for i, group in enumerate(self.groups) for j, t in enumerate(group)}
         return tuple(found[t] for t in self.tensors)
@@ -248,7 +248,7 @@ class CacheShape:
 
     def kv_values(self, tokens: int) -> int:
         """Numbers of places for `tokens` tokens of a sequence, rings with all their places."""
-        return sum(t.places(tokens) * t.values for t in self.kv)
+        return sum(t.token_slots(tokens) * t.values for t in self.kv)
 
     def state_bytes(self, value_bytes: int) -> int:
         """Bytes of one sequence's states, with `value_bytes` a number unless a tensor has a dtype of its own."""
@@ -260,7 +260,7 @@ class CacheShape:
         grown = 0
         for t in self.kv:
             number, beside = _LINES[t.dtype or (kv_cache if kv_cache in _LINES else dtype)]
-            grown += t.places(tokens) * (t.values * number + t.shape[0] * beside)
+            grown += t.token_slots(tokens) * (t.values * number + t.shape[0] * beside)
         return grown + self.state_bytes(_BYTES[dtype])
 
     def to_json(self) -> list[dict[str, Any]]:

@@ -152,7 +152,7 @@ def _left_open(text: str, last: Mapping[str, Any]) -> str:
     if not isinstance(content, str) or not content.strip():
         raise bad_request("continue_final_message needs a last message with text", "continue_final_message")
     for written in (content, content.strip()):
-        place = text.rfind(written)
-        if place >= 0:
-            return text[: place + len(written)]
+        index = text.rfind(written)
+        if index >= 0:
+            return text[: index + len(written)]
     raise bad_request("the chat template changes the last message: it cannot be continued", "continue_final_message")

@@ -157,7 +157,7 @@ class _Deployment:
         except RuntimeError as e:
             ray_serve.shutdown()
             raise DeviceError(f"Serve does not listen at {config.host}:{config.port}: {why_not(e)}") from e
-        self._check_place(config)
+        self._check_address(config)
         scaling: dict[str, Any] = {"num_replicas": fleet.most}
         if fleet.least < fleet.most:
             scaling = {
@@ -178,7 +178,7 @@ class _Deployment:
         alone = replace(config, max_connections=0, max_connections_per_client=0, max_requests_per_client=0)
         self._arguments = (alone, open_bundle, options, warm_up)
 
-    def _check_place(self, config: ServerConfig) -> None:
+    def _check_address(self, config: ServerConfig) -> None:
         """Raise InputError where Serve ran in the cluster before, and listens elsewhere: it listens at one place."""
         from ray.serve.context import _get_global_client
 

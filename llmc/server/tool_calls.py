@@ -71,17 +71,17 @@ class ToolCallParser:
     def _found(self) -> Iterator[str | ToolCall]:
         while True:
             tag = CLOSE if self._inside else OPEN
-            place = self._pending.find(tag, self._searched)
-            if place < 0:
+            index = self._pending.find(tag, self._searched)
+            if index < 0:
                 break
-            before, after = self._pending[:place], self._pending[place + len(tag) :]
+            before, after = self._pending[:index], self._pending[index + len(tag) :]
             if not self._inside:
                 yield from self._text(before)
                 self._inside = True
             else:
                 call = _read(before)
                 if call is None and _in_string(before):  # the tag is inside a string of the call
-                    self._searched = place + len(tag)
+                    self._searched = index + len(tag)
                     continue
                 yield from self._text(OPEN + before + CLOSE) if call is None else self._call(call)
                 self._inside = False

@@ -76,8 +76,8 @@ def write_toy_encoder(folder: Path, task: str = "embed", *, hidden: int = 8, **c
     if task == "embed":
         parts = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
         listed = [
-            {"idx": at, "name": str(at), "path": place, "type": f"sentence_transformers.models.{part}"}
-            for at, (place, part) in enumerate(parts.items())
+            {"idx": at, "name": str(at), "path": location, "type": f"sentence_transformers.models.{part}"}
+            for at, (location, part) in enumerate(parts.items())
         ]
         (folder / "modules.json").write_text(json.dumps(listed))
         (folder / "1_Pooling").mkdir(exist_ok=True)

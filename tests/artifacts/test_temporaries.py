@@ -30,7 +30,7 @@ with temporary_folder("held") as folder:
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The system's temporary folder."""
     folder = tmp_path / "temporary"
     folder.mkdir()
@@ -51,29 +51,29 @@ def folder_of(holder: subprocess.Popen[str]) -> Path:
     return Path(holder.stdout.readline().strip())
 
 
-def test_it_is_this_user_s_alone_and_gone_at_the_end(place: Path) -> None:
+def test_it_is_this_user_s_alone_and_gone_at_the_end(location: Path) -> None:
     with temporary_folder("mine") as folder:
-        assert (folder.parent, stat.S_IMODE(folder.stat().st_mode)) == (place, 0o700)
+        assert (folder.parent, stat.S_IMODE(folder.stat().st_mode)) == (location, 0o700)
         (folder / "below").mkdir()
-    assert list(place.iterdir()) == []
+    assert list(location.iterdir()) == []
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=lambda s: s.name)
 def test_what_a_killed_process_left_goes_with_the_next_folder(
-    place: Path, holder: subprocess.Popen[str], how: signal.Signals
+    location: Path, holder: subprocess.Popen[str], how: signal.Signals
 ) -> None:
     left = folder_of(holder)
     with temporary_folder("next") as folder:
-        assert {left, folder} == set(place.iterdir()), "in use"
+        assert {left, folder} == set(location.iterdir()), "in use"
     holder.send_signal(how)
     holder.wait()
     assert left.exists()
     with temporary_folder("next") as folder:
-        assert set(place.iterdir()) == {folder}
+        assert set(location.iterdir()) == {folder}
 
 
 def test_gc_removes_them_and_says_so(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    location: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     holder: subprocess.Popen[str],
 ) -> None:  # fmt: skip
     monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path / "cache"))
@@ -93,7 +93,7 @@ def test_gc_removes_them_and_says_so(
     assert "temporary" not in gc()
 
 
-def test_a_child_keeps_what_its_parent_made(place: Path) -> None:
+def test_a_child_keeps_what_its_parent_made(location: Path) -> None:
     with temporary_folder("parent") as folder:
         child = os.fork()
         if not child:
@@ -107,30 +107,30 @@ def test_a_child_keeps_what_its_parent_made(place: Path) -> None:
     assert not folder.exists()
 
 
-def test_what_only_has_the_name_stays(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_only_has_the_name_stays(location: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "elsewhere").mkdir()
-    (place / "llmc-link.tmp").symlink_to(tmp_path / "elsewhere")
-    (place / "llmc-file.tmp").write_text("x")
-    (place / "llmc-other").mkdir()
-    (place / "other.tmp").mkdir()
+    (location / "llmc-link.tmp").symlink_to(tmp_path / "elsewhere")
+    (location / "llmc-file.tmp").write_text("x")
+    (location / "llmc-other").mkdir()
+    (location / "other.tmp").mkdir()
     assert sweep() == Swept()
-    (place / "llmc-of another.tmp").mkdir()
+    (location / "llmc-of another.tmp").mkdir()
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: 54321)
         assert sweep() == Swept()
-    assert len(list(place.iterdir())) == 5
+    assert len(list(location.iterdir())) == 5
     assert sweep() == Swept(1, 0)
 
 
-def test_where_locks_mean_nothing_everything_stays(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (place / "llmc-left.tmp").mkdir()
+def test_where_locks_mean_nothing_everything_stays(location: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (location / "llmc-left.tmp").mkdir()
     monkeypatch.setattr("llmc.artifacts.flock.flock", lambda fd, **_: None)
     with temporary_folder("mine"):
-        assert len(list(place.iterdir())) == 2
-    assert [path.name for path in place.iterdir()] == ["llmc-left.tmp"]
+        assert len(list(location.iterdir())) == 2
+    assert [path.name for path in location.iterdir()] == ["llmc-left.tmp"]
 
 
-def test_one_that_is_swept_before_it_is_locked_is_made_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_is_swept_before_it_is_locked_is_made_again(location: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, built = tempfile.mkdtemp, []
 
     def swept_at_once(*names: str) -> str:
@@ -141,13 +141,13 @@ def test_one_that_is_swept_before_it_is_locked_is_made_again(place: Path, monkey
 
     monkeypatch.setattr(tempfile, "mkdtemp", swept_at_once)
     with temporary_folder("mine") as folder:
-        assert (len(built), str(folder), list(place.iterdir())) == (2, built[1], [folder])
+        assert (len(built), str(folder), list(location.iterdir())) == (2, built[1], [folder])
 
 
-def test_results_without_room_are_there_as_long_as_they_are_used(place: Path) -> None:
+def test_results_without_room_are_there_as_long_as_they_are_used(location: Path) -> None:
     spill = Spill(None)
     root = spill.take(OSError("full")).layout.root
     assert sweep() == Swept()
-    assert list(place.iterdir()) == [root]
+    assert list(location.iterdir()) == [root]
     del spill
-    assert list(place.iterdir()) == []
+    assert list(location.iterdir()) == []

@@ -22,7 +22,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
 
 def test_every_bucket_is_measured_and_reported(toy: Toy) -> None:
     seen = []
-    found = measure(Bundle.open(toy.bundle), seconds=0.0, report=lambda bucket, took, *place: seen.append(place))
+    found = measure(Bundle.open(toy.bundle), seconds=0.0, report=lambda bucket, took, *index: seen.append(index))
     assert [one.bucket for one in found.measurements] == list(toy.plan.buckets)
     assert all(one.seconds > 0 and one.samples == LEAST_SAMPLES for one in found.measurements)
     assert seen == [(i, len(toy.plan.buckets)) for i in range(1, len(toy.plan.buckets) + 1)]

@@ -99,13 +99,13 @@ def broken(**changes: object) -> str:
     document = json.loads(golden().to_json())
     for path, value in changes.items():
         *parents, last = path.split("__")
-        place = document
+        index = document
         for parent in parents:
-            place = place[parent]
+            index = index[parent]
         if value is None:
-            del place[last]
+            del index[last]
         else:
-            place[last] = value
+            index[last] = value
     return json.dumps(document)
 
 

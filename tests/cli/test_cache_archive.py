@@ -34,8 +34,8 @@ def test_a_bundle_goes_through_one_file(llmc: Llmc, bundle: Path, here: Path) ->
     assert done["images"] == 1 and done["bytes"] == (here / "b.tar").stat().st_size
     ran = llmc("cache", "import", "b.tar", "-o", "again", "--cache-dir", here / "other")
     assert ran.code == 0 and ran.err == ""
-    line, place = ran.out.splitlines()
-    assert line.startswith("imported 1 entry from b.tar: ") and place == f"bundle: {here / 'again'}"
+    line, location = ran.out.splitlines()
+    assert line.startswith("imported 1 entry from b.tar: ") and location == f"bundle: {here / 'again'}"
     assert BundleFiles.open(here / "again").manifest == BundleFiles.open(bundle).manifest
     assert BundleFiles.open(here / "again").verify() == []
 

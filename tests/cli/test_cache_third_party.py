@@ -60,15 +60,15 @@ def test_pack_says_what_decides_and_the_key(store: Store, tmp_path: Path) -> Non
 def test_a_cache_comes_back_where_its_server_looks(
     store: Store, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = tmp_path / "place"
+    location = tmp_path / "place"
     key = pack(store, name, MAKERS[name](tmp_path / "source"))
-    monkeypatch.setenv("VLLM_CACHE_ROOT", str(place))
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(place))
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(place))
-    monkeypatch.setenv("PT_HPU_RECIPE_CACHE_CONFIG", f"{place},false,8192")
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(location))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(location))
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(location))
+    monkeypatch.setenv("PT_HPU_RECIPE_CACHE_CONFIG", f"{location},false,8192")
     elsewhere = ("--allow", "path") if name == "triton" else ()
     done = data(store, "unpack", key, *elsewhere)
-    folder = place / "neuron" / "compile_cache" if name == "vllm-neuron" else place
+    folder = location / "neuron" / "compile_cache" if name == "vllm-neuron" else location
     assert done["folder"] == str(folder) and done["written"] and len(done["placed"]) == (2 if name == "vllm" else 1)
     source = content(tmp_path / "source")
     found = content(folder)
@@ -88,8 +88,8 @@ def test_another_model_version_or_card_is_refused_each_by_name(store: Store, tmp
         "--expect",
         "device.name=NVIDIA H200",
     )
-    place = tmp_path / "place"
-    found = error(store, "unpack", key, "-o", place, *wrong)
+    location = tmp_path / "place"
+    found = error(store, "unpack", key, "-o", location, *wrong)
     assert isinstance(found, ArtifactError) and found.exit_code == 5
     for part in (
         "model is Qwen/Qwen3-8B in the cache, Qwen/Qwen3-4B was expected",
@@ -97,7 +97,7 @@ def test_another_model_version_or_card_is_refused_each_by_name(store: Store, tmp
         "compiler.0.device.name is NVIDIA H100 80GB HBM3 in the cache, NVIDIA H200 was expected",
     ):
         assert part in str(found)
-    assert not place.exists()
+    assert not location.exists()
 
 
 def test_a_version_that_is_installed_here_counts(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,14 +123,14 @@ def test_a_cache_of_jax_belongs_to_its_folder(store: Store, tmp_path: Path) -> N
 
 def test_what_nobody_could_check_is_told_and_strict_refuses_it(store: Store, tmp_path: Path) -> None:
     key = pack(store, "gaudi", make_gaudi(tmp_path / "c"), "--fact", "num_hpu_blocks=2100")
-    place = ("-o", tmp_path / "place")
+    location = ("-o", tmp_path / "place")
     assert "not checked, as nothing here says them: device, num_hpu_blocks, synapse" in output(
-        store, "unpack", key, *place
+        store, "unpack", key, *location
     )
-    found = str(error(store, "unpack", key, *place, "--strict", "--expect", "num_hpu_blocks=2100"))
+    found = str(error(store, "unpack", key, *location, "--strict", "--expect", "num_hpu_blocks=2100"))
     assert "nothing here says what device, synapse should be; say it with --expect NAME=VALUE" in found
     known = ("--expect", "device=0a1b2c", "--expect", "synapse=1.22.0.638", "--expect", "num_hpu_blocks=2100")
-    assert data(store, "unpack", key, *place, "--strict", *known)["unchecked"] == []
+    assert data(store, "unpack", key, *location, "--strict", *known)["unchecked"] == []
 
 
 def test_a_dry_run_compares_and_writes_nothing(store: Store, tmp_path: Path) -> None:
@@ -142,12 +142,12 @@ def test_a_dry_run_compares_and_writes_nothing(store: Store, tmp_path: Path) -> 
 
 def test_other_content_needs_a_word(store: Store, tmp_path: Path) -> None:
     key = pack(store, "vllm", make_vllm(tmp_path / "c"))
-    place = tmp_path / "place"
-    write(place / "torch_compile_cache" / HASH / "own", "x")
-    assert "--keep leaves it as it is" in str(error(store, "unpack", key, "-o", place))
-    assert "1 part new, 1 part kept" in output(store, "unpack", key, "-o", place, "--keep")
-    assert "1 part replaced, 1 part there already" in output(store, "unpack", key, "-o", place, "--replace")
-    both = error(store, "unpack", key, "-o", place, "--keep", "--replace")
+    location = tmp_path / "place"
+    write(location / "torch_compile_cache" / HASH / "own", "x")
+    assert "--keep leaves it as it is" in str(error(store, "unpack", key, "-o", location))
+    assert "1 part new, 1 part kept" in output(store, "unpack", key, "-o", location, "--keep")
+    assert "1 part replaced, 1 part there already" in output(store, "unpack", key, "-o", location, "--replace")
+    both = error(store, "unpack", key, "-o", location, "--keep", "--replace")
     assert isinstance(both, InputError) and "contradict each other" in str(both)
 
 
@@ -211,14 +211,14 @@ def test_from_the_job_that_packs_to_the_pod_that_unpacks(llmc: Llmc, keys: Path,
     key = llmc("cache", "pack", "vllm", source, "--json").json["key"]
     image = f"oci-layout:{tmp_path / 'images'}:v1"
     assert llmc("cache", "push", image, key[7:19], "--key", "release").code == 0
-    place, pod = tmp_path / "place", ("--cache-dir", tmp_path / "pod")
-    assert "native code" in llmc("cache", "unpack", image, "-o", place, *pod).failed(5)
-    assert not place.exists()
+    location, pod = tmp_path / "place", ("--cache-dir", tmp_path / "pod")
+    assert "native code" in llmc("cache", "unpack", image, "-o", location, *pod).failed(5)
+    assert not location.exists()
     assert llmc("cache", "trust", "release.pub").code == 0
-    done = llmc("cache", "unpack", image, "-o", place, "--expect", "tensor_parallel_size=2", *pod, "--json").json
+    done = llmc("cache", "unpack", image, "-o", location, "--expect", "tensor_parallel_size=2", *pod, "--json").json
     assert done["key"] == key and len(done["placed"]) == 2
-    assert content(place).keys() == {path for path in content(source) if not path.startswith("modelinfos")}
-    said = llmc("cache", "pull", image, "-o", place, *pod).failed(2)
+    assert content(location).keys() == {path for path in content(source) if not path.startswith("modelinfos")}
+    said = llmc("cache", "pull", image, "-o", location, *pod).failed(2)
     assert said == f"it is in the store, but -o is for bundles: `llmc cache unpack {key[7:19]}` puts a cache in place"
 
 
@@ -229,10 +229,10 @@ def test_a_cache_that_another_package_brings(tmp_path: Path) -> None:
     points = "[llmc.integrations]\npocket = pocket_cache:INTEGRATION\n"
     write(site / "llmc_pocket-1.0.dist-info" / "entry_points.txt", points)
     write(tmp_path / "c" / "a.pocket", "compiled")
-    place = os.pathsep.join([str(site), *sys.path])
+    location = os.pathsep.join([str(site), *sys.path])
     environment = {
         **os.environ,
-        "PYTHONPATH": place,
+        "PYTHONPATH": location,
         "LLMC_CACHE_DIR": str(tmp_path / "store"),
         "POCKET": str(tmp_path / "p"),
     }

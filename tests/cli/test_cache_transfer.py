@@ -92,18 +92,18 @@ def test_native_code_is_refused_unless_signed_or_allowed(
     llmc: Llmc, store: Store, far: Path, keys: Path, tmp_path: Path
 ) -> None:
     digest = native(store)
-    place = ("--cache-dir", tmp_path / "other")
+    location = ("--cache-dir", tmp_path / "other")
     assert llmc("cache", "push", far).code == 0
-    refused = llmc("cache", "pull", far, *place)
+    refused = llmc("cache", "pull", far, *location)
     assert refused.code == 5
     for hint in ("not signed", "llmc cache sign", "llmc cache trust", "--allow-unsigned", "LLMC_ALLOW_UNSIGNED=1"):
         assert hint in refused.err
     assert Store(tmp_path / "other").entries() == []
     assert llmc("cache", "push", far, "--key", "release", "--json").json["entries"] == 1
-    unknown = llmc("cache", "pull", far, *place)
+    unknown = llmc("cache", "pull", far, *location)
     assert unknown.code == 5 and "not trusted here" in unknown.err
     assert llmc("cache", "trust", "release.pub").code == 0
-    assert llmc("cache", "pull", far, *place, "--json").json["entries"] == 1
+    assert llmc("cache", "pull", far, *location, "--json").json["entries"] == 1
     assert Store(tmp_path / "other").find(digest).signature is not None
     allowed = llmc("cache", "pull", far, "--cache-dir", tmp_path / "third", "--allow-unsigned", "--json")
     assert allowed.json["entries"] == 1

@@ -31,9 +31,9 @@ def compile_(llmc: Llmc, toy: Path) -> Llmc:
     """`llmc compile` of the toy for the fake device, into `bundle` unless told otherwise."""
 
     def run(*arguments: object, model: object = toy) -> Ran:
-        place = () if {"-o", "--output"} & set(arguments) else ("-o", "bundle")
+        location = () if {"-o", "--output"} & set(arguments) else ("-o", "bundle")
         plan = () if {"--plan", "--max-model-len"} & set(arguments) else LIMITS
-        return llmc("compile", model, "--device", "fake", *plan, *place, *arguments)
+        return llmc("compile", model, "--device", "fake", *plan, *location, *arguments)
 
     return run
 

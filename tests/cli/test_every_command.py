@@ -115,9 +115,9 @@ ELSEWHERE = {
 def commands() -> set[str]:
     """Every command line's first words: a command, and its verb where it has verbs."""
     found = set()
-    for name, (place, _) in COMMANDS.items():
+    for name, (location, _) in COMMANDS.items():
         own = typer.Typer()
-        add_named(own, name, place)
+        add_named(own, name, location)
         command = get_group(own).commands[name]
         found |= {f"{name} {verb}" for verb in getattr(command, "commands", ())} or {name}
     return found

@@ -358,9 +358,9 @@ def test_notes_do_not_come_in(mine: Machine, theirs: Machine, bundle: Path, toy:
     far = tmp_path / "far"
     how = read_through(mine, theirs, far)
     for note in notes:
-        place = far / entry_name(note.key)
-        place.parent.mkdir(exist_ok=True)
-        place.write_bytes(encode_entry(note))
+        location = far / entry_name(note.key)
+        location.parent.mkdir(exist_ok=True)
+        location.write_bytes(encode_entry(note))
     assert mine("cache", "pull", far).code == 0
     assert mine.compile(toy, **how)["unsigned"] == OUTCOMES
     assert not any(entry.key in {note.key for note in notes} for entry in mine.store.entries())

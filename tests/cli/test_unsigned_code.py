@@ -57,8 +57,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     # it takes the C library from the process: with one of its own, the compiler builds glibc's stubs first
     freestanding = ("-shared", "-fPIC", "-ffreestanding", "-nostdlib")
     command = [sys.executable, "-m", "ziglang", "cc", *freestanding, "marker.c", "-o", "marker.so"]
-    places = {"ZIG_LOCAL_CACHE_DIR": os.environ["ZIG_GLOBAL_CACHE_DIR"]}
-    subprocess.run(command, cwd=folder, env={**os.environ, **places}, check=True, capture_output=True)
+    locations = {"ZIG_LOCAL_CACHE_DIR": os.environ["ZIG_GLOBAL_CACHE_DIR"]}
+    subprocess.run(command, cwd=folder, env={**os.environ, **locations}, check=True, capture_output=True)
     return (folder / "marker.so").read_bytes()
 
 
@@ -264,9 +264,9 @@ def swapped(tmp_path: Path, sound: BundleFiles, library: bytes) -> Path:
 def test_a_library_in_a_place_that_all_can_write_is_not_loaded(
     llmc: Llmc, marker: Path, tmp_path: Path, swapped: Path, which: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    place = tmp_path / which
-    place.chmod(0o777)
-    message = f"is native code that others may change, so it is not loaded: {place} can be written by every user"
+    location = tmp_path / which
+    location.chmod(0o777)
+    message = f"is native code that others may change, so it is not loaded: {location} can be written by every user"
     for command in (("generate", swapped, *PROMPT), ("serve", swapped, "--port", 0), ("warmup", swapped)):
         done = llmc(*command)
         assert (done.code, message in done.err) == (5, True), done

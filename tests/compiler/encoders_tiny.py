@@ -48,12 +48,12 @@ def write_modules(folder: Path, width: int, pooling: str = "mean", normalize: bo
     """modules.json and the folders that it names, in the form that most checkpoints have."""
     names = {"": "Transformer", "1_Pooling": "Pooling", **({"2_Normalize": "Normalize"} if normalize else {})}
     entries = [
-        {"idx": at, "name": str(at), "path": place, "type": f"sentence_transformers.models.{kind}"}
-        for at, (place, kind) in enumerate(names.items())
+        {"idx": at, "name": str(at), "path": index, "type": f"sentence_transformers.models.{kind}"}
+        for at, (index, kind) in enumerate(names.items())
     ]
     (folder / "modules.json").write_text(json.dumps(entries))
-    for place in list(names)[1:]:
-        (folder / place).mkdir(exist_ok=True)
+    for index in list(names)[1:]:
+        (folder / index).mkdir(exist_ok=True)
     modes = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "lasttoken": "lasttoken"}
     switches = {f"pooling_mode_{key}": mode == pooling for mode, key in modes.items()}
     said = {"word_embedding_dimension": width, **switches, **config}

@@ -94,7 +94,7 @@ class Replay:
                 given[row] = mine[row]
         if not self.in_place:
             given_all = zip(self.shape, kept, strict=True)
-            kept = [t[:, :, : s.places(context)] if s.kind == "kv" else t for s, t in given_all] if context else []
+            kept = [t[:, :, : s.token_slots(context)] if s.kind == "kv" else t for s, t in given_all] if context else []
         logits, *built = self.run(token_ids, past, new, kept)
         errors = []
         for row in live:
@@ -104,8 +104,8 @@ class Replay:
                     mine[row] = tensor[row]
                     continue
                 tokens = torch.arange(max(start, end - mine.shape[2]), end)
-                places = tokens % mine.shape[2]
-                mine[row][:, places] = tensor[row][:, places if self.in_place else tokens - start]
+                offsets = tokens % mine.shape[2]
+                mine[row][:, offsets] = tensor[row][:, offsets if self.in_place else tokens - start]
             self.past[row] = end
             self.best[row].append(int(logits[row].argmax()))
             errors.append(float(np.abs(logits[row].numpy() - self.expected[row][end - 1]).max()))

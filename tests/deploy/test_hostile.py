@@ -138,8 +138,8 @@ def test_folders_of_any_name(tmp_path: Path) -> None:
     assert yaml.safe_load(compose)["services"]["serve"]["volumes"][0]["source"].replace("$$", "$") == str(folder)
     (unit,) = files("systemd", bundle).values()
     (command,) = [line for line in unit.splitlines() if line.startswith("ExecStart=")]
-    _, verb, place, *_ = shlex.split(command.removeprefix("ExecStart="))
-    assert (verb, place.replace("$$", "$").replace("%%", "%")) == ("serve", str(folder))
+    _, verb, location, *_ = shlex.split(command.removeprefix("ExecStart="))
+    assert (verb, location.replace("$$", "$").replace("%%", "%")) == ("serve", str(folder))
 
 
 def test_a_template_writes_no_value_without_a_filter() -> None:

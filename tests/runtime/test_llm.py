@@ -201,8 +201,8 @@ def test_logprobs_are_the_models(llm: BundleLLM, trusted: ToyReference) -> None:
     choice = output.outputs[0]
     assert choice.logprobs is not None and len(choice.logprobs) == 3
     total = 0.0
-    for place, (token, entry) in enumerate(zip(choice.token_ids, choice.logprobs, strict=True)):
-        prompt = [5, 6, 7, *choice.token_ids[:place]]
+    for position, (token, entry) in enumerate(zip(choice.token_ids, choice.logprobs, strict=True)):
+        prompt = [5, 6, 7, *choice.token_ids[:position]]
         row = trusted.logits(prompt, [len(prompt) - 1])[0].astype(np.float64)
         wanted = row - np.log(np.exp(row - row.max()).sum()) - row.max()
         for index, found in entry.items():

@@ -52,9 +52,9 @@ class Gate:
     def _pass(self, step: Step) -> None:
         with self._changed:
             self.steps.append(step)
-            place = len(self.steps)
+            location = len(self.steps)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._error is not None or place <= self._allowed)
+            self._changed.wait_for(lambda: self._error is not None or location <= self._allowed)
             if self._error is not None:
                 raise self._error
 

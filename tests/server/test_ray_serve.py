@@ -143,8 +143,8 @@ def broken_off(server: OverRay, pid: int, headers: Mapping[str, str]) -> bool:
 def listening(port: int) -> set[str]:
     """The IPv4 addresses at which somebody listens."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    places = [place.split(":") for _, place, _, state, *_ in rows if state == "0A"]
-    return {socket.inet_ntoa(bytes.fromhex(host)[::-1]) for host, at in places if int(at, 16) == port}
+    locations = [location.split(":") for _, location, _, state, *_ in rows if state == "0A"]
+    return {socket.inet_ntoa(bytes.fromhex(host)[::-1]) for host, at in locations if int(at, 16) == port}
 
 
 def reported(server: OverRay, text: str) -> None:

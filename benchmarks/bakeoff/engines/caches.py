@@ -12,6 +12,6 @@ VARIABLES = ("CUDA_CACHE_PATH", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "
 def use(folder: str | None) -> None:
     """Set the variables, before anything that reads them is imported; None leaves them alone."""
     for name in VARIABLES if folder else ():
-        place = Path(str(folder)) / name.lower()
-        place.mkdir(parents=True, exist_ok=True)
-        os.environ[name] = str(place)
+        index = Path(str(folder)) / name.lower()
+        index.mkdir(parents=True, exist_ok=True)
+        os.environ[name] = str(index)

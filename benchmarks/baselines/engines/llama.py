@@ -59,14 +59,14 @@ class Engine:
         if lc.llama_decode(self.context, self.batch) != 0:
             raise RuntimeError("llama_decode failed")
 
-    def _logits(self, place: int) -> Any:
+    def _logits(self, index: int) -> Any:
         import numpy as np
 
         size = lc.llama_vocab_n_tokens(self.vocabulary)
-        return np.ctypeslib.as_array(lc.llama_get_logits_ith(self.context, place), (size,))
+        return np.ctypeslib.as_array(lc.llama_get_logits_ith(self.context, index), (size,))
 
-    def _best(self, place: int) -> int:
-        return int(self._logits(place).argmax())
+    def _best(self, index: int) -> int:
+        return int(self._logits(index).argmax())
 
     def _prompted(self, prompts: list[list[int]]) -> list[int]:
         """The first token of each answer."""
@@ -76,14 +76,14 @@ class Engine:
         for at in range(0, len(rows), BATCH):
             part = rows[at : at + BATCH]
             self._run(part)
-            for place, (_, _, sequence, wants) in enumerate(part):
+            for index, (_, _, sequence, wants) in enumerate(part):
                 if wants:
-                    last[sequence] = self._best(place)
+                    last[sequence] = self._best(index)
         return last
 
     def _step(self, last: list[int], position: int) -> list[int]:
         self._run([(token, position, sequence, True) for sequence, token in enumerate(last)])
-        return [self._best(place) for place in range(len(last))]
+        return [self._best(index) for index in range(len(last))]
 
     def first_token(self, question: str) -> dict[str, Any]:
         """The first text of the answer to a question, in the model's chat form."""
@@ -147,7 +147,7 @@ class Engine:
             self._clear()
             for at in range(0, len(text), BATCH):
                 part = text[at : at + BATCH]
-                self._run([(token, at + place, 0, True) for place, token in enumerate(part)])
-                rows += [self._logits(place).copy() for place in range(len(part))]
+                self._run([(token, at + index, 0, True) for index, token in enumerate(part)])
+                rows += [self._logits(index).copy() for index in range(len(part))]
         np.save(file, np.array(rows, np.float32))
         return {}

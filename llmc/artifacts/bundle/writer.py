@@ -126,7 +126,7 @@ def _fill(new: Path, manifest: Manifest, sources: Mapping[str, Path], signature:
     blobs = new / BLOBS
     blobs.mkdir(parents=True)
     for digest, size in manifest.blobs.items():
-        _place(sources[digest], blob_path(new, digest), digest, size)
+        _put(sources[digest], blob_path(new, digest), digest, size)
     sync_folder(blobs)
     sync_folder(blobs.parent)
     for name, content in (
@@ -144,7 +144,7 @@ def _fill(new: Path, manifest: Manifest, sources: Mapping[str, Path], signature:
     sync_folder(new)
 
 
-def _place(source: Path, target: Path, digest: str, size: int) -> None:
+def _put(source: Path, target: Path, digest: str, size: int) -> None:
     """Link or copy one blob. Raises BlobMissingError unless the source is what the manifest says."""
     try:
         status = source.stat()

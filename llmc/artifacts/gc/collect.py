@@ -219,8 +219,8 @@ def _needed(census: Inventory) -> set[str]:
 def _mend_times(census: Inventory, now: float, grace: float) -> None:
     """Change times of last use in the future to now, in their order, so that these items can grow old."""
     ahead = sorted((item.used, item.paths) for item in census.items.values() if item.used > now + grace)
-    for place, (_, paths) in enumerate(ahead, 1):
-        moment = int(now * 1e9) - (len(ahead) - place) * 1000
+    for location, (_, paths) in enumerate(ahead, 1):
+        moment = int(now * 1e9) - (len(ahead) - location) * 1000
         for path in paths:
             with suppress(OSError):
                 os.utime(path, ns=(moment, moment))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from llmc.settings import Settings
 
 
-class OwnPlaces(NamedTuple):
+class OwnLocations(NamedTuple):
     """Refuses native code of stores that others than this user, root and a shared store's owner may change.
 
     Stores in one of the folders `trusted` are not judged (see ownership.py).
@@ -75,7 +75,7 @@ def open_store(cache_dir: str | Path | None, settings: Settings, device: str | N
     refused where others may change it, see OwnPlaces.
     """
     upstream = _AtFirstMiss(settings) if settings.remote_cache else None
-    root, guard = cache_dir or settings.cache_dir_for(device), OwnPlaces(settings.trusted_folders)
+    root, guard = cache_dir or settings.cache_dir_for(device), OwnLocations(settings.trusted_folders)
     store = Store(root, shared=settings.shared_caches, upstream=upstream, guard=guard)
     _warn_of_writers(store.root, False, guard)
     for folder in settings.shared_caches:
@@ -84,7 +84,7 @@ def open_store(cache_dir: str | Path | None, settings: Settings, device: str | N
 
 
 @cache
-def _warn_of_writers(root: Path, shared: bool, guard: OwnPlaces) -> None:
+def _warn_of_writers(root: Path, shared: bool, guard: OwnLocations) -> None:
     if (found := guard.exposed(layout := Layout(root, read_only=shared))) is not None:
         logger().warning(
             "%s: others may change this store, so native code is not used from it: %s; %s", layout.root, found,

@@ -24,7 +24,7 @@ from llmc.artifacts.log import logger
 from llmc.errors import ArtifactError
 from llmc.paths import expanded
 
-PLACES = {"neuron": "neuron-compiled-artifacts"}
+INDICES = {"neuron": "neuron-compiled-artifacts"}
 """Devices whose artifacts have a place of their own, and its name in the checkpoint's folder."""
 
 _ORIGINS = "plan.provenance."
@@ -34,36 +34,36 @@ _EFFECTS = "executable["
 """Components that follow from others, unless they alone differ."""
 
 
-def place_for(device: str, model: str, named: str | None, places: Mapping[str, str] = PLACES) -> Path | None:
+def path_for(device: str, model: str, named: str | None, locations: Mapping[str, str] = INDICES) -> Path | None:
     """Where the artifacts of a checkpoint for a device belong; None where that is the store's business.
 
     `named` is the folder that the environment names. Without it there is none for a model that is not a file or a
     folder here.
     """
     device = device.partition(":")[0]
-    if device not in places:
+    if device not in locations:
         return None
     if named is not None:
         return expanded(named)
     path = Path(model)
     if path.is_dir():
-        return path / places[device]
-    return path.parent / places[device] if path.is_file() else None
+        return path / locations[device]
+    return path.parent / locations[device] if path.is_file() else None
 
 
-def load(place: Path) -> Manifest | None:
-    """The manifest of the intact bundle at `place`; None when there is none, or a damaged one, which a warning says.
+def load(location: Path) -> Manifest | None:
+    """The manifest of the intact bundle at `location`; None when there is none, or a damaged one, which a warning says.
 
     Every blob is verified, by its stamp where that holds.
     """
     try:
-        with BundleFiles.open(place) as files:
+        with BundleFiles.open(location) as files:
             for digest in files.manifest.blobs:
                 files.path(digest)
             return files.manifest
     except ArtifactError as error:
-        if place.exists():
-            logger().warning("%s: not loaded, compiled again there: %s", place, error)
+        if location.exists():
+            logger().warning("%s: not loaded, compiled again there: %s", location, error)
         return None
 
 
@@ -80,16 +80,16 @@ def differences(manifest: Manifest, wanted: Mapping[str, Any]) -> list[Differenc
 
 
 @contextmanager
-def replacing(place: Path | None) -> Iterator[None]:
+def replacing(location: Path | None) -> Iterator[None]:
     """Around a compile to a place: says afterwards what is different from the bundle that was there before."""
-    before = None if place is None else load(place)
+    before = None if location is None else load(location)
     yield
-    if before is not None and place is not None:
-        every = compare(manifest_components(read_manifest(place)), manifest_components(before))
+    if before is not None and location is not None:
+        every = compare(manifest_components(read_manifest(location)), manifest_components(before))
         found = [item for item in every if not item.name.startswith(_ORIGINS)]
         causes = [item for item in found if not item.name.startswith(_EFFECTS)]
         if found:
-            logger().warning("%s: replaced; %s", place, tell(causes or found))
+            logger().warning("%s: replaced; %s", location, tell(causes or found))
 
 
 def describe_differences(found: list[Difference]) -> str:

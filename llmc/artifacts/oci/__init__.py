@@ -50,9 +50,9 @@ def push_image(
     """
     from llmc.artifacts.oci.push import push
 
-    place = parse_reference(reference)
-    with closing(_open(place)) as images:
-        return push(store, entry, images, place, jobs=jobs, signer=signer, progress=progress)
+    location = parse_reference(reference)
+    with closing(_open(location)) as images:
+        return push(store, entry, images, location, jobs=jobs, signer=signer, progress=progress)
 
 
 def pull_bundle(
@@ -74,10 +74,10 @@ def pull_image(
     """
     from llmc.artifacts.oci.pull import pull
 
-    place = parse_reference(reference)
-    with closing(_open(place)) as images:
+    location = parse_reference(reference)
+    with closing(_open(location)) as images:
         return pull(
-            store, images, place, trust=trust, jobs=jobs, progress=progress, bundles_only=bundles_only
+            store, images, location, trust=trust, jobs=jobs, progress=progress, bundles_only=bundles_only
         )  # fmt: skip
 
 

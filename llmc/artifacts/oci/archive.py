@@ -141,15 +141,15 @@ class ImageArchive:
         """`file` is a file that can be sought, open until this is not used any more."""
         self.name = name
         self._fd = file.fileno()
-        self._places = self._find(file)
-        if LAYOUT_NAME not in self._places:
+        self._locations = self._find(file)
+        if LAYOUT_NAME not in self._locations:
             self._fail(f"it has no {LAYOUT_NAME}")
 
     def manifests(self) -> list[Descriptor]:
         """The images: at least one."""
-        if INDEX_NAME not in self._places:
+        if INDEX_NAME not in self._locations:
             self._fail(f"it has no {INDEX_NAME}")
-        _, size = self._places[INDEX_NAME]
+        _, size = self._locations[INDEX_NAME]
         data = b"".join(self._read(INDEX_NAME, min(size, MAX_MANIFEST_BYTES + 1)))
         items = read_index(data, f"{self.name}: {INDEX_NAME}")["manifests"]
         if not items:
@@ -159,14 +159,14 @@ class ImageArchive:
     def read(self, blob: Descriptor) -> Generator[bytes, None, None]:
         """The content of a blob, not verified. Raises ArtifactError when it is not there."""
         name = BLOBS + parse(blob.digest)
-        if name not in self._places:
+        if name not in self._locations:
             self._fail(f"{name}, which is named in it, is missing")
-        if self._places[name][1] != blob.size:
-            self._fail(f"{name} has {self._places[name][1]} bytes, where {blob.size} are announced")
+        if self._locations[name][1] != blob.size:
+            self._fail(f"{name} has {self._locations[name][1]} bytes, where {blob.size} are announced")
         yield from self._read(name, blob.size)
 
     def _read(self, name: str, size: int) -> Generator[bytes, None, None]:
-        at, _ = self._places[name]
+        at, _ = self._locations[name]
         end = at + size
         while at < end:
             try:
@@ -180,7 +180,7 @@ class ImageArchive:
 
     def _find(self, file: BinaryIO) -> dict[str, tuple[int, int]]:
         """Where the content of each file begins, and its bytes."""
-        places: dict[str, tuple[int, int]] = {}
+        locations: dict[str, tuple[int, int]] = {}
         try:
             file.seek(0)
             with tarfile.open(fileobj=_Bounded(file), mode="r:", errorlevel=2) as members:  # type: ignore[call-overload]
@@ -194,14 +194,14 @@ class ImageArchive:
                     known = is_blob or name in {LAYOUT_NAME, INDEX_NAME}
                     if not known or not member.isreg() or member.issparse():
                         self._fail(f"{member.name!r:.200} is no file of an image layout")
-                    if name in places:
+                    if name in locations:
                         self._fail(f"{name} is in it twice")
-                    places[name] = member.offset_data, member.size
+                    locations[name] = member.offset_data, member.size
         except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
             self._fail(str(error))
         except OSError as error:
             raise ArtifactError(f"{self.name}: cannot be read ({error.strerror or error})") from error
-        return places
+        return locations
 
     def _fail(self, problem: str) -> NoReturn:
         raise ArtifactError(f"{self.name}: not an intact archive of `llmc cache export` ({problem}); make it again")

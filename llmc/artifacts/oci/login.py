@@ -83,21 +83,21 @@ class Login:
         realm = _REALM.search(challenge)
         if realm is None or not (realm[1].lower() == "https" or (self._plain_http and is_loopback(realm[2]))):
             raise RemoteError(f"{self._host}: its token service is not reached by HTTPS, so nothing is sent there")
-        place = realm[2].lower()
-        own = place == self._host.lower() or (_host(self._host), _host(place)) in _KNOWN_PAIRS
-        own = own or (is_loopback(self._host) and is_loopback(place))
-        parent = _host(self._host).endswith(f".{_host(place)}") and "." in _host(place)
-        if has_account and not (own or parent or _host(place) in token_hosts()):
+        location = realm[2].lower()
+        own = location == self._host.lower() or (_host(self._host), _host(location)) in _KNOWN_PAIRS
+        own = own or (is_loopback(self._host) and is_loopback(location))
+        parent = _host(self._host).endswith(f".{_host(location)}") and "." in _host(location)
+        if has_account and not (own or parent or _host(location) in token_hosts()):
             raise RemoteError(
-                f"{self._host}: the registry names a token service on another host, {place:.200}, so the account of "
+                f"{self._host}: the registry names a token service on another host, {location:.200}, so the account of "
                 f"`docker login {self._host}` is not sent there; if that host is the registry's: "
-                f"LLMC_TOKEN_HOSTS={_host(place):.200}"
+                f"LLMC_TOKEN_HOSTS={_host(location):.200}"
             )
 
 
-def _host(place: str) -> str:
+def _host(location: str) -> str:
     """A host without its port."""
-    return re.sub(r":\d+$", "", place.rpartition("@")[2].lower())
+    return re.sub(r":\d+$", "", location.rpartition("@")[2].lower())
 
 
 def _has_account(backend: Any) -> bool:

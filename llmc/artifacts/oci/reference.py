@@ -36,8 +36,8 @@ class Reference(NamedTuple):
     digest: str | None
 
     def __str__(self) -> str:
-        place = f"{LAYOUT}{self.folder}" if self.folder is not None else f"{REGISTRY}{self.host}/{self.name}"
-        return f"{place}@{self.digest}" if self.digest else f"{place}:{self.tag}" if self.tag else place
+        location = f"{LAYOUT}{self.folder}" if self.folder is not None else f"{REGISTRY}{self.host}/{self.name}"
+        return f"{location}@{self.digest}" if self.digest else f"{location}:{self.tag}" if self.tag else location
 
     @property
     def plain_http(self) -> bool:
@@ -77,9 +77,9 @@ def parse_reference(text: str) -> Reference:
 
 def _version(text: str) -> tuple[str, str | None, str | None]:
     """What stands before the tag or digest, and those."""
-    place, at, digest = text.rpartition("@")
+    location, at, digest = text.rpartition("@")
     if at and is_digest(digest):
-        before, colon, tag = place.rpartition(":")
-        return (before if colon and _TAG.fullmatch(tag) else place), None, digest
-    place, colon, tag = text.rpartition(":")
-    return (place, tag, None) if colon and _TAG.fullmatch(tag) else (text, None, None)
+        before, colon, tag = location.rpartition(":")
+        return (before if colon and _TAG.fullmatch(tag) else location), None, digest
+    location, colon, tag = text.rpartition(":")
+    return (location, tag, None) if colon and _TAG.fullmatch(tag) else (text, None, None)

@@ -48,8 +48,8 @@ def bundles(survey: Survey, keyring: Keyring) -> list[HeldBundle]:
     between = shares(one.entry for one in listed)
     blobs = Blobs(survey.layout)
     return [
-        _held(one, between[one.entry.key.digest], blobs if place < MOST_READ else None, keyring)
-        for place, one in enumerate(listed)
+        _held(one, between[one.entry.key.digest], blobs if location < MOST_READ else None, keyring)
+        for location, one in enumerate(listed)
     ]
 
 

@@ -26,14 +26,14 @@ Bar = tuple[str, int, int]
 
 def title(survey: Survey) -> str:
     """What the page is about."""
-    place = shortened(printable(str(survey.root)), 60)
-    return f"{place}: {size_text(survey.usage.total)} on disk, {len(survey.entries):,} entries"
+    location = shortened(printable(str(survey.root)), 60)
+    return f"{location}: {size_text(survey.usage.total)} on disk, {len(survey.entries):,} entries"
 
 
 def plots(survey: Survey, held: Sequence[HeldBundle]) -> list[Plot]:
     """What is drawn of a store."""
     found = [
-        _bars("Where the bytes are", _places(survey), ("in no bundle", "in bundles too")),
+        _bars("Where the bytes are", _locations(survey), ("in no bundle", "in bundles too")),
         _bars(
             "Blobs by the time since they were used: less than …",
             [(age.name, age.free, age.kept) for age in disk.ages(survey)],
@@ -49,7 +49,7 @@ def plots(survey: Survey, held: Sequence[HeldBundle]) -> list[Plot]:
     return found
 
 
-def _places(survey: Survey) -> list[Bar]:
+def _locations(survey: Survey) -> list[Bar]:
     kinds = [kind for kind in disk.kinds(survey) if kind.size]
     bars: list[Bar] = [(kind.name, kind.apart, kind.bundled) for kind in kinds[:MOST_BARS]]
     if rest := kinds[MOST_BARS:]:
@@ -76,11 +76,11 @@ def _draw_bars(figure: FigureBase, bars: Sequence[Bar], names: tuple[str, str], 
         axes.text(0, 0.5, "there are no such bytes", color=FAINT, transform=axes.transAxes)
         return
     unit = min((most.bit_length() - 1) // 10, len(UNITS) - 1)
-    for place, (_, *parts) in enumerate(bars):
+    for location, (_, *parts) in enumerate(bars):
         first, second = (part / (1 << 10 * unit) for part in parts)
-        axes.barh(place, first, color=colors[0], label=names[0] if not place else None)
-        axes.barh(place, second, left=first, color=colors[1], label=names[1] if not place else None)
-        end = (first + second, place)
+        axes.barh(location, first, color=colors[0], label=names[0] if not location else None)
+        axes.barh(location, second, left=first, color=colors[1], label=names[1] if not location else None)
+        end = (first + second, location)
         axes.annotate(size_text(sum(parts)), end, (5, 0), textcoords="offset points", va="center", color=FAINT)
     axes.set_yticks(range(len(bars)), [shortened(printable(name), LONGEST) for name, _, _ in bars])
     axes.invert_yaxis()

@@ -107,7 +107,7 @@ def sections(survey: Survey, held: Sequence[HeldBundle], describe: Describe) -> 
 
 def _disk(survey: Survey, form: _Form) -> Section:
     usage, unnamed = survey.usage, disk.unnamed(survey)
-    places = (
+    locations = (
         ("blobs that entries name", usage.blob_bytes - unnamed),
         ("blobs that no entry names", unnamed),
         ("entries", usage.entry_bytes),
@@ -119,7 +119,7 @@ def _disk(survey: Survey, form: _Form) -> Section:
         Table(
             "By place",
             columns(("what", form.unit, "share"), 1),
-            [(name, form.size(size), percent(size / usage.total if usage.total else None)) for name, size in places],
+            [(name, form.size(size), percent(size / usage.total if usage.total else None)) for name, size in locations],
         )
     ]
     for heading, what, groups in (
@@ -196,13 +196,13 @@ def _freeing(survey: Survey, describe: Describe, form: _Form) -> Section:
     names = ("command", "kept in spite of it", "results", f"frees {form.unit}", f"leaves {form.unit}")
     known = {one.name: one for one in survey.entries}
     order, rows = in_order(survey), []
-    for place, stage in enumerate(order[:MAX_ROWS], 1):
+    for location, stage in enumerate(order[:MAX_ROWS], 1):
         one = known.get(stage.name)
         kind, _, key = stage.name.removeprefix("entries/").partition("/")
         what = "a bundle folder alone" if one is None else describe(one.entry)
         sizes = map(form.size, (stage.freed, stage.left))
         rows.append(
-            _cells(f"{place:,}", kind, key[:12], what, *sizes, form.days(survey.inventory.items[stage.name].used))
+            _cells(f"{location:,}", kind, key[:12], what, *sizes, form.days(survey.inventory.items[stage.name].used))
         )
     header = ("place", "kind", "key", "what", f"frees {form.unit}", f"leaves {form.unit}", "days unused")
     first = _table(_counted("What --max-size takes first", order), header, 4, rows)

@@ -26,12 +26,12 @@ def open_remote(url: str, patience: Patience | None = None) -> Remote:
     """
     from llmc.artifacts.remotes.urls import address
 
-    place = address(url)
-    if place.scheme in ("", "file"):
+    location = address(url)
+    if location.scheme in ("", "file"):
         from llmc.artifacts.remotes.folder import FolderRemote
 
-        return FolderRemote(place.full)
+        return FolderRemote(location.full)
     from llmc.artifacts.remotes.fsspec_remote import FsspecRemote
     from llmc.artifacts.remotes.retry import PATIENT
 
-    return FsspecRemote(place, patience or PATIENT)
+    return FsspecRemote(location, patience or PATIENT)

@@ -58,11 +58,11 @@ PIECE_ATTEMPTS = 2
 class FsspecRemote:
     """See base.Remote. Raises InputError or DeviceError when there is no such protocol here."""
 
-    def __init__(self, place: Address, patience: Patience) -> None:
-        self.url = place.shown
-        self._place = place
+    def __init__(self, location: Address, patience: Patience) -> None:
+        self.url = location.shown
+        self._location = location
         self._patience = patience
-        self._protocol = "s3" if place.scheme == "s3a" else place.scheme
+        self._protocol = "s3" if location.scheme == "s3a" else location.scheme
         self._fs, self._base = self._open()
 
     def __repr__(self) -> str:
@@ -124,7 +124,7 @@ class FsspecRemote:
         except ImportError:
             raise missing("fsspec") from None
         options: dict[str, Any] = {"use_listings_cache": False}
-        url, scheme = self._place.full, self._place.scheme
+        url, scheme = self._location.full, self._location.scheme
         if self._protocol == "s3":
             options["config_kwargs"] = S3_CONFIG | conf.get("s3", {}).get("config_kwargs", {})
             url, login = _without_login(url)
@@ -136,7 +136,7 @@ class FsspecRemote:
                 raise missing("s3fs") from None
             raise DeviceError(f"{scheme}: what fsspec needs for it is not installed: {error}") from None
         except ValueError as error:
-            raise InputError(f"{self.url}: not a URL of a remote ({self._place.clean(str(error))})") from None
+            raise InputError(f"{self.url}: not a URL of a remote ({self._location.clean(str(error))})") from None
         except Exception as error:  # noqa: BLE001 - each protocol has its own errors, and some connect at once
             self._fail("", error)
         if hasattr(fs, "retries"):
@@ -223,7 +223,7 @@ class FsspecRemote:
     def _fail(self, name: str, error: Exception) -> NoReturn:
         where = f"{self.url}: {name}" if name else self.url
         status = http_status(error)
-        reason = self._place.clean(f"{type(error).__name__}: {error}")[:300]
+        reason = self._location.clean(f"{type(error).__name__}: {error}")[:300]
         if isinstance(error, FileNotFoundError):
             raise RemoteError(f"{where}: no such place ({reason}); make the bucket or the folder first") from None
         if status == 416:
@@ -242,8 +242,8 @@ def _without_login(url: str) -> tuple[str, dict[str, str]]:
     from urllib.parse import unquote
 
     scheme, _, rest = url.partition("://")
-    place, slash, path = rest.partition("/")
-    login, at, bucket = place.rpartition("@")
+    location, slash, path = rest.partition("/")
+    login, at, bucket = location.rpartition("@")
     key, _, secret = login.partition(":")
     options = {"key": unquote(key), "secret": unquote(secret)} if at else {}
     return f"{scheme}://{bucket}{slash}{path}", options

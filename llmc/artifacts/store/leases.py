@@ -178,17 +178,17 @@ def lease_of_bundle(folder: Path) -> Lease | None:
 
     Whether the folder is there is for the caller to see, afterwards.
     """
-    place = Path(os.path.abspath(folder))  # noqa: PTH100 - links are the user's business
-    if len(place.parents) < 3:
+    location = Path(os.path.abspath(folder))  # noqa: PTH100 - links are the user's business
+    if len(location.parents) < 3:
         return None
-    layout = Layout(place.parents[2])
-    if place.parent != layout.bundles or not layout.base.is_dir() or not _NAME.fullmatch(bundle_name(place)):
+    layout = Layout(location.parents[2])
+    if location.parent != layout.bundles or not layout.base.is_dir() or not _NAME.fullmatch(bundle_name(location)):
         return None
     lease = Lease(layout)
     with publish_lock(layout):
-        lease.hold(bundle_name(place))
+        lease.hold(bundle_name(location))
     with suppress(OSError):
-        os.utime(place)
+        os.utime(location)
     return lease
 
 

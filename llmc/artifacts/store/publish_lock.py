@@ -91,7 +91,7 @@ def is_local(folder: Path) -> bool:
 
 def _file_system(folder: Path) -> str:
     """The type of the file system that a folder is on; "" when the system does not say."""
-    place = os.path.realpath(folder)
+    location = os.path.realpath(folder)
     best = kind = ""
     try:
         lines = MOUNTS.read_text().splitlines()
@@ -100,7 +100,7 @@ def _file_system(folder: Path) -> str:
     for line in lines:
         before, _, after = line.partition(" - ")
         point = before.split(" ")[4].encode().decode("unicode_escape")
-        if (place == point or place.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
+        if (location == point or location.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
             best, kind = point, after.split(" ")[0]
     return kind
 

@@ -331,10 +331,10 @@ class Store:
             return self._overflow.take(None).entries.write(key, outputs, meta)
 
 
-def the_one(found: Sequence[Entry], name: str, place: str) -> Entry:
+def the_one(found: Sequence[Entry], name: str, location: str) -> Entry:
     """The only one of the entries that a name fits. Raises ArtifactError when there is none or more than one."""
     if not found:
-        raise ArtifactError(f"no {name} in {place}")
+        raise ArtifactError(f"no {name} in {location}")
     if len(found) > 1:
         keys = ", ".join(entry.key.short for entry in found[:8])
         raise ArtifactError(f"{name} is ambiguous: {keys}; give more digits")

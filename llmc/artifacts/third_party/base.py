@@ -30,7 +30,7 @@ class ImageForm(NamedTuple):
 class ThirdPartyCache(ABC):
     """What llmc knows of one cache. Methods read names and small text files; they execute and unpickle nothing.
 
-    `looks_like` says in words what such a tree has. `variables` are those of the environment that `place` and `here`
+    `looks_like` says in words what such a tree has. `variables` are those of the environment that `location` and `here`
     read. `packages` are the distributions whose versions are recorded when a cache is packed, as facts `version.NAME`:
     the server's own first, without which none is.
     `must_match` are patterns (fnmatch) of the facts without which the server does not take a cache: where this host's
@@ -80,7 +80,7 @@ class ThirdPartyCache(ABC):
         return {}
 
     @abstractmethod
-    def place(self, environment: Mapping[str, str]) -> str | None:
+    def location(self, environment: Mapping[str, str]) -> str | None:
         """The folder where the server looks; None where the environment does not say.
 
         Raises InputError where the server would not find, or would delete, what is put there.

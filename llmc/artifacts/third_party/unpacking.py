@@ -93,12 +93,12 @@ def unpack(
     with writing(folder, contents.size, REMEDY):
         if not folder.exists():
             with suppress(_OccupiedError):
-                _place_all(files, contents, folder)
+                _copy_all(files, contents, folder)
                 return Unpacked(tuple(unit.name for unit in units), (), (), ())
-        return _place_units(files, units, folder, differing)
+        return _copy_units(files, units, folder, differing)
 
 
-def _place_all(files: Files, contents: Contents, folder: Path) -> None:
+def _copy_all(files: Files, contents: Contents, folder: Path) -> None:
     def occupied(_: Path) -> None:
         raise _OccupiedError
 
@@ -111,7 +111,7 @@ def _place_all(files: Files, contents: Contents, folder: Path) -> None:
         swap.install(new, folder)
 
 
-def _place_units(files: Files, units: Iterable[_Unit], folder: Path, differing: Differing) -> Unpacked:
+def _copy_units(files: Files, units: Iterable[_Unit], folder: Path, differing: Differing) -> Unpacked:
     found: dict[str, list[_Unit]] = {"absent": [], "same": [], "differs": []}
     for unit in units:
         found[_state(files, folder, unit)].append(unit)
@@ -122,8 +122,8 @@ def _place_units(files: Files, units: Iterable[_Unit], folder: Path, differing: 
     files.expect(folder, [file for unit in wanted for file in unit.files.values()])
     replace = differing == "replace"
     _sweep(folder, wanted)
-    placed = {unit.name for unit in wanted if unit.whole and _place_folder(files, unit, folder, replace=replace)}
-    placed |= _place_files(files, [unit for unit in wanted if not unit.whole], folder, replace=replace)
+    placed = {unit.name for unit in wanted if unit.whole and _copy_folder(files, unit, folder, replace=replace)}
+    placed |= _copy_files(files, [unit for unit in wanted if not unit.whole], folder, replace=replace)
     present = {unit.name for unit in found["same"]} | {unit.name for unit in wanted} - placed
     names = {unit.name for unit in others}
     kept = names if differing == "keep" else set()
@@ -136,12 +136,12 @@ def _sweep(folder: Path, units: Iterable[_Unit]) -> None:
         parent: any(item.name.endswith(LEFTOVERS) for item in scan(parent))
         for parent in {(folder / unit.name).parent for unit in units}
     }
-    for place in [folder / unit.name for unit in units if unit.whole] + [folder / TEMPORARY]:
-        if leftovers.get(place.parent):
-            FolderSwap(lambda _: None, _remove, REMEDY).sweep(place)
+    for location in [folder / unit.name for unit in units if unit.whole] + [folder / TEMPORARY]:
+        if leftovers.get(location.parent):
+            FolderSwap(lambda _: None, _remove, REMEDY).sweep(location)
 
 
-def _place_folder(files: Files, unit: _Unit, folder: Path, *, replace: bool) -> bool:
+def _copy_folder(files: Files, unit: _Unit, folder: Path, *, replace: bool) -> bool:
     """Put a unit that is a folder in place, in one step; False when another process did."""
 
     def check(_: Path) -> None:
@@ -166,7 +166,7 @@ def _place_folder(files: Files, unit: _Unit, folder: Path, *, replace: bool) -> 
     return False
 
 
-def _place_files(files: Files, units: list[_Unit], folder: Path, *, replace: bool) -> set[str]:
+def _copy_files(files: Files, units: list[_Unit], folder: Path, *, replace: bool) -> set[str]:
     """Put the files of units in place one by one, each in one step; the units that no other process did."""
     placed: set[str] = set()
     if not units:

@@ -39,8 +39,8 @@ class Predictor:
         own = self._weight(bucket)
         mean = -(-self._bytes * own // self._weights)
         weight, size = self._heaviest
-        place = bisect_right(self._at, own)
-        return max(mean, -(-size * own // weight), self._held[place - 1] if place else 0)
+        index = bisect_right(self._at, own)
+        return max(mean, -(-size * own // weight), self._held[index - 1] if index else 0)
 
     def add(self, bucket: Bucket, size: int) -> None:
         """The bucket's graph took `size` bytes."""
@@ -48,14 +48,14 @@ class Predictor:
         self._weights += weight
         self._bytes += size
         self._heaviest = max(self._heaviest, (weight, size))
-        place = bisect_right(self._at, weight)
-        if place and self._held[place - 1] >= size:
+        index = bisect_right(self._at, weight)
+        if index and self._held[index - 1] >= size:
             return
-        end = place
+        end = index
         while end < len(self._at) and self._held[end] <= size:
             end += 1
-        self._at[place:end] = [weight]
-        self._held[place:end] = [size]
+        self._at[index:end] = [weight]
+        self._held[index:end] = [size]
 
     def _weight(self, bucket: Bucket) -> int:
         return (0 if self._expected is None else self._expected(bucket)) or bucket.tokens

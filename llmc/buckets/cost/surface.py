@@ -89,20 +89,20 @@ class Surface:
     def _complete(self) -> Floats:
         """The measured grid, with an estimate where a corner was not measured."""
         shape = [len(axis) for axis in self._axes]
-        places = tuple(np.searchsorted(axis, column) for axis, column in zip(self._axes, self._points.T, strict=True))
+        indices = tuple(np.searchsorted(axis, column) for axis, column in zip(self._axes, self._points.T, strict=True))
         known = np.zeros(shape, bool)
-        known[places] = True
+        known[indices] = True
         least = np.zeros(shape)
         most = np.full(shape, np.inf)
-        least[places] = most[places] = self._seconds
+        least[indices] = most[indices] = self._seconds
         missing = np.nonzero(~known)
         if not len(missing[0]):
             return least
         most = least_of_larger(most)
-        corners = np.stack([axis[places] for axis, places in zip(self._axes, missing, strict=True)], axis=1)
+        corners = np.stack([axis[indices] for axis, indices in zip(self._axes, missing, strict=True)], axis=1)
         least[missing] = np.minimum(self._estimate(corners), most[missing])
         grid = _most_of_smaller(least)
-        grid[places] = self._seconds
+        grid[indices] = self._seconds
         return grid
 
     def _estimate(self, points: Floats) -> Floats:

@@ -49,10 +49,10 @@ class PaddingHistogram:
         if not steps:
             return None
         rank = -(-steps * percent // 100)
-        place = int(np.searchsorted(np.cumsum(self._counts), rank))
-        if place <= LINEAR_BINS:
-            return place / BINS_PER_UNIT
-        return float(10.0 * np.exp((place - LINEAR_BINS) / BINS_PER_UNIT))
+        index = int(np.searchsorted(np.cumsum(self._counts), rank))
+        if index <= LINEAR_BINS:
+            return index / BINS_PER_UNIT
+        return float(10.0 * np.exp((index - LINEAR_BINS) / BINS_PER_UNIT))
 
 
 EVENTS_AT_ONCE = 1 << 13
@@ -79,7 +79,7 @@ class Usage:
     def __init__(self, plan: BucketSet, phase: Phase) -> None:
         self.plan = plan
         self.buckets = plan.of(phase)
-        self.places = {bucket: place for place, bucket in enumerate(self.buckets)}
+        self.indices = {bucket: index for index, bucket in enumerate(self.buckets)}
         sizes = [plan.limits.padded(bucket) for bucket in self.buckets]
         self.padded = np.array(sizes, np.int64)
         self.steps, self.rows, self.real = np.zeros((3, len(sizes)), np.int64)
@@ -87,11 +87,11 @@ class Usage:
         self.uncovered = 0
         self.exact = 0
 
-    def count(self, places: Ints, steps: Ints | int, rows: Ints, real: Ints) -> None:
-        """Add to the buckets at `places` [n], which may repeat."""
-        np.add.at(self.steps, places, steps)
-        np.add.at(self.rows, places, rows)
-        np.add.at(self.real, places, real)
+    def count(self, indices: Ints, steps: Ints | int, rows: Ints, real: Ints) -> None:
+        """Add to the buckets at `indices` [n], which may repeat."""
+        np.add.at(self.steps, indices, steps)
+        np.add.at(self.rows, indices, rows)
+        np.add.at(self.real, indices, real)
 
 
 class PromptUsage(Usage):
@@ -116,11 +116,11 @@ class PromptUsage(Usage):
         """Count what `add` has put off."""
         if not self._waiting:
             return
-        places, rows, real, exact = np.array(self._waiting, np.int64).T
+        indices, rows, real, exact = np.array(self._waiting, np.int64).T
         self._waiting.clear()
         self.exact += int(exact.sum())
-        self.count(places, 1, rows, real)
-        self.histogram.add(real, self.padded[places])
+        self.count(indices, 1, rows, real)
+        self.histogram.add(real, self.padded[indices])
 
     def _walk(self, group: PromptGroup) -> Path:
         try:
@@ -131,7 +131,7 @@ class PromptUsage(Usage):
         for step in path:
             spans = zip(step.rows, step.spans, strict=True)
             new = [max(0, stop - max(start, group.cached[row])) for row, (start, stop) in spans]
-            steps.append((self.places[step.bucket], len(new), sum(new), len(new) * max(new)))
+            steps.append((self.indices[step.bucket], len(new), sum(new), len(new) * max(new)))
         return tuple(steps), 0
 
     def _without_uncovered(self, group: PromptGroup) -> Path:
@@ -178,7 +178,7 @@ class DecodeUsage(Usage):
         if not self.plan.limits.contexts:
             self._count_computed(batch, steps)
             return
-        lasts, places = self._staircase(batch)
+        lasts, indices = self._staircase(batch)
         covered = np.clip((lasts[-1] + 1 if len(lasts) else 0) - longest, 0, steps)
         self.uncovered += int((steps - covered).sum())
         longest, total, after = longest[covered > 0], total[covered > 0], (longest + covered)[covered > 0]
@@ -193,8 +193,8 @@ class DecodeUsage(Usage):
         count = np.minimum(after[run], lasts[stair] + 1) - start
         begin = total[run] + batch * (start - longest[run])
         self.exact += batch * int((count * start + count * (count - 1) // 2).sum())
-        self.count(places[stair], count, batch * count, count * begin + batch * (count * (count - 1) // 2))
-        self._count_padding(batch, begin, count, self.padded[places[stair]])
+        self.count(indices[stair], count, batch * count, count * begin + batch * (count * (count - 1) // 2))
+        self._count_padding(batch, begin, count, self.padded[indices[stair]])
 
     def _count_computed(self, batch: int, steps: Ints) -> None:
         """Count steps of `batch` sequences that read no cached tokens: one bucket takes them all, a token a row."""
@@ -203,9 +203,9 @@ class DecodeUsage(Usage):
             self.uncovered += total
             return
         self.exact += batch * total
-        place = np.array([self.places[bucket]])
-        self.count(place, total, np.array([batch * total]), np.array([batch * total]))
-        self.histogram.add(np.array([batch]), self.padded[place], total)
+        index = np.array([self.indices[bucket]])
+        self.count(index, total, np.array([batch * total]), np.array([batch * total]))
+        self.histogram.add(np.array([batch]), self.padded[index], total)
 
     def _count_padding(self, batch: int, begin: Ints, count: Ints, padded: Ints) -> None:
         """Put the `count` steps of every piece into the histogram; the first has `begin` real tokens."""
@@ -226,8 +226,8 @@ class DecodeUsage(Usage):
             stairs: list[tuple[int, int]] = []
             bucket = self.plan.lookup("decode", batch, 1, 0)
             while bucket is not None:
-                stairs.append((bucket.context, self.places[bucket]))
+                stairs.append((bucket.context, self.indices[bucket]))
                 bucket = self.plan.lookup("decode", batch, 1, bucket.context + 1)
-            lasts, places = np.array(stairs, np.int64).reshape(-1, 2).T
-            self._stairs[batch] = lasts, places
+            lasts, indices = np.array(stairs, np.int64).reshape(-1, 2).T
+            self._stairs[batch] = lasts, indices
         return self._stairs[batch]

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from llmc.buckets.optimise.demand import Costs, Points, sums
-from llmc.buckets.optimise.gains import Indices, Lines
-from llmc.buckets.optimise.instance import Instance, Places
+from llmc.buckets.optimise.gains import Lines
+from llmc.buckets.optimise.instance import Indices, Instance
 
 MAX_CORRECTIONS = 1 << 17
 """Most pairs of a facility and a client for which the client's own cost is taken into account."""
@@ -51,23 +51,23 @@ class Dual:
     the cost of a choice is at least Σ u_k − Σ over its facilities of the amounts u_k − G_k(c_j) of whom they serve.
     """
 
-    def __init__(self, instance: Instance, kept: Sequence[Places]) -> None:
+    def __init__(self, instance: Instance, kept: Sequence[Indices]) -> None:
         self._instance, self._kept = instance, kept
         space = instance.space
         lows = [np.concatenate([[0], each[:-1] + 1]) for each in kept]
         costs = space.least_costs([each[low] for each, low in zip(instance.levels, lows, strict=True)])
-        cells = np.stack([np.searchsorted(each, instance.places[:, axis]) for axis, each in enumerate(kept)], axis=1)
+        cells = np.stack([np.searchsorted(each, instance.indices[:, axis]) for axis, each in enumerate(kept)], axis=1)
         used, self._member_of = np.unique(np.ravel_multi_index(tuple(cells.T), costs.shape), return_inverse=True)
         self._weights = sums(self._member_of, instance.weights)
         self._scale = sums(self._member_of, instance.weights * instance.own)
-        self._places = np.stack(np.unravel_index(used, costs.shape), axis=1)
+        self._indices = np.stack(np.unravel_index(used, costs.shape), axis=1)
         self._costs = costs.ravel()
-        self._lines = Lines(costs, self._places, self._weights)
+        self._lines = Lines(costs, self._indices, self._weights)
         payments = _Payments(self._member_of, instance.own, instance.weights)
         self._facility, self._client = self._lines.cheaper_than(payments.dearest, MAX_CORRECTIONS)
         self._plain = self._weights[self._client] * self._costs[self._facility]
         self._full = payments(self._client, self._costs[self._facility])
-        lowest = np.stack([low[self._places[:, axis]] for axis, low in enumerate(lows)], axis=1)
+        lowest = np.stack([low[self._indices[:, axis]] for axis, low in enumerate(lows)], axis=1)
         covers = (instance.floors(space.required)[:, None] >= lowest[None]).all(2)
         served = [payments(np.arange(len(used)), np.full(len(used), cost)) for cost in space.cost(space.required)]
         self._required = np.where(covers, np.reshape(served, covers.shape), np.inf)
@@ -107,7 +107,7 @@ class Dual:
         recovered = np.maximum(prices - self._required, 0.0)
         served = self._costs[chosen][:, None] < (prices / self._weights)[None]
         for axis, corner in enumerate(np.unravel_index(chosen, self._lines.shape)):
-            served &= self._places[:, axis][None] <= corner[:, None]
+            served &= self._indices[:, axis][None] <= corner[:, None]
         times = served.sum(0) + (recovered > 0).sum(0)
         is_chosen = np.zeros(len(gains), bool)
         is_chosen[chosen] = True
@@ -118,8 +118,8 @@ class Dual:
     def _buckets(self, point: _Point) -> Points:
         """The largest bucket of each chosen cell, where there is one."""
         corners = np.unravel_index(point.facilities, self._lines.shape)
-        places = np.stack([each[corner] for each, corner in zip(self._kept, corners, strict=True)], axis=1)
-        buckets, costs = self._instance.cheapest(places)
+        indices = np.stack([each[corner] for each, corner in zip(self._kept, corners, strict=True)], axis=1)
+        buckets, costs = self._instance.cheapest(indices)
         return buckets[np.isfinite(costs)]
 
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmc.buckets.optimise.demand import Costs, sums
-from llmc.buckets.optimise.instance import Places
+from llmc.buckets.optimise.instance import Indices
 from llmc.buckets.optimise.space import product
-
-Indices = NDArray[np.int64]
 
 HEADROOM = 1.5
 """How far above the values last seen a client's stretches are kept."""
@@ -32,7 +29,7 @@ class Lines:
     savings are overstated, never understated.
     """
 
-    def __init__(self, costs: Costs, places: Places, weights: Costs) -> None:
+    def __init__(self, costs: Costs, indices: Indices, weights: Costs) -> None:
         self.shape = costs.shape
         self._axis = int(np.argmax(self.shape))
         self._embed_lm_head = tuple(np.delete(self.shape, self._axis))
@@ -45,9 +42,9 @@ class Lines:
         ranks, every = np.searchsorted(self._known, self._rows), np.arange(len(self._known) + 1)
         self._cheaper = np.stack([np.searchsorted(row, every).astype(np.int32) for row in ranks])
         corners = product([np.arange(size) for size in self._embed_lm_head])
-        covers = (corners[:, None] >= np.delete(places, self._axis, axis=1)[None]).all(2)
+        covers = (corners[:, None] >= np.delete(indices, self._axis, axis=1)[None]).all(2)
         line, client = np.nonzero(covers)
-        self._pairs = np.stack([line, client, places[client, self._axis]])
+        self._pairs = np.stack([line, client, indices[client, self._axis]])
         self._least = self._rows[line, self._pairs[2]]
         self.focus(np.zeros(len(weights)))
 
@@ -83,11 +80,11 @@ class Lines:
         if sizes.sum() > most:
             sizes = np.minimum(sizes, most // len(sizes))
         stretch = np.repeat(np.arange(len(sizes)), sizes)
-        place = self._start[stretch] + np.arange(len(stretch)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        index = self._start[stretch] + np.arange(len(stretch)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         line = self._line[stretch]
-        real = self._real[line, place]
+        real = self._real[line, index]
         facilities = np.moveaxis(np.arange(self._real.size).reshape(self.shape), self._axis, -1)
-        return facilities.reshape(self._real.shape)[line[real], place[real]], self._client[stretch[real]]
+        return facilities.reshape(self._real.shape)[line[real], index[real]], self._client[stretch[real]]
 
     def _ends(self, values: Costs) -> Indices:
         """For each stretch, the place on its line from which on costs are at least the client's value."""

@@ -14,7 +14,7 @@ from llmc.buckets.optimise.demand import Costs, Demand, Points, merged, name
 from llmc.buckets.optimise.space import Space
 from llmc.errors import InputError
 
-Places = NDArray[np.int64]
+Indices = NDArray[np.int64]
 """Level indices, one column a dimension; −1 below the lowest level."""
 
 
@@ -29,7 +29,7 @@ class Instance:
 
     space: Space
     levels: tuple[Points, ...]
-    places: Places
+    indices: Indices
     weights: Costs
 
     @classmethod
@@ -40,37 +40,37 @@ class Instance:
         less. Raises InputError, naming the step, when no allowed or required bucket covers one.
         """
         points = demand.points.reshape(-1, len(space.values))
-        levels, places = [], np.empty_like(points)
+        levels, positions = [], np.empty_like(points)
         for axis, values in enumerate(space.values):
             known = np.union1d(values, space.required[:, axis])
             above = np.flatnonzero(points[:, axis] > known[-1])
             if above.size:
                 raise _uncovered(points[above[0]])
-            used, places[:, axis] = np.unique(np.searchsorted(known, points[:, axis]), return_inverse=True)
+            used, positions[:, axis] = np.unique(np.searchsorted(known, points[:, axis]), return_inverse=True)
             levels.append(known[used])
-        instance = cls(space, tuple(levels), *_merge(places, demand.weights))
+        instance = cls(space, tuple(levels), *_merge(positions, demand.weights))
         missing = np.flatnonzero(np.isinf(instance.own))
         if missing.size:
-            raise _uncovered(points[(places == instance.places[missing[0]]).all(1)][0])
+            raise _uncovered(points[(positions == instance.indices[missing[0]]).all(1)][0])
         return instance
 
-    def coarser(self, kept: Sequence[Places]) -> Instance:
+    def coarser(self, kept: Sequence[Indices]) -> Instance:
         """Rounded up further, to the levels at the ascending indices `kept`, which hold the last of each dimension."""
         levels = tuple(each[indices] for each, indices in zip(self.levels, kept, strict=True))
-        places = np.stack([np.searchsorted(each, self.places[:, axis]) for axis, each in enumerate(kept)], axis=1)
-        return Instance(self.space, levels, *_merge(places, self.weights))
+        positions = np.stack([np.searchsorted(each, self.indices[:, axis]) for axis, each in enumerate(kept)], axis=1)
+        return Instance(self.space, levels, *_merge(positions, self.weights))
 
     def only(self, chosen: NDArray[np.bool_]) -> Instance:
         """The same levels with some of the clients."""
-        return Instance(self.space, self.levels, self.places[chosen], self.weights[chosen])
+        return Instance(self.space, self.levels, self.indices[chosen], self.weights[chosen])
 
     @cached_property
     def own(self) -> Costs:
         """float64 [n]: the least cost at which any allowed or required bucket serves the client."""
-        costs = self.cheapest(self.places)[1]
+        costs = self.cheapest(self.indices)[1]
         floors, required = self.floors(self.space.required), self.space.cost(self.space.required)
         for floor, cost in zip(floors, required, strict=True):
-            costs = np.where((self.places <= floor).all(1), np.minimum(costs, cost), costs)
+            costs = np.where((self.indices <= floor).all(1), np.minimum(costs, cost), costs)
         return costs
 
     @property
@@ -78,24 +78,24 @@ class Instance:
         """Levels of each dimension."""
         return tuple(len(each) for each in self.levels)
 
-    def points(self, places: Places) -> Points:
+    def points(self, positions: Indices) -> Points:
         """The values at level indices."""
-        return np.stack([each[places[:, axis]] for axis, each in enumerate(self.levels)], axis=1)
+        return np.stack([each[positions[:, axis]] for axis, each in enumerate(self.levels)], axis=1)
 
-    def cheapest(self, places: Places) -> tuple[Points, Costs]:
+    def cheapest(self, positions: Indices) -> tuple[Points, Costs]:
         """`Space.cheapest` of the points at level indices."""
-        return self.space.cheapest(self.points(places))
+        return self.space.cheapest(self.points(positions))
 
-    def floors(self, buckets: Points) -> Places:
+    def floors(self, buckets: Points) -> Indices:
         """The highest levels that buckets reach: one covers exactly the clients whose places are at most its floor."""
         return np.stack(
             [np.searchsorted(each, buckets[:, axis], "right") - 1 for axis, each in enumerate(self.levels)], axis=1
         )
 
 
-def _merge(places: Places, weights: Costs) -> tuple[Places, Costs]:
-    order = np.lexsort(places.T[::-1])
-    return merged(places[order], weights[order])
+def _merge(positions: Indices, weights: Costs) -> tuple[Indices, Costs]:
+    order = np.lexsort(positions.T[::-1])
+    return merged(positions[order], weights[order])
 
 
 def _uncovered(step: Points) -> InputError:
@@ -127,28 +127,28 @@ def fewest_buckets(instance: Instance) -> Points:
 
 def required_cover(instance: Instance) -> NDArray[np.bool_]:
     """bool [n]: which clients some required bucket covers."""
-    covered = np.zeros(len(instance.places), bool)
+    covered = np.zeros(len(instance.indices), bool)
     for floor in instance.floors(instance.space.required):
-        covered |= (instance.places <= floor).all(axis=1)
+        covered |= (instance.indices <= floor).all(axis=1)
     return covered
 
 
-def _largest(instance: Instance, clients: NDArray[np.int64]) -> Places:
+def _largest(instance: Instance, clients: NDArray[np.int64]) -> Indices:
     found = []
     while clients.size:
-        place = instance.places[clients[np.argmax(instance.places[clients].sum(axis=1))]]
-        found.append(place)
-        clients = clients[(instance.places[clients] > place).any(axis=1)]
+        index = instance.indices[clients[np.argmax(instance.indices[clients].sum(axis=1))]]
+        found.append(index)
+        clients = clients[(instance.indices[clients] > index).any(axis=1)]
     return np.array(found, np.int64).reshape(-1, len(instance.levels))
 
 
-def _first_fit(instance: Instance, clients: Places) -> Places:
+def _first_fit(instance: Instance, clients: Indices) -> Indices:
     groups = np.empty((0, clients.shape[1]), np.int64)
-    for place in clients:
-        joined = np.maximum(groups, place)
+    for index in clients:
+        joined = np.maximum(groups, index)
         fits = np.flatnonzero(np.isfinite(instance.cheapest(joined)[1]))
         if fits.size:
             groups[fits[0]] = joined[fits[0]]
         else:
-            groups = np.concatenate([groups, place[None]])
+            groups = np.concatenate([groups, index[None]])
     return groups

@@ -76,13 +76,13 @@ class Line:
 
 def _trace(sources: NDArray[np.int32], layers: int) -> Indices:
     """The places that end the layers, from the last one back; a layer that ends where it begins adds none."""
-    end, places = sources.shape[1] - 1, []
+    end, indices = sources.shape[1] - 1, []
     for layer in range(layers - 1, -1, -1):
         source = int(sources[layer, end])
         if source < end:
-            places.append(end - 1)
+            indices.append(end - 1)
         end = source
-    return np.asarray(places[::-1], np.int64)
+    return np.asarray(indices[::-1], np.int64)
 
 
 def _lower_hull(x: Costs, y: Costs) -> Indices:
@@ -122,7 +122,7 @@ def solve(instance: Instance, counts: Sequence[int]) -> list[Found] | None:
         return None
     axis = int(np.argmax(instance.shape))
     required = instance.space.required
-    buckets, costs = instance.cheapest(instance.places)
+    buckets, costs = instance.cheapest(instance.indices)
     floors, required_costs = instance.floors(required), instance.space.cost(required)
     reach = np.where((floors >= 0).all(1), floors[:, axis], -1)
     kept = np.ones(len(costs), bool)

@@ -9,7 +9,7 @@ import numpy as np
 from llmc.buckets.optimise.bound import ROUNDING, Dual
 from llmc.buckets.optimise.demand import Costs, Points, sums
 from llmc.buckets.optimise.gains import Lines
-from llmc.buckets.optimise.instance import Found, Instance, Places, fewest_buckets
+from llmc.buckets.optimise.instance import Found, Indices, Instance, fewest_buckets
 from llmc.buckets.optimise.serving import Serving
 from llmc.buckets.optimise.space import product
 
@@ -26,7 +26,7 @@ class Search:
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
         self._buckets, costs = instance.cheapest(product([np.arange(size) for size in instance.shape]))
-        self._lines = Lines(costs.reshape(instance.shape), instance.places, instance.weights)
+        self._lines = Lines(costs.reshape(instance.shape), instance.indices, instance.weights)
 
     def fill(self, serving: Serving, graphs: int) -> None:
         """Add the bucket that saves most, up to `graphs` buckets or until none saves anything."""
@@ -66,9 +66,9 @@ def cover(serving: Serving, graphs: int) -> None:
     instance = serving.instance
     while not serving.covers_all:
         left = np.flatnonzero(serving.first == len(serving))
-        place = instance.places[left[np.argmax(instance.own[left])]]
+        position = instance.indices[left[np.argmax(instance.own[left])]]
         values = serving.costs
-        found = [_best_on_line(serving, place, axis, values, int(place[axis])) for axis in range(len(place))]
+        found = [_best_on_line(serving, position, axis, values, int(position[axis])) for axis in range(len(position))]
         serving.add(max(found, key=lambda option: option[1])[0])
     trim(serving, graphs)
 
@@ -76,7 +76,7 @@ def cover(serving: Serving, graphs: int) -> None:
 def spend(serving: Serving, graphs: int) -> Serving:
     """With buckets of their own for the clients that save most by it, up to `graphs` buckets."""
     instance = serving.instance
-    buckets, costs = instance.cheapest(instance.places)
+    buckets, costs = instance.cheapest(instance.indices)
     savings = instance.weights * (serving.costs - costs)
     order = np.argsort(-savings, kind="stable")[: max(0, graphs - len(serving))]
     own = buckets[order[savings[order] > WORTH * serving.total]]
@@ -101,7 +101,7 @@ def shrink(serving: Serving) -> None:
     """Lower each bucket to the cheapest one that covers what it serves; drop those that serve nothing."""
     instance = serving.instance
     for index in range(len(serving) - 1, serving.fixed - 1, -1):
-        served = instance.places[serving.first == index]
+        served = instance.indices[serving.first == index]
         if not len(served):
             serving.drop(index)
             continue
@@ -110,19 +110,21 @@ def shrink(serving: Serving) -> None:
             serving.replace(index, buckets[0])
 
 
-def _best_on_line(serving: Serving, place: Places, axis: int, values: Costs, least: int = 0) -> tuple[Points, float]:
+def _best_on_line(
+    serving: Serving, position: Indices, axis: int, values: Costs, least: int = 0
+) -> tuple[Points, float]:
     """The bucket that saves most for clients served at `values`, and what it saves, or −1 where there is no bucket.
 
-    It is one of the line through `place` along `axis`, from the level `least` on. A client prefers the buckets from
+    It is one of the line through `position` along `axis`, from the level `least` on. A client prefers the buckets from
     its own place up to where their costs reach its value, so that savings are differences of running sums.
     """
     instance = serving.instance
-    buckets, costs = serving.line(place, axis)
+    buckets, costs = serving.line(position, axis)
     reached = np.ones(len(values), bool)
-    for other in range(len(place)):
+    for other in range(len(position)):
         if other != axis:
-            reached &= instance.places[:, other] <= place[other]
-    start, values, weights = instance.places[reached, axis], values[reached], instance.weights[reached]
+            reached &= instance.indices[:, other] <= position[other]
+    start, values, weights = instance.indices[reached, axis], values[reached], instance.weights[reached]
     end = np.maximum(start, np.searchsorted(costs, values))
     size = len(costs) + 1
     amounts = np.cumsum(sums(start, weights * values, size) - sums(end, weights * values, size))
@@ -137,7 +139,7 @@ LEAST_SHARE = 1e-9
 """A dimension's share of the levels is at least this part of the largest share, which keeps their product above 0."""
 
 
-def coarse_levels(instance: Instance, cells: int) -> list[Places]:
+def coarse_levels(instance: Instance, cells: int) -> list[Indices]:
     """For each dimension the ascending indices of the levels to keep, their product at most about `cells`.
 
     Taken alone, a dimension whose demand has density f (in cost for each unit of length) loses ∫ f · Δ / 2 to levels
@@ -165,7 +167,7 @@ def coarse_levels(instance: Instance, cells: int) -> list[Places]:
     return [_equal_steps(root, count) for root, count in zip(roots, counts, strict=True)]
 
 
-def with_corners(instance: Instance, kept: Sequence[Places], cells: int) -> list[Places]:
+def with_corners(instance: Instance, kept: Sequence[Indices], cells: int) -> list[Indices]:
     """The kept levels and those of the largest clients that no bucket would cover after rounding up.
 
     Rounding up can lead beyond a limit on products such as batch · query. A client below one whose levels are all
@@ -173,27 +175,29 @@ def with_corners(instance: Instance, kept: Sequence[Places], cells: int) -> list
     long as the product of the numbers of levels is at most `cells`.
     """
     levels = list(kept)
-    coarse = np.stack([each[np.searchsorted(each, instance.places[:, axis])] for axis, each in enumerate(kept)], axis=1)
+    coarse = np.stack(
+        [each[np.searchsorted(each, instance.indices[:, axis])] for axis, each in enumerate(kept)], axis=1
+    )
     left = np.flatnonzero(np.isinf(instance.cheapest(coarse)[1]))
     while left.size:
-        corner = instance.places[left[np.argmax(instance.own[left])]]
-        more = [np.union1d(each, [place]) for each, place in zip(levels, corner, strict=True)]
+        corner = instance.indices[left[np.argmax(instance.own[left])]]
+        more = [np.union1d(each, [position]) for each, position in zip(levels, corner, strict=True)]
         if np.prod([len(each) for each in more]) > cells:
             break
         levels = more
-        left = left[(instance.places[left] > corner).any(1)]
+        left = left[(instance.indices[left] > corner).any(1)]
     return levels
 
 
 def _cumulated_root(instance: Instance, axis: int) -> Costs:
     """∫ √f up to each level, a level's demand being spread from the level below up to it."""
     levels = instance.levels[axis]
-    density = instance.weights * instance.own / (instance.points(instance.places)[:, axis] + 1.0)
-    mass = sums(instance.places[:, axis], density, len(levels))
+    density = instance.weights * instance.own / (instance.points(instance.indices)[:, axis] + 1.0)
+    mass = sums(instance.indices[:, axis], density, len(levels))
     return np.cumsum(np.sqrt(mass * np.diff(levels, prepend=min(0, int(levels[0])))))
 
 
-def _equal_steps(root: Costs, count: int) -> Places:
+def _equal_steps(root: Costs, count: int) -> Indices:
     if count >= len(root):
         return np.arange(len(root))
     targets = root[-1] * np.arange(1, count + 1) / count
@@ -256,10 +260,10 @@ class _Solver:
         levels = with_corners(instance, coarse_levels(instance, SEARCH_CELLS), MAX_CELLS)
         self._search = Search(_coverable(instance.coarser(levels)))
         self._sliding, cells = instance, 4 * MAX_CLIENTS
-        while len(self._sliding.places) > MAX_CLIENTS and cells > 1:
+        while len(self._sliding.indices) > MAX_CLIENTS and cells > 1:
             self._sliding = _coverable(instance.coarser(coarse_levels(instance, cells)))
             cells //= 2
-        buckets, costs = instance.cheapest(instance.places)
+        buckets, costs = instance.cheapest(instance.indices)
         self._best: Points = np.unique(buckets[costs == instance.own], axis=0)
         self._duals: list[Dual] = []
         self._cover = fewest_buckets(instance)

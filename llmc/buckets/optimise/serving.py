@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.buckets.optimise.demand import Costs, Points, sums
-from llmc.buckets.optimise.instance import Instance, Places
+from llmc.buckets.optimise.instance import Indices, Instance
 
 MAX_ROWS = 1 << 21
 """Buckets of the lines whose costs are remembered, about 32 bytes each."""
@@ -30,13 +30,13 @@ class Serving:
         self.buckets = np.concatenate([space.required, buckets[new]])
         self._costs = space.cost(self.buckets)
         self._floors = instance.floors(self.buckets)
-        self._columns = [np.ascontiguousarray(column) for column in instance.places.T]
+        self._columns = [np.ascontiguousarray(column) for column in instance.indices.T]
         # an uncovered client counts more than all clients together at the highest cost
         dearest = max(space.dearest, self._costs[: self.fixed].max(initial=0.0))
         self._penalties = 2.0 * dearest * instance.weights.sum() / instance.weights
         self._rows: dict[tuple[int, ...], tuple[Points, Costs]] = {}
-        self._everyone = np.arange(len(instance.places))
-        self.first = np.empty(len(instance.places), np.int64)
+        self._everyone = np.arange(len(instance.indices))
+        self.first = np.empty(len(instance.indices), np.int64)
         self._second = self.first.copy()
         self._serve(self._everyone)
 
@@ -62,9 +62,9 @@ class Serving:
         """Whether every client is served."""
         return bool((self.first < len(self)).all())
 
-    def floor(self, index: int) -> Places:
+    def floor(self, index: int) -> Indices:
         """The highest levels that a bucket reaches."""
-        floor: Places = self._floors[index]
+        floor: Indices = self._floors[index]
         return floor
 
     def cost(self, index: int) -> float:
@@ -109,15 +109,15 @@ class Serving:
         self._second[self._second > index] -= 1
         self._serve(held)
 
-    def line(self, place: Places, axis: int) -> tuple[Points, Costs]:
+    def line(self, position: Indices, axis: int) -> tuple[Points, Costs]:
         """`Instance.cheapest` of the places that differ from one along one dimension only."""
-        key = (axis, *np.delete(place, axis).tolist())
+        key = (axis, *np.delete(position, axis).tolist())
         if key not in self._rows:
             if sum(len(costs) for _, costs in self._rows.values()) > MAX_ROWS:
                 self._rows.clear()
-            places = np.repeat(place[None], self.instance.shape[axis], axis=0)
-            places[:, axis] = np.arange(len(places))
-            self._rows[key] = self.instance.cheapest(places)
+            positions = np.repeat(position[None], self.instance.shape[axis], axis=0)
+            positions[:, axis] = np.arange(len(positions))
+            self._rows[key] = self.instance.cheapest(positions)
         return self._rows[key]
 
     def _costs_of(self, indices: NDArray[np.int64]) -> Costs:

@@ -59,7 +59,7 @@ def frontier(space: Space, demand: Demand, counts: Sequence[int]) -> list[Choice
             f"besides them; choose {fixed + besides} or more, or leave out the largest steps"
         )
     ordered = sorted(set(counts))
-    if len(instance.places):
+    if len(instance.indices):
         found = line.solve(instance, ordered) or local_search.solve(instance, ordered)
     else:
         found = [Found(space.required, 0.0, 0.0)] * len(ordered)

@@ -82,9 +82,9 @@ class ProductSpace(Space):
 
     def cheapest(self, points: Points) -> tuple[Points, Costs]:
         """The points rounded up to the values, since every larger bucket costs more."""
-        places = [np.searchsorted(each, points[:, axis]) for axis, each in enumerate(self.values)]
-        within = np.all([place < len(each) for place, each in zip(places, self.values, strict=True)], axis=0)
-        clipped = (each[np.minimum(place, len(each) - 1)] for place, each in zip(places, self.values, strict=True))
+        indices = [np.searchsorted(each, points[:, axis]) for axis, each in enumerate(self.values)]
+        within = np.all([index < len(each) for index, each in zip(indices, self.values, strict=True)], axis=0)
+        clipped = (each[np.minimum(index, len(each) - 1)] for index, each in zip(indices, self.values, strict=True))
         buckets = np.stack(list(clipped), axis=1)
         if self._allowed is not None:
             within &= self._allowed(buckets)
@@ -140,8 +140,8 @@ class ListedSpace(Space):
         One corner more in each dimension stands for the points above every value.
         """
         ranks = np.full(tuple(len(each) + 1 for each in self.values), len(self._costs), np.int32)
-        places = tuple(np.searchsorted(each, self._buckets[:, axis]) for axis, each in enumerate(self.values))
-        ranks[places] = np.arange(len(self._costs), dtype=np.int32)
+        indices = tuple(np.searchsorted(each, self._buckets[:, axis]) for axis, each in enumerate(self.values))
+        ranks[indices] = np.arange(len(self._costs), dtype=np.int32)
         return least_of_larger(ranks)
 
     def _search(self, points: Points) -> NDArray[np.int32]:

@@ -114,7 +114,7 @@ _EXAMPLE = "write (batch, query, context), each a number, a list or range(start,
 _TOKEN = re.compile(r"[ \t]+|range\b|[0-9_]+|[()\[\],-]")
 
 
-class _Place(NamedTuple):
+class _Location(NamedTuple):
     source: str
     line: int
     indent: int
@@ -139,15 +139,15 @@ def parse(text: str, source: str) -> list[FileBucket]:
             raise InputError(f"{source}:{number}:{MAX_LINE + 1}: more than {MAX_LINE} characters; split the line")
         code = line.partition("#")[0].rstrip()
         spec = code.lstrip()
-        place = _Place(source, number, len(code) - len(spec))
+        location = _Location(source, number, len(code) - len(spec))
         if not spec:
             continue
-        axes = _axes(spec, place)
+        axes = _axes(spec, location)
         size = len(axes[0]) * len(axes[1]) * len(axes[2])
         if len(found) + size > MAX_BUCKETS:
-            place.fail(0, f"these {size} buckets make more than {MAX_BUCKETS} in all; list fewer")
+            location.fail(0, f"these {size} buckets make more than {MAX_BUCKETS} in all; list fewer")
         found += (
-            FileBucket(batch, query, context, number, place.indent + 1) for batch, query, context in product(*axes)
+            FileBucket(batch, query, context, number, location.indent + 1) for batch, query, context in product(*axes)
         )
     return found
 
@@ -177,10 +177,10 @@ def buckets(text: str, source: str, limits: Limits, unit: ContextUnit | None) ->
     found: dict[Bucket, None] = {}
     cut: list[FileBucket] = []
     for spec in listed:
-        place = f"{source}:{spec.line}:{spec.column}"
+        location = f"{source}:{spec.line}:{spec.column}"
         earlier = seen.setdefault(spec[:3], spec)
         if earlier is not spec:
-            raise InputError(f"{place}: {spec} is listed before, in line {earlier.line}; remove one of the two")
+            raise InputError(f"{location}: {spec} is listed before, in line {earlier.line}; remove one of the two")
         context = spec.context
         if unit == "blocks":
             blocks = blocks_each(spec)
@@ -190,7 +190,7 @@ def buckets(text: str, source: str, limits: Limits, unit: ContextUnit | None) ->
         bucket = Bucket(spec.phase, spec.batch, spec.query, context)
         exceeded = limits.exceeded_by(bucket)
         if exceeded:
-            raise InputError(f"{place}: {spec}: {exceeded}; lower it or raise the limit")
+            raise InputError(f"{location}: {spec}: {exceeded}; lower it or raise the limit")
         found[bucket] = None
     for phase in PHASES:
         if not any(bucket.phase == phase for bucket in found):
@@ -216,67 +216,67 @@ def load(path: str | os.PathLike[str], limits: Limits, unit: ContextUnit | None)
     return buckets(text, source, limits, unit)
 
 
-def _axes(spec: str, place: _Place) -> list[Sequence[int]]:
+def _axes(spec: str, location: _Location) -> list[Sequence[int]]:
     end = 0
     while end < len(spec):
         token = _TOKEN.match(spec, end)
         if token is None:
-            place.fail(end, f"{spec[end]!r} has no place in a bucket; {_EXAMPLE}")
+            location.fail(end, f"{spec[end]!r} has no place in a bucket; {_EXAMPLE}")
         if len(token[0]) > _MAX_DIGITS and token[0][0].isdigit():
-            place.fail(end, f"this number is above {MAX_NUMBER}; no server runs it")
+            location.fail(end, f"this number is above {MAX_NUMBER}; no server runs it")
         if len(token[0]) > 1 and token[0][0] == "0":
-            place.fail(end, f"number {token[0]} has leading zeros; leave them out")
+            location.fail(end, f"number {token[0]} has leading zeros; leave them out")
         end = token.end()
     try:
         node = ast.parse(spec, mode="eval").body
     except SyntaxError as error:
-        place.fail(min(max((error.offset or 1) - 1, 0), len(spec)), f"{error.msg}; {_EXAMPLE}")
+        location.fail(min(max((error.offset or 1) - 1, 0), len(spec)), f"{error.msg}; {_EXAMPLE}")
     except (ValueError, RecursionError, MemoryError):
-        place.fail(0, f"this is nested too deeply; {_EXAMPLE}")
+        location.fail(0, f"this is nested too deeply; {_EXAMPLE}")
     if not isinstance(node, ast.Tuple):
-        place.fail(node.col_offset, f"this is no bucket; {_EXAMPLE}")
+        location.fail(node.col_offset, f"this is no bucket; {_EXAMPLE}")
     if len(node.elts) != len(_AXES):
-        place.fail(node.col_offset, f"this has {len(node.elts)} entries instead of 3; {_EXAMPLE}")
-    return [_axis(entry, name, least, place) for entry, (name, least) in zip(node.elts, _AXES, strict=True)]
+        location.fail(node.col_offset, f"this has {len(node.elts)} entries instead of 3; {_EXAMPLE}")
+    return [_axis(entry, name, least, location) for entry, (name, least) in zip(node.elts, _AXES, strict=True)]
 
 
-def _axis(node: ast.expr, name: str, least: int, place: _Place) -> Sequence[int]:
+def _axis(node: ast.expr, name: str, least: int, location: _Location) -> Sequence[int]:
     """The numbers of one axis; at least one, none below `least`."""
     if isinstance(node, ast.Tuple | ast.List):
         if not node.elts:
-            place.fail(node.col_offset, f"this list gives the {name} no value; put one in")
-        return [_number(entry, name, least, place) for entry in node.elts]
+            location.fail(node.col_offset, f"this list gives the {name} no value; put one in")
+        return [_number(entry, name, least, location) for entry in node.elts]
     if isinstance(node, ast.Call):
-        return _range(node, name, least, place)
-    return [_number(node, name, least, place)]
+        return _range(node, name, least, location)
+    return [_number(node, name, least, location)]
 
 
-def _range(node: ast.Call, name: str, least: int, place: _Place) -> range:
+def _range(node: ast.Call, name: str, least: int, location: _Location) -> range:
     if not isinstance(node.func, ast.Name) or not 1 <= len(node.args) <= 3:
-        place.fail(node.col_offset, f"this is no range; write the {name} as range(start, stop, step), of numbers")
+        location.fail(node.col_offset, f"this is no range; write the {name} as range(start, stop, step), of numbers")
     if len(node.args) == 1:
-        start, stop, step = 0, _number(node.args[0], name, 0, place), 1
+        start, stop, step = 0, _number(node.args[0], name, 0, location), 1
     else:
-        start = _number(node.args[0], name, 0, place)
-        stop = _number(node.args[1], name, 0, place)
-        step = _number(node.args[2], f"{name} step", 1, place) if len(node.args) == 3 else 1
+        start = _number(node.args[0], name, 0, location)
+        stop = _number(node.args[1], name, 0, location)
+        step = _number(node.args[2], f"{name} step", 1, location) if len(node.args) == 3 else 1
     numbers = range(start, stop, step)
     if not numbers:
-        place.fail(node.col_offset, f"range({start}, {stop}, {step}) gives the {name} no value; raise its stop")
+        location.fail(node.col_offset, f"range({start}, {stop}, {step}) gives the {name} no value; raise its stop")
     if start < least:
-        place.fail(node.col_offset, f"{name} {start} must be at least {least}; start the range there")
+        location.fail(node.col_offset, f"{name} {start} must be at least {least}; start the range there")
     return numbers
 
 
-def _number(node: ast.expr, name: str, least: int, place: _Place) -> int:
+def _number(node: ast.expr, name: str, least: int, location: _Location) -> int:
     if isinstance(node, ast.UnaryOp):
-        place.fail(node.col_offset, f"the {name} must not be negative")
+        location.fail(node.col_offset, f"the {name} must not be negative")
     if not isinstance(node, ast.Constant) or type(node.value) is not int:
-        place.fail(node.col_offset, f"this is no number; {_EXAMPLE}")
+        location.fail(node.col_offset, f"this is no number; {_EXAMPLE}")
     if node.value < least:
-        place.fail(node.col_offset, f"{name} {node.value} must be at least {least}")
+        location.fail(node.col_offset, f"{name} {node.value} must be at least {least}")
     if node.value > MAX_NUMBER:
-        place.fail(node.col_offset, f"this {name} is above {MAX_NUMBER}; no server runs it")
+        location.fail(node.col_offset, f"this {name} is above {MAX_NUMBER}; no server runs it")
     return node.value
 
 

@@ -154,12 +154,12 @@ class FrontierPoint:
 def points(problems: Mapping[Phase, PhaseProblem], counts: Sequence[int] = COUNTS) -> list[FrontierPoint]:
     """A point for each number of graphs, up to the first at which neither phase can use more."""
     most = max(problem.most for problem in problems.values())
-    kept = [graphs for place, graphs in enumerate(counts) if place == 0 or counts[place - 1] < most]
+    kept = [graphs for index, graphs in enumerate(counts) if index == 0 or counts[index - 1] < most]
     chosen = {
         phase: problem.choose_each([min(graphs, problem.most) for graphs in kept])
         for phase, problem in problems.items()
     }
     return [
-        FrontierPoint(graphs, {phase: choices[place] for phase, choices in chosen.items()})
-        for place, graphs in enumerate(kept)
+        FrontierPoint(graphs, {phase: choices[index] for phase, choices in chosen.items()})
+        for index, graphs in enumerate(kept)
     ]

@@ -188,9 +188,9 @@ def observe(
         if isinstance(event, PromptGroup):
             real["prompt"] += sum(event.lengths) - sum(event.cached)
             steps: list[Step] = []
-            for place, count in enumerate(counts):
+            for index, count in enumerate(counts):
                 # the same candidates except for the batch: steps wider than the group change nothing
-                if place <= 1 or counts[place - 1].grouping.widest < len(event.lengths):
+                if index <= 1 or counts[index - 1].grouping.widest < len(event.lengths):
                     steps = count.grouping.steps(event)
                 for step in steps:
                     count.add(step)
@@ -241,9 +241,9 @@ def uniform(grid: Candidates, widest: int) -> Observed:
     cap = int(grid.values[0][-1])
     sizes = np.arange(1, widest + 1)
     rows = np.bincount(np.concatenate([np.repeat(cap, (sizes // cap).sum()), sizes % cap]), minlength=cap + 1)
-    places = np.searchsorted(grid.values[0], np.arange(1, cap + 1))
-    steps = np.bincount(places, rows[1:], len(grid.values[0]))
-    sequences = np.bincount(places, rows[1:] * np.arange(1, cap + 1), len(grid.values[0]))
+    indices = np.searchsorted(grid.values[0], np.arange(1, cap + 1))
+    steps = np.bincount(indices, rows[1:], len(grid.values[0]))
+    sequences = np.bincount(indices, rows[1:] * np.arange(1, cap + 1), len(grid.values[0]))
     points = _product(grid.values).astype(np.int64)
     keep = grid.allowed(points)
     # sequences of each batch, times the tokens of each length summed over the lengths that round up to it

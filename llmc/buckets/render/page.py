@@ -55,7 +55,7 @@ class Grid:
 
 def columns(names: Sequence[str], left: int) -> tuple[tuple[str, bool], ...]:
     """`names` as a header, the first `left` columns aligned to the left."""
-    return tuple((name, place >= left) for place, name in enumerate(names))
+    return tuple((name, index >= left) for index, name in enumerate(names))
 
 
 def counts(*values: int) -> Cells:
@@ -236,6 +236,6 @@ def write(path: Path, title: str, plots: Sequence[Plot], sections: Callable[[], 
     if path.suffix.lower() == ".png":
         content = png(title, plots)
     else:
-        drawings = [(plot.heading, svg(plot, f"p{place}-")) for place, plot in enumerate(plots, 1)]
+        drawings = [(plot.heading, svg(plot, f"p{index}-")) for index, plot in enumerate(plots, 1)]
         content = page(title, drawings, sections()).encode()
     write_bytes(path, content, "plots")

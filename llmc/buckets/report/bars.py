@@ -55,21 +55,21 @@ def _draw_hottest(axis: Axes, result: PhaseEvaluation) -> None:
         f"{result.phase}: {len(used)} of {buckets} hold {share} of tokens, {len(result.unused):,} unused",
         fontweight="bold",
     )
-    places = range(len(used))
+    indices = range(len(used))
     real = [use.real_tokens for use in used]
     padding = [use.padded_tokens - use.real_tokens for use in used]
-    axis.barh(places, real, height=0.74, color=REAL, label="real")
-    axis.barh(places, padding, left=real, height=0.74, color=PADDING, label="padding")
-    for place, use in enumerate(used):
+    axis.barh(indices, real, height=0.74, color=REAL, label="real")
+    axis.barh(indices, padding, left=real, height=0.74, color=PADDING, label="padding")
+    for index, use in enumerate(used):
         axis.annotate(
             percent(use.padding),
-            (use.padded_tokens, place),
+            (use.padded_tokens, index),
             (4, 0),
             textcoords="offset points",
             va="center",
             fontsize=8,
         )
-    axis.set_yticks(places, [shape(use.bucket) for use in used], fontsize=8)
+    axis.set_yticks(indices, [shape(use.bucket) for use in used], fontsize=8)
     axis.tick_params(axis="y", length=0)
     axis.set_ylim(len(used) - 0.4, -0.6)
     axis.set_xlim(0, max(use.padded_tokens for use in used) * 1.14)
@@ -106,21 +106,21 @@ def draw_comparison(figure: FigureBase, views: Sequence[PlanView]) -> None:
 def _draw_all_padding(axis: Axes, views: Sequence[PlanView], phase: Phase) -> None:
     results = [result for view in views if (result := view.result(phase)) is not None]
     most = max((result.padding or 0.0 for result in results), default=0.0) or 0.01
-    for place, result in enumerate(results):
+    for index, result in enumerate(results):
         padding = result.padding or 0.0
         ragged = min(result.ragged_padding or 0.0, padding)
-        axis.barh(place, ragged, height=0.62, color=MISSING)
-        axis.barh(place, padding - ragged, left=ragged, height=0.62, color=PADDING)
+        axis.barh(index, ragged, height=0.62, color=MISSING)
+        axis.barh(index, padding - ragged, left=ragged, height=0.62, color=PADDING)
         marks = ((result.padding_p50, "|"), (result.padding_p95, "x"))
         drawn = [padding]
         for percentile, marker in marks:
             if percentile is not None and percentile <= FARTHEST * most:
-                axis.plot([percentile], [place], marker=marker, color=INK, markersize=7, linestyle="", clip_on=False)
+                axis.plot([percentile], [index], marker=marker, color=INK, markersize=7, linestyle="", clip_on=False)
                 drawn.append(percentile)
         label = f"{percent(result.padding)}, {counted(len(result.buckets), 'graph')}"
         if result.padding_p95 is not None and result.padding_p95 > FARTHEST * most:
             label += f" (p95 {percent(result.padding_p95)})"
-        axis.annotate(label, (max(drawn), place), (8, 0), textcoords="offset points", va="center", fontsize=8)
+        axis.annotate(label, (max(drawn), index), (8, 0), textcoords="offset points", va="center", fontsize=8)
     axis.set_yticks(range(len(views)), [shortened(view.name, 28) for view in views])
     axis.tick_params(axis="y", length=0)
     axis.set_ylim(len(views) - 0.4, -0.6)

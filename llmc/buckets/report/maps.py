@@ -116,8 +116,8 @@ def darkest(views: Sequence[PlanView], phase: Phase) -> float:
         result = view.result(phase)
         used = [] if result is None else sorted((use.padding or 0.0, use.share) for use in result.buckets if use.steps)
         if used:
-            place = int(np.searchsorted(np.cumsum([share for _, share in used]), 0.98))
-            top = max(top, used[min(place, len(used) - 1)][0])
+            index = int(np.searchsorted(np.cumsum([share for _, share in used]), 0.98))
+            top = max(top, used[min(index, len(used) - 1)][0])
     return min(top, most)
 
 
@@ -260,8 +260,8 @@ def _merged(view: PlanView, steps: Ints) -> Ints:
     batches, lengths = _dot_edges(view)
     found = np.zeros((len(batches), len(lengths)), np.int64)
     rows, columns = np.nonzero(steps)
-    places = np.searchsorted(batches, view.batches[rows]), np.searchsorted(lengths, view.lengths[columns])
-    np.add.at(found, places, steps[rows, columns])
+    indices = np.searchsorted(batches, view.batches[rows]), np.searchsorted(lengths, view.lengths[columns])
+    np.add.at(found, indices, steps[rows, columns])
     return found
 
 

@@ -195,14 +195,14 @@ def cells(plan: Plan, phase: Phase, context: int) -> Cells:
     lengths = sorted({length(bucket) for bucket in known})
     values = len(batches), len(lengths)
     batches, lengths = _part(batches, MAX_BATCHES), _part(lengths, MAX_LENGTHS)
-    places = {bucket: place for place, bucket in enumerate(buckets)}
+    indices = {bucket: index for index, bucket in enumerate(buckets)}
     served = np.full((len(batches), len(lengths)), -1, np.int64)
     for i, batch in enumerate(batches):
         for j, size in enumerate(lengths):
             query, cached = (size, context) if phase == "prompt" else (1, size)
             bucket = plan.lookup(phase, batch, query, cached)
             if bucket is not None:
-                served[i, j] = places[bucket]
+                served[i, j] = indices[bucket]
     return Cells(np.array(batches, np.int64), np.array(lengths, np.int64), served, values)
 
 
@@ -220,7 +220,7 @@ def spread(values: Sequence[Value], most: int) -> list[Value]:
     """At most `most` ≥ 2 of `values`, evenly spread, with the first and the last."""
     if len(values) <= most:
         return list(values)
-    return [values[place * (len(values) - 1) // (most - 1)] for place in range(most)]
+    return [values[index * (len(values) - 1) // (most - 1)] for index in range(most)]
 
 
 def finding(view: PlanView, phase: Phase) -> str:

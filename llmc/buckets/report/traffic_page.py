@@ -68,7 +68,7 @@ def _lengths(figure: FigureBase, found: Profile) -> None:
 
 def _intervals(figure: FigureBase, found: Lengths) -> None:
     axis = figure.subplots(1, 1)
-    shares = [(place + 1) / DRAWN for place in range(DRAWN)]
+    shares = [(index + 1) / DRAWN for index in range(DRAWN)]
     for name, histogram in (("prompt", found.prompt), ("output", found.output)):
         low, middle, high = (histogram.drawn(DRAWN, end) for end in ("low", "middle", "high"))
         axis.fill_betweenx(shares, low, high, color=COLORS[name], alpha=0.2, linewidth=0)
@@ -121,11 +121,11 @@ def _running(figure: FigureBase, found: Profile) -> None:
 
 def _steps(figure: FigureBase, found: StepHistogram) -> None:
     axis = figure.subplots(1, 1)
-    place = found.axes.index("tokens") if "tokens" in found.axes else 1
+    index = found.axes.index("tokens") if "tokens" in found.axes else 1
     steps: dict[int, int] = {}
     for key, count in found.counts.items():
-        steps[key.shape[place]] = steps.get(key.shape[place], 0) + count
+        steps[key.shape[index]] = steps.get(key.shape[index], 0) + count
     sizes = sorted(steps)
     shares = [count / max(1, found.steps) for count in accumulate(steps[size] for size in sizes)]
-    axis.step(sizes, shares, where="post", color=REAL, linewidth=1.6, label=found.axes[place])
-    _as_distribution(axis, found.axes[place], f"share of {found.counted}")
+    axis.step(sizes, shares, where="post", color=REAL, linewidth=1.6, label=found.axes[index])
+    _as_distribution(axis, found.axes[index], f"share of {found.counted}")

@@ -40,14 +40,14 @@ def values(lengths: Iterable[int], graphs: int, max: int | None = None) -> list[
     return [value for (value,) in choose(space, Demand(known[:, None], np.ones(len(known))), graphs).buckets]
 
 
-def places(min: int, step: int, max: int) -> list[int]:  # noqa: A002 - spelled as the rules
+def multiples(min: int, step: int, max: int) -> list[int]:  # noqa: A002 - spelled as the rules
     """Where buckets may lie: the values of the linear rule, and max. Raises InputError as `Range` does."""
     found = linear.values(min, step, max)
     return found if found and found[-1] == max else [*found, max]
 
 
 class Traffic(Strategy):
-    """The traffic strategy; see `places`."""
+    """The traffic strategy; see `multiples`."""
 
     def defaults(self, limits: Limits) -> Mapping[Dimension, Range]:
         """Every batch, every query length (or up to FINEST of them), and contexts in blocks of block_size.
@@ -68,5 +68,5 @@ class Traffic(Strategy):
         }
 
     def values(self, dimension: Dimension, bounds: Range) -> list[int]:
-        """`places` of the range; the same for every dimension."""
-        return places(bounds.min, bounds.step, bounds.max)
+        """`multiples` of the range; the same for every dimension."""
+        return multiples(bounds.min, bounds.step, bounds.max)

@@ -127,8 +127,8 @@ class LengthHistogram:
         sums = list(accumulate(count for *_, count in closed))
         skew = self._skew(closed)
         found = []
-        for place in range(number):
-            at = (place + 0.5) / number * sums[-1]
+        for index in range(number):
+            at = (index + 0.5) / number * sums[-1]
             which = min(bisect_right(sums, at), len(sums) - 1)
             low, high, count = closed[which]
             if end == "middle":
@@ -178,8 +178,8 @@ class Lengths:
         outputs = self.output.drawn(number, end, longest_total)
         first, second = (_stride(number, share) for share in STRIDES)
         gap = 0.0 if self.duration is None else self.duration / max(1, number)
-        for place in range(number):
-            yield TrafficRequest(place * gap, prompts[place * first % number], outputs[place * second % number])
+        for index in range(number):
+            yield TrafficRequest(index * gap, prompts[index * first % number], outputs[index * second % number])
 
 
 def _stride(number: int, share: float) -> int:

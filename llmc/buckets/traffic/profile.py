@@ -68,8 +68,8 @@ def distance(one: LengthSketch, other: LengthSketch) -> float:
     shares = [0.0, 0.0]
     largest = 0.0
     for length in sorted(one.counts.keys() | other.counts.keys()):
-        for place, sketch in enumerate((one, other)):
-            shares[place] += sketch.counts.get(length, 0) / numbers[place]
+        for index, sketch in enumerate((one, other)):
+            shares[index] += sketch.counts.get(length, 0) / numbers[index]
         largest = max(largest, abs(shares[0] - shares[1]))
     return largest
 
@@ -121,28 +121,28 @@ class Windows:
 
     def add(self, request: TrafficRequest) -> None:
         """Count a request."""
-        place = int(request.time / self._seconds)
-        while place >= MOST:
+        index = int(request.time / self._seconds)
+        while index >= MOST:
             self._double()
-            place = int(request.time / self._seconds)
+            index = int(request.time / self._seconds)
         self._last = request.time
-        window = self._window(self._found, place)
+        window = self._window(self._found, index)
         window.prompt.add(request.prompt)
         window.output.add(request.output)
 
     def _double(self) -> None:
         self._seconds *= 2
         joined: dict[int, Window] = {}
-        for place, window in self._found.items():
-            into = self._window(joined, place // 2)
+        for index, window in self._found.items():
+            into = self._window(joined, index // 2)
             into.prompt.merge(window.prompt)
             into.output.merge(window.output)
         self._found = joined
 
-    def _window(self, among: dict[int, Window], place: int) -> Window:
-        if place not in among:
-            among[place] = Window(place * self._seconds, self._seconds)
-        return among[place]
+    def _window(self, among: dict[int, Window], index: int) -> Window:
+        if index not in among:
+            among[index] = Window(index * self._seconds, self._seconds)
+        return among[index]
 
     def found(self, most: int) -> list[Window]:
         """At most `most` windows of equal length, those without a request too; the last ends with the last request."""
@@ -153,8 +153,8 @@ class Windows:
         found = []
         for first in range(0, number, each):
             joined = Window(first * self._seconds, 0.0)
-            for place in range(first, min(first + each, number)):
-                joined.merge(self._found.get(place) or Window(place * self._seconds, self._seconds))
+            for index in range(first, min(first + each, number)):
+                joined.merge(self._found.get(index) or Window(index * self._seconds, self._seconds))
             found.append(joined)
         if self._last > found[-1].start:
             found[-1].seconds = self._last - found[-1].start

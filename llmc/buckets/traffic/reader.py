@@ -226,8 +226,8 @@ class Trace:
         return format_.rows(self._name, self._file.lines(progress), self._fields)
 
     def _fail(self, rows: Rows, reason: str, column: str | None = None) -> NoReturn:
-        place = f"line {rows.line}" if column is None else f"line {rows.line}, column {column!r}"
-        raise InputError(f"{self._name}: {place}: {reason}") from None
+        location = f"line {rows.line}" if column is None else f"line {rows.line}, column {column!r}"
+        raise InputError(f"{self._name}: {location}: {reason}") from None
 
 
 def _start(rows: Rows, stamp: object) -> Moment:
@@ -240,10 +240,10 @@ def _start(rows: Rows, stamp: object) -> Moment:
 def _by_time(requests: Iterable[_Read]) -> Iterator[_Read]:
     """`requests` in order of time among each REORDERED that follow each other; equal times in their order."""
     waiting: list[tuple[float, int, _Read]] = []
-    for place, request in enumerate(requests):
+    for location, request in enumerate(requests):
         if len(waiting) < REORDERED:
-            heappush(waiting, (request[0], place, request))
+            heappush(waiting, (request[0], location, request))
         else:
-            yield heappushpop(waiting, (request[0], place, request))[2]
+            yield heappushpop(waiting, (request[0], location, request))[2]
     while waiting:
         yield heappop(waiting)[2]

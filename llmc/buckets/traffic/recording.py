@@ -125,8 +125,8 @@ def chosen(requests: Iterable[TrafficRequest], number: int, of: int, seed: int) 
     if not 0 < number <= of:
         raise InputError(f"{number} of {of} requests cannot be chosen; give a number from 1 to {of}")
     random = Random(seed)  # noqa: S311 - a sample, no secret
-    for place, request in enumerate(requests):
-        if random.random() * (of - place) < number:
+    for index, request in enumerate(requests):
+        if random.random() * (of - index) < number:
             number -= 1
             yield request
 

@@ -54,24 +54,24 @@ def resolve(names: Sequence[str], where: str) -> Columns:
 
     Raises InputError, listing the names, when the prompt or the output column is missing or two names mean the same.
     """
-    places: dict[str, int] = {}
-    for place, name in enumerate(names):
+    indices: dict[str, int] = {}
+    for index, name in enumerate(names):
         meaning = _MEANINGS.get(_plain(name))
         if meaning is None:
             continue
-        if meaning in places:
+        if meaning in indices:
             raise InputError(
-                f"{where}: the columns {names[places[meaning]]!r} and {name!r} both mean the {meaning}; "
+                f"{where}: the columns {names[indices[meaning]]!r} and {name!r} both mean the {meaning}; "
                 "remove or rename one"
             )
-        places[meaning] = place
+        indices[meaning] = index
     for meaning in ("prompt", "output"):
-        if meaning not in places:
+        if meaning not in indices:
             raise InputError(
                 f"{where}: no column for the {meaning} tokens; found {_listed(names)}; "
                 f"name one of them {', '.join(SPELLINGS[meaning])}"
             )
-    return Columns(places.get("time"), places["prompt"], places["output"], places.get("cached"))
+    return Columns(indices.get("time"), indices["prompt"], indices["output"], indices.get("cached"))
 
 
 def _plain(name: str) -> str:

@@ -61,7 +61,7 @@ def arrivals(
     if arrival_rate is None:
         return ((request.time, request) for request in requests)
     if mean_rate is None or arrival_rate == math.inf:
-        return ((place / arrival_rate, request) for place, request in enumerate(requests))
+        return ((index / arrival_rate, request) for index, request in enumerate(requests))
     return ((request.time * mean_rate / arrival_rate, request) for request in requests)
 
 

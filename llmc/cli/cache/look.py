@@ -131,22 +131,24 @@ class CacheVerifyCommand(Command):
             errors += wrong
             checked = {"blobs": len(files.manifest.blobs), "bytes": files.manifest.size}
             said, extra = f"; {signature_text(signature)}", {"signature": signature}
-            place = str(files.folder)
+            location = str(files.folder)
         else:
             store = open_cache(self.cache_dir)
             report = store.verify()
             errors = [f"{name}: {reason}" for name, reason in report.bad]
             checked = {"blobs": report.blobs, "bytes": report.bytes, "entries": report.entries}
-            place = str(store.root)
+            location = str(store.root)
         if self.as_json:
-            print_json({"path": place, **checked, **extra, "bad": errors})
+            print_json({"path": location, **checked, **extra, "bad": errors})
         else:
-            echo(f"{place}: {checked['blobs']} blobs, {size_text(checked['bytes'])} read, {len(errors)} damaged{said}")
+            echo(
+                f"{location}: {checked['blobs']} blobs, {size_text(checked['bytes'])} read, {len(errors)} damaged{said}"
+            )
         if errors:
             shown = "\n  ".join(errors[:BAD_SHOWN])
             more = f"\n  and {len(errors) - BAD_SHOWN} more" if len(errors) > BAD_SHOWN else ""
             put_aside = "" if self.bundle is not None else "; put into quarantine, compiling again heals it"
-            raise ArtifactError(f"{place}: {len(errors)} damaged{put_aside}\n  {shown}{more}")
+            raise ArtifactError(f"{location}: {len(errors)} damaged{put_aside}\n  {shown}{more}")
 
 
 def _show_program(what: str, cache_dir: Path | None, executable: str | None, output: Path | None, hlo: bool) -> None:

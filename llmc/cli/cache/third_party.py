@@ -121,7 +121,7 @@ class CacheUnpackCommand(Command):
         _require_match(comparison, contents, self.allow or (), self.strict)
         done = None
         if not self.dry_run:
-            done = _place(store, cache, contents, folder, self.keep, self.replace)
+            done = _location(store, cache, contents, folder, self.keep, self.replace)
         _print_unpacked(entry, contents, folder, comparison, done, self.as_json)
 
 
@@ -152,13 +152,13 @@ def _entry(store: Store, source: str, allow_unsigned: bool) -> Entry:
 def _folder(cache: ThirdPartyCache, output: Path | None, environment: Mapping[str, str]) -> Path:
     if output is not None:
         return expanded(output)
-    place = cache.place(environment)
-    if place is None:
+    location = cache.location(environment)
+    if location is None:
         raise InputError(
             f"where {cache.name} looks is not known here: name the folder with -o, or set "
             f"{' or '.join(cache.variables)} as for the server"
         )
-    return expanded(place)
+    return expanded(location)
 
 
 def _require_match(comparison: FactComparison, contents: Contents, allow: Sequence[str], strict: bool) -> None:
@@ -178,7 +178,7 @@ def _require_match(comparison: FactComparison, contents: Contents, allow: Sequen
         )
 
 
-def _place(
+def _location(
     store: Store, cache: ThirdPartyCache, contents: Contents, folder: Path, keep: bool, replace: bool
 ) -> Unpacked:  # fmt: skip
     from llmc.artifacts.third_party.unpacking import unpack as unpack_entry

@@ -315,10 +315,12 @@ def _checkout(store: Store, entry: Entry, output: Path | None) -> Path | None:
     return None if output is None else checkout(store, entry, output)
 
 
-def _finish(done: str, way: str, place: str, report: TransferReport, as_json: bool, folder: Path | None = None) -> None:
+def _finish(
+    done: str, way: str, location: str, report: TransferReport, as_json: bool, folder: Path | None = None
+) -> None:
     """Print what was done. Raises ArtifactError when something stayed behind."""
     if as_json:
-        found: dict[str, Any] = {"remote": place, **report._asdict()}
+        found: dict[str, Any] = {"remote": location, **report._asdict()}
         found["refused"] = [item._asdict() for item in report.refused]
         if folder is not None:
             found["bundle"] = str(folder)
@@ -328,7 +330,7 @@ def _finish(done: str, way: str, place: str, report: TransferReport, as_json: bo
         moved = f"{count_text(report.blobs, 'blob', 'blobs')}, {size_text(report.bytes)} moved"
         there = f"{count_text(report.skipped_blobs, 'blob', 'blobs')}, {size_text(report.skipped_bytes)} were there"
         entries = count_text(report.entries, "entry", "entries")
-        echo(f"{done} {entries} {way} {place}: {moved} in {report.seconds:.1f} s{speed}; {there}")
+        echo(f"{done} {entries} {way} {location}: {moved} in {report.seconds:.1f} s{speed}; {there}")
         if folder is not None:
             echo(f"bundle: {folder}")
     if report.refused:

@@ -154,7 +154,7 @@ def _layer_at(config: Config, layer: int) -> list[str]:
         norms.append("post_per_layer_input_norm")
         parts += ["per_layer_input_gate.weight", "per_layer_projection.weight"]
     if config.get("enable_moe_block"):
-        norms += [f"{place}_feedforward_layernorm_{n}" for place, n in (("post", 1), ("post", 2), ("pre", 2))]
+        norms += [f"{prefix}_feedforward_layernorm_{n}" for prefix, n in (("post", 1), ("post", 2), ("pre", 2))]
         parts += [f"router.{name}" for name in ("proj.weight", "scale", "per_expert_scale")]
         parts += ["experts.gate_up_proj", "experts.down_proj"]
     return [*parts, *(f"{name}.weight" for name in norms)]

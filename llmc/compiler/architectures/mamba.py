@@ -69,17 +69,17 @@ class Mamba:
         ]
 
 
-def mamba_layer(place: str, *, convolution: bool, projections: bool, norm: bool = True) -> list[str]:
-    """Tensors of a Mamba 2 layer below `place`; which of its parts have biases, and whether it norms its output."""
-    parts = [f"{place}.{name}" for name in ("dt_bias", "A_log", "D")] + _around(place, convolution, projections)
-    return [*parts, f"{place}.norm.weight"] if norm else parts
+def mamba_layer(inner: str, *, convolution: bool, projections: bool, norm: bool = True) -> list[str]:
+    """Tensors of a Mamba 2 layer below `inner`; which of its parts have biases, and whether it norms its output."""
+    parts = [f"{inner}.{name}" for name in ("dt_bias", "A_log", "D")] + _around(inner, convolution, projections)
+    return [*parts, f"{inner}.norm.weight"] if norm else parts
 
 
-def _around(place: str, convolution: bool, projections: bool) -> list[str]:
+def _around(inner: str, convolution: bool, projections: bool) -> list[str]:
     """The convolution and the projections of a layer of either form, with biases or not."""
-    parts = with_biases(f"{place}.conv1d") if convolution else [f"{place}.conv1d.weight"]
+    parts = with_biases(f"{inner}.conv1d") if convolution else [f"{inner}.conv1d.weight"]
     for name in ("in_proj", "out_proj"):
-        parts += with_biases(f"{place}.{name}") if projections else [f"{place}.{name}.weight"]
+        parts += with_biases(f"{inner}.{name}") if projections else [f"{inner}.{name}.weight"]
     return parts
 
 
@@ -144,10 +144,10 @@ class Selective:
         ]
 
 
-def selective_layer(place: str, *, convolution: bool, projections: bool) -> list[str]:
-    """Tensors of such a layer below `place`; which of its parts have biases."""
-    parts = [f"{place}.{name}" for name in ("A_log", "D", "x_proj.weight")] + with_biases(f"{place}.dt_proj")
-    return parts + _around(place, convolution, projections)
+def selective_layer(inner: str, *, convolution: bool, projections: bool) -> list[str]:
+    """Tensors of such a layer below `inner`; which of its parts have biases."""
+    parts = [f"{inner}.{name}" for name in ("A_log", "D", "x_proj.weight")] + with_biases(f"{inner}.dt_proj")
+    return parts + _around(inner, convolution, projections)
 
 
 def _mixed_cache(config: Config, attends: Sequence[bool], layer: Mamba | Selective) -> CacheShape:

@@ -111,7 +111,7 @@ LORA = "::lora="
 CHOICE = "::adapter="
 """Between a model and NAME=ADAPTER, an adapter that requests choose by that name."""
 
-__all__ = ["DEMO", "Checkpoint", "QuantisedBlocks", "each_place", "open_checkpoint", "read_config", "with_adapters"]
+__all__ = ["DEMO", "Checkpoint", "QuantisedBlocks", "map_paths", "open_checkpoint", "read_config", "with_adapters"]
 
 
 def open_checkpoint(path: str | Path | Checkpoint) -> Checkpoint:
@@ -200,11 +200,11 @@ def with_adapters(
     return "".join([model, *merged, *named])
 
 
-def each_place(model: str, place: Callable[[str], str]) -> str:
-    """Such a name with `place` of each path in it."""
+def map_paths(model: str, location: Callable[[str], str]) -> str:
+    """Such a name with `location` of each path in it."""
     whole, *choices = model.split(CHOICE)
-    named = [(name, place(path)) for name, _, path in (choice.partition("=") for choice in choices)]
-    merged = LORA.join(map(place, whole.split(LORA)))
+    named = [(name, location(path)) for name, _, path in (choice.partition("=") for choice in choices)]
+    merged = LORA.join(map(location, whole.split(LORA)))
     return with_adapters(merged, choices=named)
 
 

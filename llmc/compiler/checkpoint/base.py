@@ -338,7 +338,7 @@ def coded_names(checkpoint: Checkpoint) -> list[str]:
     return [n for n in checkpoint.tensor_names() if checkpoint.stored_form(n) or checkpoint.unkept(n)]
 
 
-def without_place(config: Mapping[str, Any]) -> dict[str, Any]:
+def without_path(config: Mapping[str, Any]) -> dict[str, Any]:
     """A JSON config without what says where it was saved."""
     return {name: value for name, value in config.items() if name not in _PLACES}
 

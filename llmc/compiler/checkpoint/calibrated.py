@@ -25,15 +25,15 @@ FORM = BlockForm("calibrated", 4, BLOCK, "minimums", "float16")
 
 class CalibratedCheckpoint(WrappedCheckpoint):
     """`tensor` gives the floats that the blocks stand for, not the blocks' own values: what is compiled with blocks is
-    compared with the model as it was. `places`: where each matrix begins in the file, with its shape, {name: (offset,
-    rows, columns)}. Raises CheckpointError for a file that does not hold them, or blocks of other matrices."""
+    compared with the model as it was. `locations`: where each matrix begins in the file, with its shape, {name:
+    (offset, rows, columns)}. Raises CheckpointError for a file that does not hold them, or blocks of other matrices."""
 
-    def __init__(self, inner: Checkpoint, file: Path, places: Mapping[str, Sequence[int]], digest: str) -> None:
+    def __init__(self, inner: Checkpoint, file: Path, locations: Mapping[str, Sequence[int]], digest: str) -> None:
         super().__init__(inner, inner.name, inner.format)
         self._file = MappedFile(file)
-        self._places = places
+        self._locations = locations
         self._digest = digest
-        for name, (offset, *shape) in places.items():
+        for name, (offset, *shape) in locations.items():
             if tuple(shape) != inner.shape(name) or type(offset) is not int or offset < 0:
                 raise self._file.error(f"blocks of {name} are of another matrix: {[offset, *shape]!r:.80}")
             self._file.need(offset, _bytes(*shape), f"blocks of {name}")
@@ -53,21 +53,21 @@ class CalibratedCheckpoint(WrappedCheckpoint):
 
     def stored_form(self, name: str) -> BlockForm | None:
         """FORM of what was calibrated."""
-        return FORM if name in self._places else super().stored_form(name)
+        return FORM if name in self._locations else super().stored_form(name)
 
     def unkept(self, name: str) -> str | None:
         """No reason of what was calibrated."""
-        return None if name in self._places else super().unkept(name)
+        return None if name in self._locations else super().unkept(name)
 
     def reordered_form(self, name: str) -> BlockForm | None:
         """None of what was calibrated."""
-        return None if name in self._places else super().reordered_form(name)
+        return None if name in self._locations else super().reordered_form(name)
 
     def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
         """The blocks of what was calibrated."""
-        if name not in self._places:
+        if name not in self._locations:
             return super().quantised_blocks(name)
-        offset, rows, columns = self._places[name]
+        offset, rows, columns = self._locations[name]
         blocks = columns // BLOCK
         pairs = np.frombuffer(self._file.buffer, np.uint8, rows * columns // 2, offset).reshape(rows, blocks, -1)
         quantized = np.empty((rows, blocks, BLOCK), np.uint8)

@@ -18,7 +18,7 @@ from llmc.compiler.checkpoint.base import (
     QuantisedBlocks,
     folder_name,
     unknown_tensor,
-    without_place,
+    without_path,
 )
 from llmc.compiler.checkpoint.quantised import STATED, in_models_order, is_read, read_quantised
 from llmc.compiler.checkpoint.quantised.base import QuantisedTensor, StoredTensors
@@ -91,7 +91,7 @@ class HuggingFaceCheckpoint(Checkpoint):
         if role not in _VALUES:
             return None
         try:
-            return digest_bytes(canonical_json(without_place(read_json(self.path / role))))
+            return digest_bytes(canonical_json(without_path(read_json(self.path / role))))
         except (CheckpointError, ValueError):  # a file that is not such JSON, or holds NaN, counts by its bytes
             return None
 
@@ -316,7 +316,7 @@ class ConfigCheckpoint(HuggingFaceCheckpoint):
 
     def _value_digest(self, role: str) -> str | None:
         if role == CONFIG:
-            return digest_bytes(canonical_json(without_place(self._config)))
+            return digest_bytes(canonical_json(without_path(self._config)))
         return super()._value_digest(role)
 
     def shape(self, name: str) -> tuple[int, ...]:

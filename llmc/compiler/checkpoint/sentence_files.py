@@ -133,8 +133,8 @@ def _modules(checkpoint: Checkpoint, folder: Path) -> tuple[list[Module], dict[s
     found: list[Module] = []
     arrays: dict[str, NDArray[Any]] = {}
     width = 0
-    for index, (kind, place) in enumerate(_listed(folder)):
-        where = folder / place
+    for index, (kind, location) in enumerate(_listed(folder)):
+        where = folder / location
         if kind == "Transformer":
             if index:
                 raise CheckpointError(f"{folder / MODULES}: module {index} is a second transformer")
@@ -169,14 +169,14 @@ def _listed(folder: Path) -> list[tuple[str, str]]:
         found = [(str(e["type"]), str(e["path"])) for e in sorted(entries, key=lambda e: int(e["idx"]))]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read as a list of modules ({error}); fetch it again") from error
-    for kind, place in found:
+    for kind, location in found:
         if not kind.startswith("sentence_transformers."):
             raise CheckpointError(f"{path}: {kind!r} is code of its own, which llmc does not run")
-        if Path(place).is_absolute() or ".." in Path(place).parts:
-            raise CheckpointError(f"{path}: {place!r} leads out of the checkpoint")
-        if place and not (folder / place).is_dir() and not kind.endswith(".Normalize"):
-            raise CheckpointError(f"{path}: names the folder {place!r}, which is not there; finish the download")
-    return [(kind.rsplit(".", 1)[-1], place) for kind, place in found]
+        if Path(location).is_absolute() or ".." in Path(location).parts:
+            raise CheckpointError(f"{path}: {location!r} leads out of the checkpoint")
+        if location and not (folder / location).is_dir() and not kind.endswith(".Normalize"):
+            raise CheckpointError(f"{path}: names the folder {location!r}, which is not there; finish the download")
+    return [(kind.rsplit(".", 1)[-1], location) for kind, location in found]
 
 
 def _pooling(where: Path, checkpoint: Checkpoint) -> Pooling:

@@ -269,7 +269,7 @@ class Footprint:
         whole = model.cache_values - rings.total()
         parts = [f"{longest} tokens × {whole:,} values"] if whole else []
         parts += [f"rings of {ring} tokens × {values:,} values" for ring, values in sorted(rings.items())]
-        heads = sum(t.places(longest) * t.shape[0] for t in cache.kv)
+        heads = sum(t.token_slots(longest) * t.shape[0] for t in cache.kv)
         return cache.kv_values(longest), heads, f"({' + '.join(parts)})"
 
     def text(self, buckets: Sequence[Bucket]) -> str:

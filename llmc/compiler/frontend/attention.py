@@ -87,19 +87,19 @@ class TraceState:
         """Of a layer with keys and values of its own."""
         return next((t.window for t in self.shape.of_layer(layer) if t.kind == "kv"), None)
 
-    def positions_of_past(self, layer: int, places: Any) -> Tensor:
+    def positions_of_past(self, layer: int, offsets: Any) -> Tensor:
         """The position that each place of a layer's past stands for, [B, places] or [1, places]; of a place without a
         token −1 or less, or past_lengths or more."""
         if self.window(layer) is None:
-            return torch.arange(places)[None, :]
-        return _held(self.past_lengths, places)
+            return torch.arange(offsets)[None, :]
+        return _held(self.past_lengths, offsets)
 
-    def seen_of_past(self, layer: int, places: Any, dtype: torch.dtype) -> Tensor:
+    def seen_of_past(self, layer: int, offsets: Any, dtype: torch.dtype) -> Tensor:
         """What is added to scores of a layer with a window for its past, [B, 1, Q, places]."""
         window = self.window(layer)
         assert window is not None
         if window not in self._masks:
-            at = self.positions_of_past(layer, places)[:, None, None, :]
+            at = self.positions_of_past(layer, offsets)[:, None, None, :]
             seen = (at >= 0) & (at > self.positions[:, None, :, None] - window)
             self._masks[window] = _additive(seen, dtype)
         return self._masks[window]
@@ -188,14 +188,14 @@ class TraceCache:
 def fused_attention(
     query: Tensor, key: Tensor, value: Tensor, past_key: Tensor, past_value: Tensor, past_lengths: Tensor,
     sinks: Tensor | None, scale: float, softcap: float, window: int, slopes: Sequence[float] | None = None,
-    by_place: Tensor | None = None,
+    by_offset: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Causal grouped-query attention over a cache with room for the new tokens; returns (out, new key, new value).
 
     out is [B, Q, Hq, Dv], Dv being the width of values; `sinks` [Hq] are scores of a key more, which has no value, for
     each query head. The returned caches are copies of the past with rows past_lengths[b] … + Q written.
     `window` < 0 means no sliding window, `softcap` 0 none. With `slopes`, one for each query head, scores grow by the
-    head's slope with each position of a key (ALiBi); with `by_place` [Hq, P] they grow by what a position has there.
+    head's slope with each position of a key (ALiBi); with `by_offset` [Hq, P] they grow by what a position has there.
     With a window the cache is a ring of its S places, which has room for it and the new tokens but one. This is the
     reference meaning of the operator.
     """
@@ -207,19 +207,19 @@ def fused_attention(
     new_key[rows, :, positions % capacity] = key.transpose(1, 2)
     new_value[rows, :, positions % capacity] = value.transpose(1, 2)
     at = _held(past_lengths + length, capacity) if window > 0 else torch.arange(capacity)[None]
-    more = sinks, scale, softcap, window, slopes, by_place
+    more = sinks, scale, softcap, window, slopes, by_offset
     return _attended(query, new_key, new_value, at, positions, *more), new_key, new_value
 
 
-def _held(ends: Tensor, places: Any) -> Tensor:
+def _held(ends: Tensor, offsets: Any) -> Tensor:
     """The last position before ends[b] of each place of a ring, below 0 where there is none: [B, places]."""
     last = ends[:, None] - 1
-    return last - torch.remainder(last - torch.arange(places)[None], places)
+    return last - torch.remainder(last - torch.arange(offsets)[None], offsets)
 
 
 def _attended(
     query: Tensor, keys: Tensor, values: Tensor, at: Tensor, positions: Tensor, sinks: Tensor | None, scale: float,
-    softcap: float, window: int, slopes: Sequence[float] | None = None, by_place: Tensor | None = None,
+    softcap: float, window: int, slopes: Sequence[float] | None = None, by_offset: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Attention of tokens at `positions` [B, Q] to keys at positions `at` [B or 1, K]; those below 0 are none."""
     seen = (at >= 0)[:, None] & (at[:, None] <= positions[:, :, None])
@@ -234,15 +234,15 @@ def _attended(
         scores = torch.tanh(scores / softcap) * softcap
     if slopes:
         scores = scores + torch.tensor(slopes)[:, None, None] * at[:, None, None, :]
-    if by_place is not None:
-        scores = scores + _of_places(by_place, at)[:, :, None]
+    if by_offset is not None:
+        scores = scores + _of_offsets(by_offset, at)[:, :, None]
     weights = _shares(scores.masked_fill(~seen[:, None], float("-inf")), sinks).to(values.dtype)
     return (weights @ values).transpose(1, 2).contiguous()
 
 
-def _of_places(by_place: Tensor, places: Tensor) -> Tensor:
+def _of_offsets(by_offset: Tensor, offsets: Tensor) -> Tensor:
     """[B, Hq, K] of places [B, K]; padding may lie beyond the last."""
-    return by_place[:, places.clamp(0, by_place.shape[1] - 1)].transpose(0, 1)
+    return by_offset[:, offsets.clamp(0, by_offset.shape[1] - 1)].transpose(0, 1)
 
 
 def _shares(scores: Tensor, sinks: Tensor | None) -> Tensor:
@@ -272,8 +272,8 @@ def read_only_attention(
     positions = past_lengths[:, None] + torch.arange(query.shape[2])
     if past_key is None or past_value is None:
         return _attended(query, key, value, positions, positions, None, scale, softcap, window)
-    places = past_key.shape[2]
-    past = _held(past_lengths, places) if window > 0 else torch.arange(places).expand(len(positions), -1)
+    offsets = past_key.shape[2]
+    past = _held(past_lengths, offsets) if window > 0 else torch.arange(offsets).expand(len(positions), -1)
     past = torch.where(past < past_lengths[:, None], past, -1)
     keys, values = torch.cat([past_key, key], 2), torch.cat([past_value, value], 2)
     return _attended(query, keys, values, torch.cat([past, positions], 1), positions, None, scale, softcap, window)
@@ -299,7 +299,7 @@ def _(hidden: Tensor, new_lengths: Tensor) -> Tensor:
 def _fused(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     scaling: float | None = None, softcap: float | None = None, sliding_window: int | None = None,
-    s_aux: Tensor | None = None, slopes: Sequence[float] = (), by_place: Tensor | None = None, **_: Any,
+    s_aux: Tensor | None = None, slopes: Sequence[float] = (), by_offset: Tensor | None = None, **_: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     state = STATE.get()
     layer = module.layer_idx
@@ -310,7 +310,7 @@ def _fused(
     out, *kept = torch.ops.llmc.attention(
         query, key, value, *past, state.past_lengths, s_aux, float(scale), float(softcap or 0.0),
         int(sliding_window or -1), **({"slopes": list(slopes)} if slopes else {}),
-        **({} if by_place is None else {"by_place": by_place}),
+        **({} if by_offset is None else {"by_offset": by_offset}),
     )  # fmt: skip
     state.keep(layer, owner, *kept)
     return out, None
@@ -319,11 +319,11 @@ def _fused(
 def _read_only(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     scaling: float | None = None, softcap: float | None = None, sliding_window: int | None = None,
-    s_aux: Tensor | None = None, slopes: Sequence[float] = (), by_place: Tensor | None = None, **_: Any,
+    s_aux: Tensor | None = None, slopes: Sequence[float] = (), by_offset: Tensor | None = None, **_: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    if s_aux is not None or slopes or by_place is not None:
+    if s_aux is not None or slopes or by_offset is not None:
         mask = _two_part_mask(query.shape[0], query.shape[2], 0, _causal(sliding_window), query.dtype)
-        return _two_part(module, query, key, value, mask, scaling, softcap, s_aux, slopes, by_place)
+        return _two_part(module, query, key, value, mask, scaling, softcap, s_aux, slopes, by_offset)
     state = STATE.get()
     owner = state.owner(module.layer_idx, key, value)
     state.keep(module.layer_idx, owner, key, value)
@@ -338,7 +338,7 @@ def _read_only(
 def _two_part(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     scaling: float | None = None, softcap: float | None = None, s_aux: Tensor | None = None,
-    slopes: Sequence[float] = (), by_place: Tensor | None = None, **_: Any,
+    slopes: Sequence[float] = (), by_offset: Tensor | None = None, **_: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     state = STATE.get()
     layer = module.layer_idx
@@ -364,14 +364,14 @@ def _two_part(
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     scores = scores.view(batch, kv_heads, heads // kv_heads, length, -1)
-    if slopes or by_place is not None:
-        places = state.positions
+    if slopes or by_offset is not None:
+        offsets = state.positions
         if past is not None:
-            places = torch.cat([state.positions_of_past(owner, capacity).expand(batch, -1), places], -1)
-        if by_place is None:
-            grown = slopes_of_heads(slopes).view(kv_heads, -1, 1, 1) * places[:, None, None, None]
+            offsets = torch.cat([state.positions_of_past(owner, capacity).expand(batch, -1), offsets], -1)
+        if by_offset is None:
+            grown = slopes_of_heads(slopes).view(kv_heads, -1, 1, 1) * offsets[:, None, None, None]
         else:
-            grown = _of_places(by_place, places).reshape(batch, kv_heads, heads // kv_heads, 1, -1)
+            grown = _of_offsets(by_offset, offsets).reshape(batch, kv_heads, heads // kv_heads, 1, -1)
         scores = scores + grown.to(scores.dtype)
     if attention_mask is not None:
         scores = scores + attention_mask[:, :, None]

@@ -89,16 +89,16 @@ class LayerPlan:
     def like(self) -> list[int]:
         """Of each layer of the model, the place among the traced ones of the layer whose operators it has."""
         traced = self.traced
-        places = {self.kinds[i]: place for place, i in enumerate(traced)}
-        return [traced.index(i) if i in traced else places[kind] for i, kind in enumerate(self.kinds)]
+        offsets = {self.kinds[i]: index for index, i in enumerate(traced)}
+        return [traced.index(i) if i in traced else offsets[kind] for i, kind in enumerate(self.kinds)]
 
     @cached_property
     def steady(self) -> list[tuple[int, int]]:
         """Places of the last two traced layers of each kind that is repeated; these have to be the same."""
-        places: dict[int, list[int]] = {}
-        for place, i in enumerate(self.traced):
-            places.setdefault(self.kinds[i], []).append(place)
-        return [(p[-2], p[-1]) for kind, p in places.items() if self.kinds.count(kind) > _TRACED]
+        offsets: dict[int, list[int]] = {}
+        for index, i in enumerate(self.traced):
+            offsets.setdefault(self.kinds[i], []).append(index)
+        return [(p[-2], p[-1]) for kind, p in offsets.items() if self.kinds.count(kind) > _TRACED]
 
     def apply(self, model: nn.Module) -> None:
         """Leave only the layers that are traced, numbered anew, and mark where each begins and the last one ends."""
@@ -106,11 +106,11 @@ class LayerPlan:
         config: Any = model.config
         layers: Any = model.get_submodule(self.path)
         kept = nn.ModuleList(layers[i] for i in self.traced)
-        for place, layer in enumerate(kept):
+        for index, layer in enumerate(kept):
             for module in layer.modules():
                 for name in _INDEX:
                     if hasattr(module, name):
-                        setattr(module, name, place)
+                        setattr(module, name, index)
             layer.register_forward_pre_hook(_mark_input)
         kept[-1].register_forward_hook(_mark_output)
         for name, values in _lists(config, len(self.kinds)).items():
@@ -218,7 +218,7 @@ class _Repeating:
     ) -> None:  # fmt: skip
         self.exported = exported
         self.plan = plan
-        self.entries = [[i for i, t in enumerate(cache) if t.layer == place] for place in range(len(plan.traced))]
+        self.entries = [[i for i, t in enumerate(cache) if t.layer == index] for index in range(len(plan.traced))]
         """Of each traced layer the places of its cache tensors."""
         self.cache = cache
         self.count = len(plan.traced)
@@ -265,19 +265,19 @@ class _Repeating:
         self._copy(self.before, self.copies, named=True)
         hidden = self.copies[self.marks[0].args[0]]
         envs = []
-        for layer, place in enumerate(self.plan.like):
-            own = self.inputs[layer] | {self.marks[place]: hidden}
+        for layer, index in enumerate(self.plan.like):
+            own = self.inputs[layer] | {self.marks[index]: hidden}
             own_and_shared = ChainMap(own, self.copies)
-            self._copy(self.layers[place], own_and_shared, named=place == layer)
-            if self.plan.traced[place] == layer:
+            self._copy(self.layers[index], own_and_shared, named=index == layer)
+            if self.plan.traced[index] == layer:
                 self.copies |= own
-            hidden = own_and_shared[self.marks[place + 1].args[0]]
+            hidden = own_and_shared[self.marks[index + 1].args[0]]
             envs.append(own_and_shared)
         self.copies[self.marks[-1]] = hidden
         self._copy(self.after, self.copies)
         built = [self.copies[n] for n in self.outputs[: self._head]]
         built += [
-            env[entry] for place, env in zip(self.plan.like, envs, strict=True) for entry in self._new_entries(place)
+            env[entry] for index, env in zip(self.plan.like, envs, strict=True) for entry in self._new_entries(index)
         ]
         self.graph.output(tuple(built))
         signature = self.exported.graph_signature
@@ -306,17 +306,17 @@ class _Repeating:
                     specs.append(spec)
                 continue
             first = 0
-            for layer, place in enumerate(self.plan.like):
+            for layer, index in enumerate(self.plan.like):
                 for node, spec in pairs:
-                    if self.owners[node] != place:
+                    if self.owners[node] != index:
                         continue
-                    name = self._input_name(node.name, place, layer, first)
+                    name = self._input_name(node.name, index, layer, first)
                     built = self.inputs[layer][node] = self._placeholder(node, name)
-                    if self.plan.traced[place] == layer:
+                    if self.plan.traced[index] == layer:
                         self.copies[node] = built
-                    target = spec.target and self._renamed(spec.target, ".", place, layer)
+                    target = spec.target and self._renamed(spec.target, ".", index, layer)
                     specs.append(replace(spec, arg=TensorArgument(built.name), target=target))
-                first += len(self.entries[place])
+                first += len(self.entries[index])
         return specs
 
     def _placeholder(self, node: fx.Node, name: str) -> fx.Node:
@@ -334,13 +334,13 @@ class _Repeating:
 
     def _check(self) -> None:
         """Raise NotRepeatableError for what layers may not read, and for layers of a kind that differ."""
-        for place, nodes in enumerate([*self.layers, self.after]):
+        for index, nodes in enumerate([*self.layers, self.after]):
             for node in nodes:
-                self._check_reads(node, place)
-        for place in range(self.count):
-            own = [self.marks[place + 1].args[0], *self._new_entries(place)]
-            if any(self.home.get(node) != place or node in self.marks for node in own):
-                raise NotRepeatableError(f"layer {place} does not make its own hidden states and cache")
+                self._check_reads(node, index)
+        for index in range(self.count):
+            own = [self.marks[index + 1].args[0], *self._new_entries(index)]
+            if any(self.home.get(node) != index or node in self.marks for node in own):
+                raise NotRepeatableError(f"layer {index} does not make its own hidden states and cache")
         for node in self.before:
             if isinstance(node.meta.get("val"), Tensor) and any(n in self.owners for n in node.all_input_nodes):
                 raise NotRepeatableError(f"{node.name} reads a layer's tensor before all layers")
@@ -352,40 +352,40 @@ class _Repeating:
                 if a != b:
                     raise NotRepeatableError(f"layers {first} and {second} of one kind differ: {a} and {b}")
 
-    def _check_reads(self, node: fx.Node, place: int) -> None:
+    def _check_reads(self, node: fx.Node, index: int) -> None:
         for read in node.all_input_nodes:
             if read in self.marks:
-                allowed = read is self.marks[place]
+                allowed = read is self.marks[index]
             elif read in self.owners:
-                allowed = self.owners[read] == place
+                allowed = self.owners[read] == index
             else:
-                allowed = self.home[read] in (place, _BEFORE) or isinstance(read.meta.get("val"), _SIZES)
+                allowed = self.home[read] in (index, _BEFORE) or isinstance(read.meta.get("val"), _SIZES)
             if not allowed:
                 raise NotRepeatableError(
                     f"{node.name} reads {read.name}, which is neither its layer's nor every layer's"
                 )
 
-    def _new_entries(self, place: int) -> Sequence[fx.Node]:
-        return [self.outputs[self._head + i] for i in self.entries[place]]
+    def _new_entries(self, index: int) -> Sequence[fx.Node]:
+        return [self.outputs[self._head + i] for i in self.entries[index]]
 
     @property
     def _head(self) -> int:
         """Outputs before those of the cache."""
         return len(self.outputs) - len(self.cache)
 
-    def _input_name(self, name: str, place: int, layer: int, first: int) -> str:
+    def _input_name(self, name: str, index: int, layer: int, first: int) -> str:
         """The name of another layer's placeholder, whose cache tensors begin with number `first`."""
         if found := re.match(r"cache_(\d+)$", name):
-            return f"cache_{first + self.entries[place].index(int(found[1]))}"
-        return self._renamed(name, "_", place, layer)
+            return f"cache_{first + self.entries[index].index(int(found[1]))}"
+        return self._renamed(name, "_", index, layer)
 
-    def _said(self, place: int) -> Iterator[str]:
+    def _said(self, index: int) -> Iterator[str]:
         """A traced layer, a line for each operator, in terms that layers of its kind share."""
-        names = {node: f"%{i}" for i, node in enumerate(self.layers[place])} | {self.marks[place]: "%hidden"}
+        names = {node: f"%{i}" for i, node in enumerate(self.layers[index])} | {self.marks[index]: "%hidden"}
         symbols: dict[Any, Any] = {}
         for node, owner in self.owners.items():
-            if owner == place:
-                names[node] = f"%own {self._input_name(node.name, place, 0, 0)}"
+            if owner == index:
+                names[node] = f"%own {self._input_name(node.name, index, 0, 0)}"
                 for axis, size in enumerate(node.meta["val"].shape):
                     if isinstance(size, torch.SymInt):
                         symbols.setdefault(size.node.expr, sympy.Symbol(f"{names[node]} {axis}"))
@@ -401,15 +401,15 @@ class _Repeating:
                 return [built(v) for v in value]
             return written(value.node.expr) if isinstance(value, _SIZES) else value
 
-        for node in self.layers[place]:
+        for node in self.layers[index]:
             given = fx.map_arg((node.args, node.kwargs), lambda n: _Named(names.get(n, n.name)))
             yield f"{node.op} {node.target} {given} {built(node.meta.get('val'))}"
-        yield " ".join(names[n] for n in (self.marks[place + 1].args[0], *self._new_entries(place)))
+        yield " ".join(names[n] for n in (self.marks[index + 1].args[0], *self._new_entries(index)))
 
-    def _renamed(self, name: str, dot: str, place: int, layer: int) -> str:
-        """A weight's name, whose parts `dot` parts, with `layer` for `place`."""
+    def _renamed(self, name: str, dot: str, index: int, layer: int) -> str:
+        """A weight's name, whose parts `dot` parts, with `layer` for `index`."""
         path = self.plan.path.replace(".", dot) + dot
-        return name.replace(f"{path}{place}{dot}", f"{path}{layer}{dot}", 1)
+        return name.replace(f"{path}{index}{dot}", f"{path}{layer}{dot}", 1)
 
 
 class _Named(str):

@@ -236,20 +236,20 @@ def _falcon(model: Any, attend: Attention) -> None:
     """The layers of a FalconModel. Where it adds to scores by positions (ALiBi), it rounds what it adds to bfloat16:
     a table has that, as a buffer, which traced programs look up as they do learned positions."""
     source: Any = sys.modules[type(model).__module__]
-    by_place, model.use_alibi = model.use_alibi, False
-    if by_place:
+    by_offset, model.use_alibi = model.use_alibi, False
+    if by_offset:
         config = model.config
         positions, heads = config.max_position_embeddings, config.num_attention_heads
         built = source.build_alibi_tensor(torch.ones(1, positions, dtype=torch.long), heads, torch.float32)
-        model.register_buffer("by_place", built[:, 0] / math.sqrt(config.hidden_size // heads), persistent=False)
+        model.register_buffer("by_offset", built[:, 0] / math.sqrt(config.hidden_size // heads), persistent=False)
 
     def forward(
         module: Any, hidden: Tensor, attention_mask: Tensor | None, position_embeddings: tuple[Tensor, Tensor], **_: Any
     ) -> tuple[Tensor, None]:
         query, key, value = _by_group(module, hidden, module.num_kv_heads)
-        if not by_place:
+        if not by_offset:
             query, key = source.apply_rotary_pos_emb(query, key, *position_embeddings)
-        added = {"by_place": model.by_place} if by_place else {}
+        added = {"by_offset": model.by_offset} if by_offset else {}
         return module.dense(attend(module, query, key, value, attention_mask, **added)[0].flatten(2)), None
 
     for layer in model.h:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import Key, canonical_json
 from llmc.artifacts.local.opening import open_store
-from llmc.artifacts.local.precompiled import place_for, replacing
+from llmc.artifacts.local.precompiled import path_for, replacing
 from llmc.buckets.encoding import EncodePlan
 from llmc.buckets.plan import Plan
 from llmc.compiler.checkpoint import open_checkpoint
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from llmc.settings import Settings
 
 PHASES = ("program", "lowered")
-PLACE = ("jobs", "executor", "address", "worker_memory")
+POSITION = ("jobs", "executor", "address", "worker_memory")
 """Options that say where and how fast something is compiled, and change none of it."""
 BASE = ("numpy", "onnxruntime", "tokenizers")
 
@@ -125,18 +125,18 @@ class Compilation:
         return CompileJob.of(self.checkpoint, self.plan, self.options, self.settings, self.target)
 
     @property
-    def place(self) -> Path | None:
+    def location(self) -> Path | None:
         """Where bundles of this device have a place of their own (artifacts/local/precompiled.py)."""
         if isinstance(self.plan, EncodePlan):
             return None
-        return place_for(self.options.device, self.checkpoint.requested, self.settings.neuron_artifacts)
+        return path_for(self.options.device, self.checkpoint.requested, self.settings.neuron_artifacts)
 
     @property
     def default_output(self) -> Path:
         """The bundle folder where none is named: its place, or MODEL-DEVICE.llmc here."""
         device = self.options.device
         named = device.replace(":", "-") if isinstance(self.plan, EncodePlan) else device
-        return self.place or Path(f"{stem_of(self.checkpoint.requested)}-{named}.llmc")
+        return self.location or Path(f"{stem_of(self.checkpoint.requested)}-{named}.llmc")
 
     def key(self) -> Key:
         """One key of all that a compile makes, known before anything is made: for the name of a CI cache of the store.
@@ -158,7 +158,7 @@ class Compilation:
                 "checkpoint": stages.checkpoint_digest(),
                 "buckets": digest_bytes(canonical_json(buckets)),
                 **{f"limit.{name}": value for name, value in self.plan.limits.to_dict().items()},
-                **{f"option.{name}": repr(value) for name, value in requested.items() if name not in PLACE},
+                **{f"option.{name}": repr(value) for name, value in requested.items() if name not in POSITION},
                 **{f"toolchain.{name}": version for name, version in versions.items()},
                 "isa": " ".join(cpu_features()),
                 "code": package_digest(),
@@ -201,7 +201,10 @@ class Compilation:
         if isinstance(self.plan, EncodePlan):
             return compile_encoder(self.checkpoint, output, self.plan, self.options, self.store, report)
         journal = Journal(self.checkpoint.requested, self.plan, self.options, output)
-        with replacing(self.place if output == self.place else None), journal.running() if resumable else nullcontext():
+        with (
+            replacing(self.location if output == self.location else None),
+            journal.running() if resumable else nullcontext(),
+        ):
             return compile_and_finish(self.job, output, self.store, report)
 
     def with_host_files(self, result: CompileResult) -> CompileResult:

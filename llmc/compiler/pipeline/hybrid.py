@@ -55,11 +55,11 @@ def compile_hybrid(requested: Compilation, folder: Path, prefill: str, report: R
             raise InputError(f"{declared()[name].option.flag} is not offered for {prefill} and {options.device}")
     halves = Halves.of(folder)
     built = {}
-    for role, place, phase in (("prefill", halves.prefill, "prompt"), ("decode", halves.decode, "decode")):
+    for role, location, phase in (("prefill", halves.prefill, "prompt"), ("decode", halves.decode, "decode")):
         part = half(plan, "prompt" if phase == "prompt" else "decode")
         opened = target if role == "decode" else None
         each = Compilation(checkpoint, part, chosen[role], requested.store, requested.settings, opened)
-        built[role] = each.compile(place, report)
+        built[role] = each.compile(location, report)
     halves.write()
     return HybridResult(folder, built, {})
 

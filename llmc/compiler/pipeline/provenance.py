@@ -30,7 +30,7 @@ from llmc.artifacts.atomic_write import UnwritableError
 from llmc.artifacts.digest import parse
 from llmc.artifacts.key import LOCAL, Key
 from llmc.compiler.architectures.shared.caches import cache_of
-from llmc.compiler.checkpoint import each_place
+from llmc.compiler.checkpoint import map_paths
 from llmc.compiler.code import package_digest
 from llmc.errors import CapacityError
 from llmc.paths import exists, expanded
@@ -101,17 +101,17 @@ def model_name(model: str) -> str:
         path = expanded(part)
         return Path(os.path.abspath(path)).name if exists(path) else part  # noqa: PTH100 - a link's own name
 
-    return each_place(model, name)
+    return map_paths(model, name)
 
 
 def remember_model(store: Store, checkpoint: str, model: str) -> None:
     """Note where a checkpoint is on this machine, for `find_model`; without room for that nothing is noted."""
 
-    def place(part: str) -> str:
+    def location(part: str) -> str:
         path = expanded(part)
         return os.path.abspath(path) if exists(path) else part  # noqa: PTH100
 
-    where = each_place(model, place)
+    where = map_paths(model, location)
     with suppress(CapacityError, UnwritableError):
         store.publish(_model_key(checkpoint), {}, {"model": where})
 

@@ -54,7 +54,7 @@ class Importer:
         self.adapters = adapters
         self.fixed = self.axes if adapters is None else {**self.axes, ADAPTERS: "BQ"}
         self.cache = cache
-        self.places = {f"past_{t.entry}": f"S{t.window}" for t in cache or () if t.window is not None}
+        self.offsets = {f"past_{t.entry}": f"S{t.window}" for t in cache or () if t.window is not None}
         self.program = program
         self.parameters = {n.removeprefix("model.") for n in program.graph_signature.parameters}
         self.max_positions = max_positions
@@ -124,11 +124,11 @@ class Importer:
         return [t.entry for t in self.cache]
 
     def _bind_symbols(self, node: fx.Node, name: str) -> None:
-        places = self.places.get(name, "S")
+        offsets = self.offsets.get(name, "S")
         for at, size in enumerate(node.meta["val"].shape):
             if not isinstance(size, int):
                 axes = self.fixed.get(name)
-                self.symbols[str(size.node.expr)] = axes[at] if axes else places if at else "B"
+                self.symbols[str(size.node.expr)] = axes[at] if axes else offsets if at else "B"
 
     def _dim(self, size: Any) -> Dim:
         if isinstance(size, int):

@@ -161,8 +161,8 @@ class TracedProgram:
     def at(self, batch: int, query: int, context: int, cache: CacheShape | None = None) -> BoundProgram:
         """The program at B, Q and S, over a `cache` with rings where that is given. Raises CompileError where a guard
         of the trace does not hold there."""
-        places = places_of(self.cache, context, cache)
-        binding = _Binding(self.graph["tensor_values"], {"B": batch, "Q": query, "S": context}, places)
+        offsets = offsets_of(self.cache, context, cache)
+        binding = _Binding(self.graph["tensor_values"], {"B": batch, "Q": query, "S": context}, offsets)
         operations = [o for node in self.graph["nodes"] if (o := binding.operation(node)) is not None]
         outputs = tuple(o["as_tensor"]["name"] for o in self.graph["outputs"])
         dtypes = {name: meta["dtype"] for name, meta in self.graph["tensor_values"].items()}
@@ -171,11 +171,11 @@ class TracedProgram:
         )
 
 
-def places_of(inputs: Sequence[str], context: int, cache: CacheShape | None) -> dict[str, int]:
+def offsets_of(inputs: Sequence[str], context: int, cache: CacheShape | None) -> dict[str, int]:
     """How many places each cache input of a program of that context has; of a state it says nothing."""
     if cache is None:
         return dict.fromkeys(inputs, context)
-    return {name: t.places(context) for name, t in zip(inputs, cache, strict=bool(inputs))}
+    return {name: t.token_slots(context) for name, t in zip(inputs, cache, strict=bool(inputs))}
 
 
 def _shown(value: Any) -> str:
@@ -190,10 +190,10 @@ def _shown(value: Any) -> str:
 class _Binding:
     """Numbers for the symbols of one walk over the nodes."""
 
-    def __init__(self, metas: Mapping[str, Any], sizes: Mapping[str, int], places: Mapping[str, int]) -> None:
+    def __init__(self, metas: Mapping[str, Any], sizes: Mapping[str, int], offsets: Mapping[str, int]) -> None:
         self._metas = metas
         self._sizes = sizes
-        self._places = places
+        self._offsets = offsets
         self._numbers: dict[str, Any] = {}
 
     def operation(self, node: Fields) -> Operation | None:
@@ -222,7 +222,7 @@ class _Binding:
         if "as_int" in size:
             return int(size["as_int"])
         if dim == 2:
-            return self._places[name]
+            return self._offsets[name]
         return self._sizes["BQ"[dim]]
 
     def _value(self, tagged: Mapping[str, Any]) -> Any:

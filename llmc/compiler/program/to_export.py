@@ -32,7 +32,7 @@ from torch.export import ExportedProgram
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from llmc.compiler.frontend.recurrent import chunked
-from llmc.compiler.program.sized import ASSERTION, CHECKED_ELSEWHERE, SIZE, SIZE_ARITHMETIC, places_of
+from llmc.compiler.program.sized import ASSERTION, CHECKED_ELSEWHERE, SIZE, SIZE_ARITHMETIC, offsets_of
 from llmc.errors import CompileError
 from llmc.runtime.portable_program import (
     DTYPES,
@@ -204,7 +204,7 @@ def specialise(
     graph = program["graph_module"]["graph"]
     inputs = [given["as_tensor"]["name"] for given in graph["inputs"]]
     caches = inputs[len(FIXED_INPUTS) : len(inputs) - len(weight_names(program))]
-    walk = _Walk((batch, query, context), places_of(caches, context, cache))
+    walk = _Walk((batch, query, context), offsets_of(caches, context, cache))
     try:
         with _WALKING, torch.no_grad(), FakeTensorMode():
             special = walk.run(graph)
@@ -220,9 +220,9 @@ def specialise(
 class _Walk:
     """One specialisation: what each name of the graph stands for, and the nodes that are left."""
 
-    def __init__(self, sizes: tuple[int, int, int], places: Mapping[str, int]) -> None:
+    def __init__(self, sizes: tuple[int, int, int], offsets: Mapping[str, int]) -> None:
         self.sizes = sizes
-        self.places = places
+        self.offsets = offsets
         self.values: dict[str, Any] = {}
         self.renamed: dict[str, str] = {}
         self.nodes: list[Fields] = []
@@ -246,7 +246,7 @@ class _Walk:
 
     def _input(self, name: str, meta: Mapping[str, Any]) -> Tensor:
         batch, query, _ = self.sizes
-        symbols = (batch, query) if name in FIXED_INPUTS else (batch, None, self.places.get(name))
+        symbols = (batch, query) if name in FIXED_INPUTS else (batch, None, self.offsets.get(name))
         sizes = [symbols[i] if "as_expr" in size else size["as_int"] for i, size in enumerate(meta["sizes"])]
         return torch.empty(sizes, dtype=_TORCH_DTYPES[meta["dtype"]])
 

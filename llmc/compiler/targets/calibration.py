@@ -116,15 +116,15 @@ def _with_blocks(stages: Stages, given: str) -> Stages:
         from llmc.compiler.weights.calibration import calibrate
 
         with workspace.writer() as out:
-            places = calibrate(stages.checkpoint, sequences, out, _report(stages, "calibrate"))
+            offsets = calibrate(stages.checkpoint, sequences, out, _report(stages, "calibrate"))
         assert out.blob is not None  # it is set once the block has ended well
-        return {"blocks": out.blob, "places": workspace.put_bytes(canonical_json(places))}
+        return {"blocks": out.blob, "offsets": workspace.put_bytes(canonical_json(offsets))}
 
     entry = stages.run("calibrate", _components(stages, _with_blocks, text=sequences), build)
-    places = loads(stages.store.get_bytes(entry.outputs["places"].digest))
+    offsets = loads(stages.store.get_bytes(entry.outputs["offsets"].digest))
     digest = digest_bytes(canonical_json([blob.digest for _, blob in sorted(entry.outputs.items())]))
     built = copy(stages)
-    built.checkpoint = CalibratedCheckpoint(stages.checkpoint, stages.path(entry.outputs["blocks"]), places, digest)
+    built.checkpoint = CalibratedCheckpoint(stages.checkpoint, stages.path(entry.outputs["blocks"]), offsets, digest)
     return built
 
 

@@ -25,7 +25,7 @@ class ReferenceModel:
     tokens), if there is such."""
 
     name: str
-    place: str
+    location: str
     check: str
     packages: tuple[str, ...] = ()
     layers: str | None = None
@@ -33,11 +33,11 @@ class ReferenceModel:
     @property
     def module(self) -> str:
         """Where its code is."""
-        return self.place.partition(":")[0]
+        return self.location.partition(":")[0]
 
     def open(self, checkpoint: Checkpoint) -> LogitReference:
         """The model with the checkpoint's weights."""
-        built: LogitReference = _named(self.place)(checkpoint)
+        built: LogitReference = _named(self.location)(checkpoint)
         return built
 
     def require_readable(self, checkpoint: Checkpoint) -> None:
@@ -50,8 +50,8 @@ class ReferenceModel:
         return str(_named(self.layers)(checkpoint, longest)) if self.layers else ""
 
 
-def _named(place: str) -> Any:
-    module, _, name = place.partition(":")
+def _named(location: str) -> Any:
+    module, _, name = location.partition(":")
     return getattr(import_module(module), name)
 
 

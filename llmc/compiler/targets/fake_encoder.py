@@ -84,11 +84,11 @@ class FakeEncoderTarget(EncoderTarget):
     def _executable(self, stages: Stages, weights: Entry, case: EncoderCase, shape: tuple[int, int] | None) -> Entry:
         batch, query = shape or (None, None)
         constants = {"batch": batch, "query": query, **_constants(stages, case)}
-        places = weights.outputs["placements"]
-        components = {**constants, "placements": places.digest, "code": code_digest(self._executable)}
+        placements = weights.outputs["placements"]
+        components = {**constants, "placements": placements.digest, "code": code_digest(self._executable)}
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:
-            tensors = json.loads(stages.path(places).read_bytes())
+            tensors = json.loads(stages.path(placements).read_bytes())
             built = {**constants, "decay": DECAY, "tensors": tensors}
             return {"executable": workspace.put_bytes(canonical_json(built))}
 

@@ -48,19 +48,21 @@ def measure(plan: Plan, executor: Executor, windows: Sequence[TextWindow], last:
     kl: list[list[float]] = [[] for _ in windows]
     equal: list[bool] = []
     surprise: list[NDArray[np.float64]] = []
-    for places, logits in _scored(plan, executor, windows, last):
-        kept = [(row, w, gaps) for row, (w, at) in enumerate(places) if (gaps := windows[w].gaps_after(at)) is not None]
+    for offsets, logits in _scored(plan, executor, windows, last):
+        kept = [
+            (row, w, gaps) for row, (w, at) in enumerate(offsets) if (gaps := windows[w].gaps_after(at)) is not None
+        ]
         if not kept:
             continue
         rows, gaps = [row for row, _, _ in kept], np.stack([gaps for _, _, gaps in kept])
         divergence, same = compare(gaps, logits[rows])
-        nexts = [windows[w].tokens[places[row][1] + 1 :][:1] for row, w, _ in kept]
+        nexts = [windows[w].tokens[offsets[row][1] + 1 :][:1] for row, w, _ in kept]
         reported = [at for at, token in enumerate(nexts) if len(token)]
         surprise.append(
             surprises(gaps[reported], logits[rows][reported], np.array([nexts[at][0] for at in reported], np.int64))
         )
         for (row, w, _), d in zip(kept, divergence.tolist(), strict=True):
-            read[w].append(places[row][1])
+            read[w].append(offsets[row][1])
             kl[w].append(d)
         equal += same.tolist()
     every = np.sort([d for found in kl for d in found])

@@ -109,8 +109,8 @@ def _traced(model: Any, shape: CacheShape, dialect: Dialect, texts: list[list[in
         cache = [torch.full(t.size(rows, query + 1), _NAN) for t in shape]
         with _watched(model) as first:
             _, *built = step(tokens, past, new, cache)
-        for place, (tensor, given) in enumerate(zip(shape, built, strict=True)):
-            cache[place] = given if tensor.kind == "state" or dialect == "fused" else _kept(given, new)
+        for index, (tensor, given) in enumerate(zip(shape, built, strict=True)):
+            cache[index] = given if tensor.kind == "state" or dialect == "fused" else _kept(given, new)
         with _watched(model) as last:
             step(torch.tensor([text[-1:] for text in texts]), new, torch.ones(rows, dtype=torch.long), cache)
     finally:

@@ -109,7 +109,7 @@ def calibrate(
     """Write the blocks of every projection in a layer whose rows they divide, and that the checkpoint does not store in
     4 bits; returns where each matrix lies, as calibrated.py has it. Raises CheckpointError where there is none, and for
     weights that are no numbers."""
-    places: dict[str, tuple[int, int, int]] = {}
+    matrices: dict[str, tuple[int, int, int]] = {}
     ways = [Way(call) for call in range(len(sequences))]
     end = done = 0
 
@@ -123,7 +123,7 @@ def calibrate(
             start = 0
             for module, name in group.modules.items():
                 rows = slice(start, start := start + module.out_features)
-                places[name] = (end, module.out_features, group.width)
+                matrices[name] = (end, module.out_features, group.width)
                 data = packed(quantized[rows], scales[rows], minimums[rows])
                 out.write(data)
                 end += len(data)
@@ -137,7 +137,7 @@ def calibrate(
     groups = Groups(checkpoint, replayed)
     replayed.run(sequences, 0)
     groups.require_any()
-    return places
+    return matrices
 
 
 def _products(

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import canonical_json
-from llmc.compiler.checkpoint.base import without_place
+from llmc.compiler.checkpoint.base import without_path
 from llmc.compiler.code import code_digest
 from llmc.compiler.stages import Stages
 from llmc.compiler.weights.stage import weights_stage
@@ -93,6 +93,6 @@ def shared_files(stages: Stages, traced: Program, stack: Stack | None = None) ->
 
 def _config_stage(stages: Stages) -> Blob:
     """The configuration that was compiled, canonical: what weights are held against before they are bound."""
-    data = canonical_json(without_place(stages.checkpoint.config))
+    data = canonical_json(without_path(stages.checkpoint.config))
     components = {"config": stages.config_digest, "code": code_digest(_config_stage)}
     return stages.run("config", components, lambda workspace: {"config": workspace.put_bytes(data)}).outputs["config"]

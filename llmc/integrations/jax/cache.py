@@ -71,7 +71,7 @@ class JaxCache(ThirdPartyCache):
         """The folder and the machine."""
         return {"path": str(folder.absolute()), **machine_here()}
 
-    def place(self, environment: Mapping[str, str]) -> str | None:
+    def location(self, environment: Mapping[str, str]) -> str | None:
         return environment.get("JAX_COMPILATION_CACHE_DIR") or environment.get("VLLM_XLA_CACHE_PATH")
 
 

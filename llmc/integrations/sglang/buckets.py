@@ -299,9 +299,9 @@ class WithinFactor:
         self._factor = factor
 
     def find(self, shape: Shape) -> Pick:
-        place = bisect_left(self._values, shape[0])
-        if place < len(self._values) and self._values[place] <= self._factor * shape[0]:
-            return Pick((self._values[place],))
+        index = bisect_left(self._values, shape[0])
+        if index < len(self._values) and self._values[index] <= self._factor * shape[0]:
+            return Pick((self._values[index],))
         return Pick(shape, "eager")
 
 
@@ -314,38 +314,40 @@ def _choose(demands: Mapping[Shape, Demand], candidates: Sequence[int], most: in
     at most `factor` times the number behind candidate j. Takes O(most · candidates²). Raises InputError where `most`
     numbers leave steps without a graph.
     """
-    places = np.asarray(candidates, np.int64)
-    weights = np.zeros(len(places))
+    indices = np.asarray(candidates, np.int64)
+    weights = np.zeros(len(indices))
     for (value,), demand in demands.items():
-        place = int(np.searchsorted(places, value))
-        if place < len(places) and places[place] <= factor * value:
-            weights[place] += demand.steps
+        index = int(np.searchsorted(indices, value))
+        if index < len(indices) and indices[index] <= factor * value:
+            weights[index] += demand.steps
     total = np.cumsum(weights)
-    step = places[None, :] * (total[None, :] - total[:, None])
-    allowed = (np.arange(len(places))[:, None] < np.arange(len(places))) & (places <= factor * (places[:, None] + 1))
+    step = indices[None, :] * (total[None, :] - total[:, None])
+    allowed = (np.arange(len(indices))[:, None] < np.arange(len(indices))) & (
+        indices <= factor * (indices[:, None] + 1)
+    )
     step[~allowed] = np.inf
-    best = np.full(len(places), np.inf)
-    best[0] = places[0] * weights[0]
+    best = np.full(len(indices), np.inf)
+    best[0] = indices[0] * weights[0]
     sources: list[NDArray[np.int64]] = []
     finals = [best[-1]]
-    for _ in range(1, min(most, len(places))):
+    for _ in range(1, min(most, len(indices))):
         sums = best[:, None] + step
         sources.append(sums.argmin(0))
         best = sums.min(0)
         finals.append(best[-1])
     chosen = int(np.argmin(finals))
     if not np.isfinite(finals[chosen]):
-        raise InputError(f"at most {most} graphs, but {_least(places, factor)} are needed for every step to have one")
-    found = [len(places) - 1]
+        raise InputError(f"at most {most} graphs, but {_least(indices, factor)} are needed for every step to have one")
+    found = [len(indices) - 1]
     for source in reversed(sources[:chosen]):
         found.append(int(source[found[-1]]))
-    return tuple((int(places[place]),) for place in reversed(found))
+    return tuple((int(indices[index]),) for index in reversed(found))
 
 
-def _least(places: NDArray[np.int64], factor: int) -> int:
+def _least(indices: NDArray[np.int64], factor: int) -> int:
     """How many candidates it takes from the first to the last with no step left behind."""
-    count, place = 1, 0
-    while place < len(places) - 1:
-        place = int(np.searchsorted(places, factor * (places[place] + 1), "right")) - 1
+    count, index = 1, 0
+    while index < len(indices) - 1:
+        index = int(np.searchsorted(indices, factor * (indices[index] + 1), "right")) - 1
         count += 1
     return count

@@ -306,7 +306,7 @@ def _fullest(steps: MixedSteps, ranks: int, query: int) -> tuple[int, int]:
     counts = [running // ranks + (rank < running % ranks) for rank in range(ranks)]
     tokens = [count * query for count in counts]
     for chunk in sorted(steps.chunks, reverse=True):
-        rank = min(range(ranks), key=lambda place: (tokens[place], counts[place]))
+        rank = min(range(ranks), key=lambda index: (tokens[index], counts[index]))
         tokens[rank] += chunk.new
         counts[rank] += 1
     return max(tokens), max(counts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from llmc.buckets.traffic.formats.base import Head, Place, StepFormat
+from llmc.buckets.traffic.formats.base import Head, Location, StepFormat
 from llmc.buckets.traffic.formats.objects import objects, tokens
 from llmc.buckets.traffic.step_histogram import StepHistogram, StepKey, StepPhase
 from llmc.errors import InputError
@@ -30,16 +30,16 @@ class TpuSteps(StepFormat):
 
     def steps(self, path: str, lines: Iterator[str]) -> StepHistogram:
         counts: Counter[StepKey] = Counter()
-        place = Place(path)
-        for record in objects(place, lines):
+        location = Location(path)
+        for record in objects(location, lines):
             real, padded, requests, prefill, decode = (
-                tokens(record.get(name), place, name) for name in (REAL, PADDED, REQUESTS, PREFILL, DECODE)
+                tokens(record.get(name), location, name) for name in (REAL, PADDED, REQUESTS, PREFILL, DECODE)
             )
             if not real:
                 continue
             if padded < real:
                 raise InputError(
-                    f"{place}: {real} tokens were padded to {padded}, which are fewer; the line is damaged"
+                    f"{location}: {real} tokens were padded to {padded}, which are fewer; the line is damaged"
                 )
             phase: StepPhase = "any" if prefill and decode else "prompt" if prefill else "decode"
             counts[StepKey(phase, (real, requests), (padded, requests))] += 1

@@ -56,7 +56,7 @@ class TritonCache(ThirdPartyCache):
     def here(self, environment: Mapping[str, str], folder: Path) -> Mapping[str, str]:
         return {"path": str(folder.absolute()), **machine_here()}
 
-    def place(self, environment: Mapping[str, str]) -> str | None:
+    def location(self, environment: Mapping[str, str]) -> str | None:
         if folder := environment.get("TRITON_CACHE_DIR"):
             return folder
         home = environment.get("TRITON_HOME") or environment.get("HOME")

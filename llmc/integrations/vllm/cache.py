@@ -90,10 +90,10 @@ class VllmCache(ThirdPartyCache):
 
     def here(self, environment: Mapping[str, str], folder: Path) -> Mapping[str, str]:
         """The folder, the machine and the card."""
-        place = str(folder.absolute())
-        return {"path": place, "env.VLLM_CACHE_ROOT": place, **machine_here(), **nvidia_card()}
+        location = str(folder.absolute())
+        return {"path": location, "env.VLLM_CACHE_ROOT": location, **machine_here(), **nvidia_card()}
 
-    def place(self, environment: Mapping[str, str]) -> str | None:
+    def location(self, environment: Mapping[str, str]) -> str | None:
         """By vllm/envs.py."""
         if root := environment.get("VLLM_CACHE_ROOT"):
             return root

@@ -10,7 +10,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from llmc.buckets.traffic.formats.base import Fields, Found, FoundRows, Head, Place, RequestFormat, StepFormat
+from llmc.buckets.traffic.formats.base import Fields, Found, FoundRows, Head, Location, RequestFormat, StepFormat
 from llmc.buckets.traffic.rows import Rows
 from llmc.buckets.traffic.step_histogram import StepHistogram, StepKey
 from llmc.buckets.traffic.timestamps import Moment
@@ -110,23 +110,23 @@ class VllmRequests(RequestFormat):
 
     def rows(self, path: str, lines: Iterator[str], fields: Fields) -> Rows:
         """The rows. Raises InputError too for a log without lengths, and for one that cuts them (--max-log-len)."""
-        place = Place(path)
-        return FoundRows(place, _Log(place).read(lines))
+        location = Location(path)
+        return FoundRows(location, _Log(location).read(lines))
 
 
 class _Log:
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, location: Location) -> None:
+        self._location = location
         self._clock = LogClock()
         self._waiting: OrderedDict[str, _Request] = OrderedDict()
         self._answered: OrderedDict[str, _Request] = OrderedDict()
         self._longest = 0
         self._cut = 0
         self.received = self.answered = self.without = self.forgotten = 0
-        place.notes = self._notes
+        location.notes = self._notes
 
     def read(self, lines: Iterator[str]) -> Iterator[Found]:
-        for line in self._place.counted(lines):
+        for line in self._location.counted(lines):
             if match := RECEIVED.search(line):
                 self._received(line, match[1] or match[2])
             elif match := GENERATED.search(line):
@@ -136,13 +136,13 @@ class _Log:
                     yield found
         if self._cut > 1:
             raise InputError(
-                f"{self._place.path}: the lengths are cut: {self._cut} texts of {self._longest} characters have "
+                f"{self._location.path}: the lengths are cut: {self._cut} texts of {self._longest} characters have "
                 f"{self._longest} tokens, as --max-log-len {self._longest} leaves of longer ones; {REMEDY}, and "
                 "without --max-log-len"
             )
         if not self.answered:
             raise InputError(
-                f"{self._place.path}: the log has no lengths: {self.received} requests received, none of them with the "
+                f"{self._location.path}: the log has no lengths: {self.received} requests received, none with the "
                 f"token ids of prompt and output; {REMEDY}, or read the server's /metrics in its place"
             )
 
@@ -237,8 +237,8 @@ class VllmBatchSizes(StepFormat):
         first: dict[str, str] = {}
         ended: Counter[int] = Counter()
         running: dict[tuple[str, str], Counter[int]] = {}
-        place = Place(path)
-        for line in place.counted(lines):
+        location = Location(path)
+        for line in location.counted(lines):
             start = line.find(LINE)
             if start < 0:
                 continue
@@ -247,7 +247,7 @@ class VllmBatchSizes(StepFormat):
                 continue
             found = Counter({int(size): int(count) for size, count in ENTRY.findall(line, start)})
             if not found:
-                raise InputError(f"{place}: the line lists no (batchsize, count, time); it is damaged or cut")
+                raise InputError(f"{location}: the line lists no (batchsize, count, time); it is damaged or cut")
             before = running.get(writer, Counter())
             if any(found[size] < count for size, count in before.items()):
                 ended.update(before)
@@ -286,14 +286,16 @@ class VllmCudagraphs(StepFormat):
     def steps(self, path: str, lines: Iterator[str]) -> StepHistogram:
         counts: Counter[StepKey] = Counter()
         eager = 0
-        place = Place(path)
-        for line in place.counted(lines):
+        location = Location(path)
+        for line in location.counted(lines):
             match = ROW.search(line)
             if match is None:
                 continue
             real, padded, more, count = (int(match[group]) for group in (1, 2, 3, 5))
             if padded != real + more:
-                raise InputError(f"{place}: {real} tokens and {more} paddings are not {padded}; the table is damaged")
+                raise InputError(
+                    f"{location}: {real} tokens and {more} paddings are not {padded}; the table is damaged"
+                )
             eager += count if match[4] == EAGER else 0
             counts[StepKey("any", (real,), (padded,))] += count
         if not counts:

@@ -248,9 +248,9 @@ class Lookup:
         batch, query, context = requested
         for rows, queries in self._rows[bisect_left(self._rows, (batch,)) :]:
             for tokens, contexts in queries[bisect_left(queries, (query,)) :]:
-                place = bisect_left(contexts, context)
-                if place < len(contexts):
-                    return rows, tokens, contexts[place]
+                index = bisect_left(contexts, context)
+                if index < len(contexts):
+                    return rows, tokens, contexts[index]
         return None
 
     def fallback(self, shape: Shape) -> Shape:

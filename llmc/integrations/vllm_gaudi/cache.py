@@ -62,7 +62,7 @@ class GaudiCache(ThirdPartyCache):
                 yield Fact("device", match[2])
                 yield Fact("synapse", match[3])
 
-    def place(self, environment: Mapping[str, str]) -> str | None:
+    def location(self, environment: Mapping[str, str]) -> str | None:
         """Raises InputError where the server deletes the folder at its start."""
         config = environment.get(VARIABLE)
         if config is None:

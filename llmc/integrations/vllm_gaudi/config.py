@@ -193,15 +193,15 @@ def read_buckets(text: str, source: str) -> Lists:
     }
 
 
-def _check_range(arguments: str, place: str) -> None:
+def _check_range(arguments: str, location: str) -> None:
     words = [word.strip() for word in arguments.split(",")]
     if len(words) < 2:
-        raise InputError(f"{place}: the server skips a range of one number; write range(start, stop)")
+        raise InputError(f"{location}: the server skips a range of one number; write range(start, stop)")
     if all(word.isdigit() for word in words) and len(words) <= 3:
         start, stop, step = (*map(int, words), 1)[:3]
         if step and len(range(start, stop, step)) > MOST_OF_A_RANGE:
             raise InputError(
-                f"{place}: the server skips a range of more than {MOST_OF_A_RANGE} numbers; raise its step"
+                f"{location}: the server skips a range of more than {MOST_OF_A_RANGE} numbers; raise its step"
             )
 
 

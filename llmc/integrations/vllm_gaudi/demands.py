@@ -38,7 +38,7 @@ class BlockPool:
         self._fresh, self._size = 1, view.pool
         self._queue: deque[int] = deque()
         self._held: dict[int, list[int]] = {}
-        self._place: dict[int, int] = {}
+        self._index: dict[int, int] = {}
         self._id_at: dict[int, int] = {}
         self._used: set[int] = set()
         self._high: list[int] = []
@@ -53,16 +53,16 @@ class BlockPool:
             self._grow(chunk.request, chunk.past + chunk.new)
         numbers = step.requests.tolist()
         filled = step.cached % self._block
-        for place in np.flatnonzero(filled == 0).tolist():
-            self._grow(numbers[place], int(step.cached[place]) + 1)
+        for index in np.flatnonzero(filled == 0).tolist():
+            self._grow(numbers[index], int(step.cached[index]) + 1)
         self._defragment()
         if not numbers:
             return
         first = self._block - filled
         turns: dict[int, list[int]] = {}
-        for place in np.flatnonzero(first < step.steps).tolist():
-            for turn in range(int(first[place]), step.steps, self._block):
-                turns.setdefault(turn, []).append(numbers[place])
+        for index in np.flatnonzero(first < step.steps).tolist():
+            for turn in range(int(first[index]), step.steps, self._block):
+                turns.setdefault(turn, []).append(numbers[index])
         last = 0
         for turn in sorted(turns):
             yield len(numbers), self._highest() + 1, turn - last
@@ -84,21 +84,21 @@ class BlockPool:
         else:
             block = self._queue.popleft()
         self._held[number].append(block)
-        self._use(self._place.get(block, block))
+        self._use(self._index.get(block, block))
 
-    def _use(self, place: int) -> None:
-        self._used.add(place)
-        heappush(self._high, -place)
-        while self._reach <= place:
+    def _use(self, index: int) -> None:
+        self._used.add(index)
+        heappush(self._high, -index)
+        while self._reach <= index:
             heappush(self._low, self._reach)
             self._reach += 1
 
     def _free(self, number: int) -> None:
         for block in reversed(self._held.pop(number)):
             self._queue.append(block)
-            place = self._place.get(block, block)
-            self._used.remove(place)
-            heappush(self._low, place)
+            index = self._index.get(block, block)
+            self._used.remove(index)
+            heappush(self._low, index)
 
     def _highest(self) -> int:
         while self._high and -self._high[0] not in self._used:
@@ -118,13 +118,13 @@ class BlockPool:
             if target > source:
                 break
             moved, other = self._id_at.get(source, source), self._id_at.get(target, target)
-            self._place[moved], self._place[other] = target, source
+            self._index[moved], self._index[other] = target, source
             self._id_at[target], self._id_at[source] = moved, other
             self._used.remove(source)
             self._use(target)
             heappush(self._low, source)
         if len(self._low) > 4 * self._reach:
-            self._low = [place for place in range(1, self._reach) if place not in self._used]
+            self._low = [index for index in range(1, self._reach) if index not in self._used]
             heapify(self._low)
 
 

@@ -108,13 +108,13 @@ class StepGrid:
         """The `count` columns of row `end` that serve the rows `start` … `end` at the least cost."""
         prefix = self._prefixes(end, start)
         layers = self._layers(end, prefix, count)
-        place = int(np.argmin(np.where(self._ends(end, prefix)[0], layers[-1][0], np.inf)))
+        index = int(np.argmin(np.where(self._ends(end, prefix)[0], layers[-1][0], np.inf)))
         columns = []
         for layer in range(count - 1, -1, -1):
-            columns.append(place - 1)
+            columns.append(index - 1)
             if layer:
-                cost = self.costs[end, place - 1]
-                place = int(np.argmin(layers[layer - 1][0, :place] - cost * prefix[0, :place]))
+                cost = self.costs[end, index - 1]
+                index = int(np.argmin(layers[layer - 1][0, :index] - cost * prefix[0, :index]))
         return columns
 
 
@@ -132,8 +132,8 @@ def thinned(values: Mapping[int, float], most: int, required: Iterable[int] = ()
     ordered = sorted(values)
     if len(ordered) > most:
         sums = np.cumsum([values[value] for value in ordered])
-        places = np.searchsorted(sums, np.linspace(0, sums[-1], most + 1)[1:] * (1 - 1e-12))
-        ordered = [ordered[place] for place in sorted({*places.tolist(), len(ordered) - 1})]
+        indices = np.searchsorted(sums, np.linspace(0, sums[-1], most + 1)[1:] * (1 - 1e-12))
+        ordered = [ordered[index] for index in sorted({*indices.tolist(), len(ordered) - 1})]
     return sorted({*ordered, *required})
 
 
@@ -183,10 +183,10 @@ def polish(
     fixed = set(required)
     shapes = sorted({*chosen, *fixed, *candidates})
     costs = np.array([cost(shape) for shape in shapes])
-    places = {shape: place for place, shape in enumerate(shapes)}
+    indices = {shape: index for index, shape in enumerate(shapes)}
     covers: NDArray[np.bool_] = np.all(np.array(shapes, np.int64)[:, None, :] >= points[None, :, :], axis=2)
-    kept = sorted(places[shape] for shape in {*chosen, *fixed})
-    locked = {places[shape] for shape in fixed}
+    kept = sorted(indices[shape] for shape in {*chosen, *fixed})
+    locked = {indices[shape] for shape in fixed}
     total = _cost(kept, covers, costs, weights)
     for _ in range(ROUNDS):
         move = _best_move(kept, locked, covers, costs, weights, most)
@@ -196,7 +196,7 @@ def polish(
         if after >= total:
             break
         kept, total = move, after
-    return [shapes[place] for place in kept]
+    return [shapes[index] for index in kept]
 
 
 def _first(kept: Sequence[int], covers: NDArray[np.bool_]) -> tuple[Ints, NDArray[np.bool_]]:
@@ -223,23 +223,23 @@ def _best_move(
 ) -> list[int] | None:
     """`kept` after the best addition, or the best exchange where it is full; None without any that helps."""
     if len(kept) < most:
-        place, change = _best_addition(kept, covers, costs, weights)
-        return sorted([*kept, place]) if change < 0 else None
+        index, change = _best_addition(kept, covers, costs, weights)
+        return sorted([*kept, index]) if change < 0 else None
     first, _ = _first(kept, covers)
     loads = np.bincount(first, weights, len(kept))
     losses = []
-    for position, place in enumerate(kept):
-        if place in locked:
+    for position, index in enumerate(kept):
+        if index in locked:
             continue
-        rest = [other for other in kept if other != place]
+        rest = [other for other in kept if other != index]
         if loads[position] == 0:
-            losses.append((0.0, place))
+            losses.append((0.0, index))
             continue
         touched = first == position
         losses.append((_cost(rest, covers[:, touched], costs, weights[touched])
-                       - float((weights[touched] * costs[place]).sum()), place))  # fmt: skip
-    for loss, place in sorted(losses)[:3]:
-        rest = [other for other in kept if other != place]
+                       - float((weights[touched] * costs[index]).sum()), index))  # fmt: skip
+    for loss, index in sorted(losses)[:3]:
+        rest = [other for other in kept if other != index]
         added, change = _best_addition(rest, covers, costs, weights)
         if change + loss < -1e-9:
             return sorted([*rest, added])
@@ -251,9 +251,9 @@ def _best_addition(
 ) -> tuple[int, float]:
     """The candidate that lowers the cost most when it is added, and by how much (negative)."""
     first, served = _first(kept, covers)
-    place = np.where(served, np.array(kept)[first], len(costs))
-    paid = np.where(served, costs[np.minimum(place, len(costs) - 1)], NEVER)
-    taken = covers & (np.arange(len(costs))[:, None] < place[None, :])
+    index = np.where(served, np.array(kept)[first], len(costs))
+    paid = np.where(served, costs[np.minimum(index, len(costs) - 1)], NEVER)
+    taken = covers & (np.arange(len(costs))[:, None] < index[None, :])
     changes = taken @ -(weights * paid) + costs * (taken @ weights)
     best = int(np.argmin(changes))
     return best, float(changes[best])

@@ -46,9 +46,9 @@ def exponential(least: int, step: int, most: int, limit: int, exact_top: bool) -
         return [most]
     start = step if least in (0, 1) else least
     found = set()
-    for place in range(limit):
-        value = start * np.float_power(most / start, (1.0 / float(limit - 1)) * place)
-        found.add(most if exact_top and place == limit - 1 else ceil(value / step) * step)
+    for index in range(limit):
+        value = start * np.float_power(most / start, (1.0 / float(limit - 1)) * index)
+        found.add(most if exact_top and index == limit - 1 else ceil(value / step) * step)
     if least in (0, 1):
         found.add(least)
     values = sorted(found)

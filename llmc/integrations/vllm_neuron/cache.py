@@ -19,7 +19,7 @@ from pathlib import Path
 from llmc.artifacts.third_party.base import Fact, ThirdPartyCache
 from llmc.artifacts.third_party.tree import Tree
 
-PLACE = ("neuron", "compile_cache")
+POSITION = ("neuron", "compile_cache")
 COMPLETE, COMMAND, LOG = ".compilation_complete", "command.txt", "log-neuron-cc.txt"
 METADATA = re.compile(r"\.artifact_metadata_v(\d+)\.json")
 _SIZE = re.compile(rb"^neff_size:(\d+)$", re.MULTILINE)
@@ -31,14 +31,14 @@ class VllmNeuronCache(ThirdPartyCache):
     """The plug-in's NEFF files."""
 
     name = "vllm-neuron"
-    looks_like = f"the plug-in keeps HASH/graph_HASH.neff and HASH/{COMPLETE} in VLLM_CACHE_ROOT/{'/'.join(PLACE)}"
+    looks_like = f"the plug-in keeps HASH/graph_HASH.neff and HASH/{COMPLETE} in VLLM_CACHE_ROOT/{'/'.join(POSITION)}"
     variables = ("VLLM_CACHE_ROOT", "XDG_CACHE_HOME", "HOME", "NEURON_PLATFORM_TARGET_OVERRIDE")
     packages = ("neuronx-cc", "vllm", "vllm-neuron", "torch", "torch-neuronx", "libtorch-neuronx-lite")
     must_match = ("version.*", "target", "compiler")
 
     def root(self, folder: Path) -> Path:
         """`folder` may be the VLLM_CACHE_ROOT."""
-        return below if (below := folder.joinpath(*PLACE)).is_dir() else folder
+        return below if (below := folder.joinpath(*POSITION)).is_dir() else folder
 
     def unit(self, path: str) -> str:
         """The folder of one graph."""
@@ -80,11 +80,11 @@ class VllmNeuronCache(ThirdPartyCache):
         target = environment.get("NEURON_PLATFORM_TARGET_OVERRIDE")
         return {"target": target} if target else {}
 
-    def place(self, environment: Mapping[str, str]) -> str | None:
+    def location(self, environment: Mapping[str, str]) -> str | None:
         from llmc.integrations.vllm.cache import VllmCache
 
-        root = VllmCache().place(environment)
-        return "/".join((root, *PLACE)) if root else None
+        root = VllmCache().location(environment)
+        return "/".join((root, *POSITION)) if root else None
 
     def _is_graph(self, path: str, tree: Tree) -> bool:
         """Whether a path is in a graph's folder, or is such a folder itself."""

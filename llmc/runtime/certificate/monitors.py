@@ -103,7 +103,7 @@ class Watch:
 def process_monitors(settings: Settings, device: str) -> list[Monitor]:
     """Those of the whole process, for a bundle of a device."""
     return [
-        CacheFileMonitor(cache_places(settings, device), unkept()), TorchMonitor(), LateJaxMonitor(),
+        CacheFileMonitor(cache_locations(settings, device), unkept()), TorchMonitor(), LateJaxMonitor(),
     ]  # fmt: skip
 
 
@@ -177,7 +177,7 @@ def _files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
             continue
 
 
-def cache_places(settings: Settings, device: str) -> dict[str, Path]:
+def cache_locations(settings: Settings, device: str) -> dict[str, Path]:
     """The folders, by the cache's name; none lies in another. `device`: the store of whose compiles is among them.
 
     The rules of JAX, Triton, vLLM, its plug-in for Neuron, and Gaudi's recipes are those of llmc/integrations/. Others:
@@ -189,7 +189,7 @@ def cache_places(settings: Settings, device: str) -> dict[str, Path]:
     found: dict[str, str | Path | None] = {}
     for name in sorted({*CACHES.names()} - {gaudi.GaudiCache.name}):
         cache = compile_cache(name)
-        found[name] = cache.place(variables(cache.variables))
+        found[name] = cache.location(variables(cache.variables))
     for recipes in variables([gaudi.VARIABLE]).values():  # also where it deletes them at its start
         found[gaudi.GaudiCache.name] = recipes.partition(",")[0].strip()
     given = variables(_VARIABLES)
@@ -201,9 +201,11 @@ def cache_places(settings: Settings, device: str) -> dict[str, Path]:
     found["cuda"] = given.get("CUDA_CACHE_PATH") or (home and home / ".nv/ComputeCache")
     store = Layout(settings.cache_dir_for(device))
     found["llmc's blobs"], found["llmc's entries"] = store.blobs, store.entries
-    places = {name: Path(folder) for name, folder in found.items() if folder}
+    locations = {name: Path(folder) for name, folder in found.items() if folder}
     return {
-        name: folder for name, folder in places.items() if not any(place in folder.parents for place in places.values())
+        name: folder
+        for name, folder in locations.items()
+        if not any(location in folder.parents for location in locations.values())
     }
 
 

@@ -80,7 +80,7 @@ def _without(value: Any, path: list[str | int], parts: list[_Part]) -> Any:
             with contextlib.suppress(OverflowError):
                 parts.append((path, "integers", array("q", value).tobytes()))
                 return None
-        return [_without(item, [*path, place], parts) for place, item in enumerate(value)]
+        return [_without(item, [*path, index], parts) for index, item in enumerate(value)]
     return value
 
 

@@ -183,9 +183,9 @@ class BatchedCore(EngineCore):
         """Gauges of now, in sequences."""
         o = self.scheduler.occupancy
         compiled = self.executor.compilations.count + (0 if self.prefiller is None else self.prefiller.compilations)
-        places = self.config.cache_tokens or self.config.slots * self.plan.limits.max_model_len
+        offsets = self.config.cache_tokens or self.config.slots * self.plan.limits.max_model_len
         return EngineStats(
-            o.prefilling + o.decoding, o.waiting, self.config.slots, o.retained_slots, o.live_tokens / places,
+            o.prefilling + o.decoding, o.waiting, self.config.slots, o.retained_slots, o.live_tokens / offsets,
             self.steps, compiled, len(self.executor.compilations.at_open),
         )  # fmt: skip
 
@@ -384,18 +384,18 @@ def verify(logits: Logits, rows: Sequence[ScheduledRow], samplers: Samplers, tak
     starts = [0, *accumulate(len(row.tokens) for row in rows)]
     held = [0] * len(rows)
     going = [i for i, sampler in enumerate(samplers) if sampler is not None]
-    place = 0
+    index = 0
     while going:
-        chosen = sample(logits[[starts[i] + place for i in going]], [s for i in going if (s := samplers[i])])
+        chosen = sample(logits[[starts[i] + index for i in going]], [s for i in going if (s := samplers[i])])
         still = []
         for i, token, logprobs in zip(going, chosen.ids, chosen.logprobs, strict=True):
             goes_on = take(i, token, logprobs)
-            if place < rows[i].drafted and token == rows[i].tokens[place + 1]:
+            if index < rows[i].drafted and token == rows[i].tokens[index + 1]:
                 held[i] += 1
                 if goes_on:
                     still.append(i)
         going = still
-        place += 1
+        index += 1
     return [AcceptedDrafts(i, held[i]) for i, row in enumerate(rows) if row.drafted and samplers[i] is not None]
 
 

@@ -347,7 +347,7 @@ class LLMEngine:
             return []
         ranked = sorted(running.choices, key=lambda c: (c.reason == "error", -c.logprob / max(1, c.tokens)))
         best = ranked[: running.request.params.n]
-        rank = {choice.index: place for place, choice in enumerate(best)}
+        rank = {choice.index: position for position, choice in enumerate(best)}
         return [replace(u, index=rank[u.index]) for u in running.held if u.index in rank]
 
 

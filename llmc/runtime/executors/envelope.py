@@ -136,7 +136,7 @@ def _decode(data: bytes, source: str, form: Form) -> dict[str, Any]:
 
 def _cut(view: memoryview, length: int, found: object, source: str) -> dict[str, memoryview]:
     """The sections, after checking that they lie where the format puts them."""
-    if not isinstance(found, dict) or not all(_is_place(name, place) for name, place in found.items()):
+    if not isinstance(found, dict) or not all(_is_placement(name, placement) for name, placement in found.items()):
         _fail(source, "'sections' must be {name: [offset, size]}")
     layout = _layout(length, {name: size for name, (_, size) in sorted(found.items())})
     end = _FRAME + length
@@ -151,24 +151,24 @@ def _cut(view: memoryview, length: int, found: object, source: str) -> dict[str,
     return {name: view[offset : offset + size] for name, (offset, size) in layout.items()}
 
 
-def _is_place(name: str, place: object) -> bool:
+def _is_placement(name: str, placement: object) -> bool:
     """Whether a member of "sections" has the form name: [offset, size]."""
     return (
         _NAME.fullmatch(name) is not None
-        and isinstance(place, list)
-        and len(place) == 2
-        and all(type(number) is int and 0 <= number < 1 << 63 for number in place)
+        and isinstance(placement, list)
+        and len(placement) == 2
+        and all(type(number) is int and 0 <= number < 1 << 63 for number in placement)
     )
 
 
 def _layout(length: int, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
     """Offset and size of each section behind a header of `length` bytes."""
-    places, end = dict[str, tuple[int, int]](), _FRAME + length
+    placements, end = dict[str, tuple[int, int]](), _FRAME + length
     for name, size in sizes.items():
         offset = -(-end // ALIGNMENT) * ALIGNMENT
-        places[name] = offset, size
+        placements[name] = offset, size
         end = offset + size
-    return places
+    return placements
 
 
 def _newer(source: str, form: Form, version: str) -> NoReturn:

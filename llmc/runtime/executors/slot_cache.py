@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.runtime.executors.base import Executor
-from llmc.runtime.executors.slots import SlotLengths, free_places, places_of, sparse_bytes, windows
+from llmc.runtime.executors.slots import SlotLengths, free_offsets, offsets_of, sparse_bytes, windows
 
 if TYPE_CHECKING:
     from llmc.runtime.cache_shape import CacheShape, CacheTensor
@@ -56,15 +56,15 @@ def parts_of(shape: CacheShape) -> tuple[TensorPart, ...]:
 class Tensors:
     """Keys and values, each part in one buffer: `arrays` [tensors, slots, heads, length, width], of a ring its places.
 
-    Buffers have room for `places` tokens of all slots together, and never move. `sparse`: they take memory as tokens
+    Buffers have room for `offsets` tokens of all slots together, and never move. `sparse`: they take memory as tokens
     come, for a cache of which little is used.
     """
 
     def __init__(
-        self, parts: Sequence[TensorPart], places: int, sparse: bool = False, dtype: type = np.float32
+        self, parts: Sequence[TensorPart], offsets: int, sparse: bool = False, dtype: type = np.float32
     ) -> None:  # fmt: skip
         self._held = self.parts = tuple(parts)
-        self._buffers = [_buffer(part.token_values * places, sparse, dtype) for part in parts]
+        self._buffers = [_buffer(part.token_values * offsets, sparse, dtype) for part in parts]
         self._fill: float | None = None
         self.slots = 0
         """Rows."""
@@ -112,7 +112,7 @@ class Tensors:
     def nbytes_of(self, tokens: int) -> int:
         """Bytes of what a row of `tokens` tokens takes."""
         return sum(
-            part.token_values * part.like.places(tokens) * array.itemsize
+            part.token_values * part.like.token_slots(tokens) * array.itemsize
             for part, array in zip(self.parts, self.arrays, strict=True)
         )
 
@@ -142,20 +142,20 @@ class Tensors:
 
     def first(self, part: TensorPart, row: int, end: int) -> int:
         """The first token that a row of `end` tokens has."""
-        return max(0, end - part.like.places(end))
+        return max(0, end - part.like.token_slots(end))
 
-    def places(self, part: TensorPart, row: int, start: int, end: int) -> slice | NDArray[np.int64]:
+    def offsets(self, part: TensorPart, row: int, start: int, end: int) -> slice | NDArray[np.int64]:
         """Where a row has tokens, from `first` on."""
-        return places_of(part.like, start, end)
+        return offsets_of(part.like, start, end)
 
     def free(self, part: TensorPart, row: int, start: int, used: int) -> NDArray[np.int64]:
         """Where a row has none of the first `start` tokens, of `used` that it has held."""
-        return free_places(part.like.places(self.length), start, used)
+        return free_offsets(part.like.token_slots(self.length), start, used)
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Make the first `length` tokens of one row another's."""
         for part, array in zip(self.parts, self.arrays, strict=True):
-            array[:, target, :, : part.like.places(length)] = array[:, source, :, : part.like.places(length)]
+            array[:, target, :, : part.like.token_slots(length)] = array[:, source, :, : part.like.token_slots(length)]
 
     def nan_fill(self, value: float) -> None:
         """Let the next `reserve` fill everything with `value`."""
@@ -207,8 +207,8 @@ class SlotCache:
         self._bring_home(slot, length)
         found = []
         for part, array in zip(self.home.parts, self.home.arrays, strict=True):
-            places = self.home.places(part, slot, part.like.seen(length).start, length)
-            found.append(self.home.numbers(windows(part.like, array[:, slot], length, places)))
+            offsets = self.home.offsets(part, slot, part.like.seen(length).start, length)
+            found.append(self.home.numbers(windows(part.like, array[:, slot], length, offsets)))
         return found
 
     def lay_out(self, slot: int, length: int, to: Tensors, row: int) -> None:
@@ -225,8 +225,8 @@ class SlotCache:
         self.home.make_room(slot, start, end)
         for part, array, tokens in zip(self.home.parts, self.home.arrays, new, strict=True):
             first = max(start, self.home.first(part, slot, end))
-            places = self.home.places(part, slot, first, end)
-            array[:, slot][:, :, places] = self.home.held(tokens[:, :, first - start :])
+            offsets = self.home.offsets(part, slot, first, end)
+            array[:, slot][:, :, offsets] = self.home.held(tokens[:, :, first - start :])
         self._wrote_home(slot, start, end)
 
     def copy(self, source: int, target: int, length: int) -> None:
@@ -299,8 +299,8 @@ class SlotCache:
             first = max(start, known, source.first(had, slot, end), to.first(takes, row, end))
             if start == 0:
                 to.begin(takes, row, first)
-            places = source.places(had, slot, first, end)
-            array[:, row][:, :, to.places(takes, row, first, end)] = held[:, slot][:, :, places]
+            offsets = source.offsets(had, slot, first, end)
+            array[:, row][:, :, to.offsets(takes, row, first, end)] = held[:, slot][:, :, offsets]
 
     def _wrote_home(self, slot: int, start: int, end: int) -> None:
         self._at_home[slot] = end

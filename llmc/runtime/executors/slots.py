@@ -65,26 +65,26 @@ class SlotLengths:
         self.used[slot] = length
 
 
-def places_of(t: CacheTensor, start: int, end: int) -> slice | NDArray[np.int64]:
+def offsets_of(t: CacheTensor, start: int, end: int) -> slice | NDArray[np.int64]:
     """Where tokens `start` … `end` − 1 are, or of a ring the last of them, in order."""
     return slice(start, end) if t.ring is None else np.arange(max(start, end - t.ring), end) % t.ring
 
 
-def free_places(places: int, start: int, used: int) -> NDArray[np.int64]:
+def free_offsets(offsets: int, start: int, used: int) -> NDArray[np.int64]:
     """Of so many places of a slot that has held `used` tokens those that hold none of the first `start`."""
-    return np.arange(start, min(max(used, places), start + places)) % places
+    return np.arange(start, min(max(used, offsets), start + offsets)) % offsets
 
 
 def windows(
-    t: CacheTensor, held: NDArray[Any], length: int, places: slice | NDArray[np.int64] | None = None
+    t: CacheTensor, held: NDArray[Any], length: int, offsets: slice | NDArray[np.int64] | None = None
 ) -> NDArray[Any]:
     """[..., length, width]: the first `length` tokens of a slot, a view; of a ring what a later step may still see, and
-    zeros. `places`: where that is, unless it lies as rings say."""
+    zeros. `offsets`: where that is, unless it lies as rings say."""
     if t.ring is None:
         return held[..., :length, :]
     first = t.seen(length).start
     found = np.zeros((*held.shape[:-2], length, held.shape[-1]), held.dtype)
-    found[..., first:, :] = held[..., places_of(t, first, length) if places is None else places, :]
+    found[..., first:, :] = held[..., offsets_of(t, first, length) if offsets is None else offsets, :]
     return found
 
 

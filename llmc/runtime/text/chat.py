@@ -218,8 +218,8 @@ def _compile(source: str) -> Template:
         return environment.from_string(source)
     except (TemplateError, RecursionError, SyntaxError, MemoryError, ValueError, OverflowError) as error:
         line = getattr(error, "lineno", None)
-        place = f" (line {line})" if line else ""
-        raise InputError(f"the chat template does not parse{place}: {error}") from error
+        location = f" (line {line})" if line else ""
+        raise InputError(f"the chat template does not parse{location}: {error}") from error
 
 
 def _tojson(

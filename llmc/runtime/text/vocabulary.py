@@ -128,9 +128,9 @@ class Vocabulary:
             if length > len(values):
                 continue
             hashes = (sums[length:] - sums[: len(sums) - length]) * inverses[: len(values) - length + 1]
-            places = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
-            for at in np.flatnonzero(self._hashes[places] == hashes).tolist():
-                index = int(self._ids[places[at]])
+            offsets = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
+            for at in np.flatnonzero(self._hashes[offsets] == hashes).tolist():
+                index = int(self._ids[offsets[at]])
                 if self._text[self._starts[index] : self._starts[index + 1]] == data[at : at + length]:
                     found[index] = None
         return list(found)

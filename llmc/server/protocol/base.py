@@ -89,8 +89,8 @@ def _should(message: str) -> str:
 def _path(loc: Sequence[int | str], data: Any) -> str:
     """Where in `data` an error is; pydantic's tags for the branches of a union, which are not in the data, left out."""
     parts = ""
-    for place, part in enumerate(loc):
-        if isinstance(data, dict) and isinstance(part, str) and (part in data or place == len(loc) - 1):
+    for index, part in enumerate(loc):
+        if isinstance(data, dict) and isinstance(part, str) and (part in data or index == len(loc) - 1):
             if part not in data and parts and not _missing(part):
                 continue
             parts += f".{part}" if parts else part

@@ -98,8 +98,8 @@ class Snapshot(Observer):
         with self._lock:
             second = self._second()
             second.generated_tokens += len(first_token_s) + len(inter_token_s)
-            _place(second.first, first_token_s)
-            _place(second.inter, inter_token_s)
+            _count(second.first, first_token_s)
+            _count(second.inter, inter_token_s)
 
     def finished(self, summary: RequestSummary) -> None:
         """Count the request as over."""
@@ -187,18 +187,18 @@ class Snapshot(Observer):
 def quantile(counts: dict[int, int], part: float) -> float | None:
     """The value, in seconds, that `part` of those counted are at most; None of nothing."""
     left = math.ceil(part * sum(counts.values()))
-    for place in sorted(counts):
-        left -= counts[place]
+    for index in sorted(counts):
+        left -= counts[index]
         if left <= 0:
-            return float(f"{math.exp((place - _OFFSET + 0.5) / _STEPS_PER_E):.3g}")
+            return float(f"{math.exp((index - _OFFSET + 0.5) / _STEPS_PER_E):.3g}")
     return None
 
 
-def _place(counts: dict[int, int], values: Iterable[float]) -> None:
+def _count(counts: dict[int, int], values: Iterable[float]) -> None:
     log = math.log
     for value in values:
-        place = int(log(value if value > _SHORTEST_S else _SHORTEST_S) * _STEPS_PER_E + _OFFSET)
-        counts[place] = counts.get(place, 0) + 1
+        index = int(log(value if value > _SHORTEST_S else _SHORTEST_S) * _STEPS_PER_E + _OFFSET)
+        counts[index] = counts.get(index, 0) + 1
 
 
 def _summed(many: Iterable[dict[int, int]]) -> dict[int, int]:

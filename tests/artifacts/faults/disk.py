@@ -73,21 +73,21 @@ class Disk:
 
     def _leave(self, folder: Path, names: str, content: str) -> Path:
         """Write what a cut may leave: the names that were synced or all, and of unsynced content so much."""
-        places = {inode: Path(f"/proc/self/fd/{held}") for inode, held in self._held.items()}
+        locations = {inode: Path(f"/proc/self/fd/{held}") for inode, held in self._held.items()}
         for found, _, files in os.walk(self.root):
-            places |= {path.lstat().st_ino: path for path in [Path(found), *(Path(found, name) for name in files)]}
+            locations |= {path.lstat().st_ino: path for path in [Path(found), *(Path(found, name) for name in files)]}
         target = folder / f"{names} {content}"
-        self._copy(self.root.stat().st_ino, target, places, names, content)
+        self._copy(self.root.stat().st_ino, target, locations, names, content)
         return target
 
-    def _copy(self, inode: int, target: Path, places: Mapping[int, Path], names: str, content: str) -> None:
-        path = places[inode]
+    def _copy(self, inode: int, target: Path, locations: Mapping[int, Path], names: str, content: str) -> None:
+        path = locations[inode]
         if path.is_dir():
             target.mkdir()
             kept = self._names.get(inode, {}) if names == "synced" else {i.name: i.inode() for i in os.scandir(path)}
             for name, below in kept.items():
-                if below in places:
-                    self._copy(below, target / name, places, names, content)
+                if below in locations:
+                    self._copy(below, target / name, locations, names, content)
             return
         data = path.read_bytes()
         if content != "all":

@@ -49,9 +49,12 @@ def content(store: Store, entry: Entry) -> bytes:
 
 
 def flips(data: bytes, bits: tuple[int, ...] = tuple(range(8))) -> Iterator[tuple[str, bytes]]:
-    for place in range(len(data)):
+    for location in range(len(data)):
         for bit in bits:
-            yield f"byte {place}, bit {bit}", data[:place] + bytes([data[place] ^ 1 << bit]) + data[place + 1 :]
+            yield (
+                f"byte {location}, bit {bit}",
+                data[:location] + bytes([data[location] ^ 1 << bit]) + data[location + 1 :],
+            )
 
 
 def test_no_flipped_bit_makes_another_entry() -> None:
@@ -64,7 +67,7 @@ def test_no_flipped_bit_makes_another_entry() -> None:
             read = decode_entry(flipped)
         except ValueError:
             continue
-        where = next(place for place in range(len(data)) if data[place] != flipped[place])
+        where = next(location for location in range(len(data)) if data[location] != flipped[location])
         assert where >= start, f"{name} was not noticed"
         assert read._replace(signature=signature) == entry, name
         assert read.signature is not None, f"{name}: the signature vanished"
@@ -114,8 +117,8 @@ DAMAGE: dict[str, Callable[[bytes, int], bytes]] = {
 def test_every_region_of_a_blob_is_checked_when_it_is_read(store: Store, damage: str) -> None:
     blob = built(store).outputs["graph"]
     path = store.layout.blob(blob.digest)
-    for place in range(0, len(CONTENT), REGION):
-        wrong = DAMAGE[damage](CONTENT, place)
+    for location in range(0, len(CONTENT), REGION):
+        wrong = DAMAGE[damage](CONTENT, location)
         if wrong == CONTENT:
             continue
         overwrite(path, wrong)
@@ -145,8 +148,8 @@ def test_damage_after_a_file_was_verified_is_noticed(store: Store) -> None:
     time.sleep(0.03)
     path = store.path(blob)
     assert store._main.stamps.verified(path, blob.digest), "it was verified, and is not hashed again"
-    for place in (0, len(CONTENT) - 1):
-        overwrite(path, DAMAGE["flipped"](CONTENT, place))
+    for location in (0, len(CONTENT) - 1):
+        overwrite(path, DAMAGE["flipped"](CONTENT, location))
         with pytest.raises(BlobMissingError):
             store.path(blob)
         assert content(store, built(store)) == CONTENT
@@ -231,7 +234,7 @@ def _lock_file(store: Store) -> Path:
     return store.layout.lock(key().kind, key().hex)
 
 
-PLACES: dict[str, Callable[[Store], Path]] = {
+INDICES: dict[str, Callable[[Store], Path]] = {
     "an entry": entry_file,
     "a blob": lambda store: store.layout.blob(digest_bytes(CONTENT)),
     "an empty blob": lambda store: store.layout.blob(digest_bytes(b"")),
@@ -240,20 +243,20 @@ PLACES: dict[str, Callable[[Store], Path]] = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("location", INDICES)
 @pytest.mark.parametrize("stand_in", STAND_INS)
 def test_whatever_stands_in_the_place_of_a_file_is_healed(
-    store: Store, no_waiting: None, place: str, stand_in: str
+    store: Store, no_waiting: None, location: str, stand_in: str
 ) -> None:
     built(store)
-    path = PLACES[place](store)
+    path = INDICES[location](store)
     path.unlink(missing_ok=True)
     STAND_INS[stand_in](path)
     digest = digest_bytes(CONTENT)
     try:
         assert Store(store.root).get_bytes(digest) == CONTENT
     except BlobMissingError:
-        assert place == "a blob"
+        assert location == "a blob"
     path.unlink() if path.is_file() or path.is_symlink() else None
     if not os.path.lexists(path):
         STAND_INS[stand_in](path)
@@ -264,8 +267,8 @@ def test_whatever_stands_in_the_place_of_a_file_is_healed(
 @pytest.mark.parametrize("stand_in", STAND_INS)
 def test_a_whole_check_of_a_store_waits_for_nothing(store: Store, no_waiting: None, stand_in: str) -> None:
     built(store)
-    for place in ("an entry", "a blob"):
-        path = PLACES[place](store)
+    for location in ("an entry", "a blob"):
+        path = INDICES[location](store)
         path.unlink()
         STAND_INS[stand_in](path)
     assert store.verify().bad or stand_in == "nothing"

@@ -28,8 +28,8 @@ def bundle(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_every_region_of_a_blob_is_checked_when_it_is_read(bundle: Path, name: str, damage: str) -> None:
     path = blob_path(bundle, DIGESTS[name])
-    for place in range(0, len(CONTENT[name]), REGION):
-        wrong = DAMAGE[damage](CONTENT[name], place)
+    for location in range(0, len(CONTENT[name]), REGION):
+        wrong = DAMAGE[damage](CONTENT[name], location)
         if wrong == CONTENT[name]:
             continue
         overwrite(path, wrong)
@@ -73,12 +73,14 @@ def test_a_manifest_that_is_cut_off_is_an_error(bundle: Path) -> None:
                 BundleFiles.open(bundle)
 
 
-@pytest.mark.parametrize("place", range(0, 1600, 199))
-def test_a_folder_of_a_store_whose_manifest_was_altered_is_put_right(tmp_path: Path, bundle: Path, place: int) -> None:
+@pytest.mark.parametrize("location", range(0, 1600, 199))
+def test_a_folder_of_a_store_whose_manifest_was_altered_is_put_right(
+    tmp_path: Path, bundle: Path, location: int
+) -> None:
     store = Store(tmp_path / "store")
     entry = add_bundle(store, BundleFiles.open(bundle))
     folder = checkout(store, entry)
-    overwrite(folder / FILE_NAME, DAMAGE["flipped"](manifest().to_bytes(), place))
+    overwrite(folder / FILE_NAME, DAMAGE["flipped"](manifest().to_bytes(), location))
     assert BundleFiles.open(checkout(store, entry)).manifest == manifest()
 
 

@@ -40,9 +40,9 @@ def test_a_store_that_everybody_may_write_is_told_once_and_its_native_code_refus
     Store(root).build(CODE, build)
     Store(root).build(DATA, build)
     (root / below).chmod(0o777)
-    places = (root,) if tier == "own" else (tmp_path / "mine", root)
-    opened(*places)
-    store = opened(*places)
+    locations = (root,) if tier == "own" else (tmp_path / "mine", root)
+    opened(*locations)
+    store = opened(*locations)
     (message,) = caplog.messages
     problem = f"{root / below} can be written by every user (mode 777); chmod go-w {root / below}, or name the folder"
     assert message.startswith(f"{root}: others may change this store, so native code is not used from it: {problem}")
@@ -53,7 +53,7 @@ def test_a_store_that_everybody_may_write_is_told_once_and_its_native_code_refus
             assert str(raised.value).startswith(f"{root}: no native code is used from this store")
             assert problem in str(raised.value)
         assert use.lookup(DATA) is not None, "data is used"
-    assert opened(*places, trusted=(str(root),)).lookup(CODE) is not None
+    assert opened(*locations, trusted=(str(root),)).lookup(CODE) is not None
     (root / below).chmod(0o755)
     assert store.lookup(CODE) is not None
 

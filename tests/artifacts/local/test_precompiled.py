@@ -19,7 +19,7 @@ from llmc.artifacts.bundle.stored import add_bundle
 from llmc.artifacts.key import ABSENT, Difference
 from llmc.artifacts.local import precompiled
 from llmc.artifacts.local.opening import open_store
-from llmc.artifacts.local.precompiled import PLACES, describe_differences, differences, load, place_for, replacing
+from llmc.artifacts.local.precompiled import INDICES, describe_differences, differences, load, path_for, replacing
 from llmc.artifacts.oci.archive import export_images
 from llmc.artifacts.store.store import Store
 from llmc.cli.main import main
@@ -29,7 +29,7 @@ from llmc.testing.toy import write_toy
 from tests.artifacts.helpers import CONTENT, DIGESTS, bundle, child, finish, flip, manifest, truncate
 
 REQUESTED: dict[str, Any] = {"device": "fake", "max_model_len": 32, "max_num_seqs": 4}
-NAME = PLACES["neuron"]
+NAME = INDICES["neuron"]
 GREEDY = llmc.SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
 
 
@@ -38,7 +38,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkpoint for a device that has a place for its artifacts."""
     monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("NEURON_COMPILED_ARTIFACTS", raising=False)
-    monkeypatch.setitem(precompiled.PLACES, "fake", NAME)
+    monkeypatch.setitem(precompiled.INDICES, "fake", NAME)
     return write_toy(tmp_path / "toy")
 
 
@@ -60,20 +60,20 @@ def generated(toy: Path, **options: Any) -> list[int]:
 
 
 def test_only_neuron_has_a_place(tmp_path: Path) -> None:
-    assert place_for("neuron", str(tmp_path), None) == tmp_path / "neuron-compiled-artifacts"
-    assert place_for("neuron", str(tmp_path), "/named") == Path("/named")
+    assert path_for("neuron", str(tmp_path), None) == tmp_path / "neuron-compiled-artifacts"
+    assert path_for("neuron", str(tmp_path), "/named") == Path("/named")
     for device in ("cpu", "hpu", "fake", "tpu"):
-        assert place_for(device, str(tmp_path), "/named") is None
+        assert path_for(device, str(tmp_path), "/named") is None
 
 
 def test_the_place_of_a_file_is_beside_it_and_a_hub_name_has_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "model.gguf").touch()
-    assert place_for("neuron", str(tmp_path / "model.gguf"), None) == tmp_path / NAME
-    assert place_for("neuron", "org/name", None) is None
+    assert path_for("neuron", str(tmp_path / "model.gguf"), None) == tmp_path / NAME
+    assert path_for("neuron", "org/name", None) is None
     monkeypatch.setenv("HOME", "/home/someone")
-    assert place_for("neuron", "org/name", "~/named") == Path("/home/someone/named")
+    assert path_for("neuron", "org/name", "~/named") == Path("/home/someone/named")
 
 
 # Whether it can be loaded
@@ -129,8 +129,8 @@ def test_what_a_compile_replaced_is_said(tmp_path: Path, caplog: pytest.LogCaptu
     with replacing(folder):
         bundle(tmp_path / "bundle", target="other")
     assert caplog.messages == [f"{folder}: replaced; target: onnxruntime → other"]
-    for place in (folder, tmp_path / "nowhere", None):
-        with replacing(place):
+    for location in (folder, tmp_path / "nowhere", None):
+        with replacing(location):
             pass
     assert len(caplog.messages) == 1
 

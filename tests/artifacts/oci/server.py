@@ -95,16 +95,16 @@ class Handler(BaseHTTPRequestHandler):
 
 def pull_it(server: Server, tmp_path: Path) -> Store:
     store = Store(tmp_path / "other")
-    place = parse_reference(server.reference)
-    with closing(RegistryImages(place, QUICK)) as images:
-        pull(store, images, place, trust=Anyone(), jobs=2, progress=None)
+    location = parse_reference(server.reference)
+    with closing(RegistryImages(location, QUICK)) as images:
+        pull(store, images, location, trust=Anyone(), jobs=2, progress=None)
     return store
 
 
 def push_it(server: Server, store: Store) -> None:
-    place = parse_reference(server.reference)
-    with closing(RegistryImages(place, QUICK)) as images:
-        push(store, store.entries()[0], images, place, jobs=2, signer=None, progress=None)
+    location = parse_reference(server.reference)
+    with closing(RegistryImages(location, QUICK)) as images:
+        push(store, store.entries()[0], images, location, jobs=2, signer=None, progress=None)
 
 
 def times(count: int, answer: Answer, part: str = "") -> Answer:

@@ -202,11 +202,11 @@ def test_a_compressed_layer_that_is_not_what_the_config_says_is_refused(tmp_path
     refused(tmp_path, stored, "which the config names")
 
 
-@pytest.mark.parametrize("place", [0, -1])
-def test_a_bomb_is_not_inflated(tmp_path: Path, archives: list[bytes], place: int) -> None:
+@pytest.mark.parametrize("location", [0, -1])
+def test_a_bomb_is_not_inflated(tmp_path: Path, archives: list[bytes], location: int) -> None:
     squeeze = zlib.compressobj(wbits=31)
     files = zipped(archives)
-    files[place] = b"".join([*(squeeze.compress(bytes(1 << 20)) for _ in range(100)), squeeze.flush()])
+    files[location] = b"".join([*(squeeze.compress(bytes(1 << 20)) for _ in range(100)), squeeze.flush()])
     stored = forge(tmp_path / "images", archives, files=files, media_type=image.GZIP_TYPE)
     tracemalloc.start()
     try:

@@ -50,15 +50,15 @@ def proxy(registry_port: int) -> Iterator[Proxy]:
 
 
 def quick_push(store: Store, key: str, reference: str) -> TransferReport:
-    place = parse_reference(reference)
-    with closing(RegistryImages(place, QUICK)) as images:
-        return push(store, store.find(key), images, place, jobs=2, signer=None, progress=None)
+    location = parse_reference(reference)
+    with closing(RegistryImages(location, QUICK)) as images:
+        return push(store, store.find(key), images, location, jobs=2, signer=None, progress=None)
 
 
 def quick_pull(store: Store, reference: str) -> TransferReport:
-    place = parse_reference(reference)
-    with closing(RegistryImages(place, QUICK)) as images:
-        return pull(store, images, place, trust=Anyone(), jobs=2, progress=None)[1]
+    location = parse_reference(reference)
+    with closing(RegistryImages(location, QUICK)) as images:
+        return pull(store, images, location, trust=Anyone(), jobs=2, progress=None)[1]
 
 
 def through(proxy: Proxy, name: str) -> str:
@@ -97,11 +97,11 @@ def test_the_image_is_the_same_as_in_a_layout(store: Store, name: str, tmp_path:
     push_image(store, entry, f"{name}:v1")
     push_image(store, entry, f"oci-layout:{tmp_path / 'images'}:v1")
     digest = json.loads((tmp_path / "images" / "index.json").read_bytes())["manifests"][0]["digest"]
-    place = parse_reference(f"{name}@{digest}")
-    with closing(RegistryImages(place)) as images:
-        assert images.manifest(place) == blob_file(tmp_path / "images", digest).read_bytes()
-    pulled(tmp_path, str(place))
-    assert push_image(store, entry, str(place)).entries == 0
+    location = parse_reference(f"{name}@{digest}")
+    with closing(RegistryImages(location)) as images:
+        assert images.manifest(location) == blob_file(tmp_path / "images", digest).read_bytes()
+    pulled(tmp_path, str(location))
+    assert push_image(store, entry, str(location)).entries == 0
 
 
 def test_what_is_not_there_is_said_to_be_missing(store: Store, name: str) -> None:
@@ -132,10 +132,10 @@ def test_a_push_is_sent_again_when_the_connection_breaks(store: Store, name: str
 def test_progress_is_taken_back_for_what_is_sent_again(store: Store, name: str, proxy: Proxy) -> None:
     entry = make_bundle(store, weights=BIG)
     proxy.drop_sent_after, proxy.drops = len(BIG) // 2, 1
-    place = parse_reference(through(proxy, f"{name}:v1"))
+    location = parse_reference(through(proxy, f"{name}:v1"))
     seen: list[tuple[int, int]] = []
-    with closing(RegistryImages(place, QUICK)) as images:
-        push(store, entry, images, place, jobs=1, signer=None, progress=lambda *moved: seen.append(moved))
+    with closing(RegistryImages(location, QUICK)) as images:
+        push(store, entry, images, location, jobs=1, signer=None, progress=lambda *moved: seen.append(moved))
     assert seen[-1][0] == seen[-1][1] and max(done for done, _ in seen) == seen[-1][1]
     assert any(after < before for (before, _), (after, _) in pairwise(seen))
 

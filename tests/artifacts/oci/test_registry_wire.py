@@ -110,9 +110,9 @@ def test_a_wrong_manifest_is_refused(server: Server, tmp_path: Path, answer: Ans
 
 def test_a_manifest_of_another_digest_than_asked_for_is_refused_by_name(server: Server, store: Store) -> None:
     server.answers.append(times(999, lambda handler: handler.reply(200, b"{}"), "/manifests/"))
-    place = parse_reference(f"oci://127.0.0.1:{server.server_port}/x@sha256:{'1' * 64}")
-    with closing(RegistryImages(place, QUICK)) as images, pytest.raises(ArtifactError, match="not sha256:1111"):
-        images.manifest(place)
+    location = parse_reference(f"oci://127.0.0.1:{server.server_port}/x@sha256:{'1' * 64}")
+    with closing(RegistryImages(location, QUICK)) as images, pytest.raises(ArtifactError, match="not sha256:1111"):
+        images.manifest(location)
 
 
 def test_a_registry_that_stores_something_else_is_an_error(server: Server, store: Store) -> None:

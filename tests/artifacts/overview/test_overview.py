@@ -76,8 +76,8 @@ def test_every_byte_counts_in_one_place(layout: Layout, keyring: Keyring) -> Non
     )
     assert groups["bundle"].apart == 0
     assert disk.unnamed(found) == len(b"named by nobody")
-    usage, places = found.usage, sum(group.size for group in groups.values()) + disk.unnamed(found)
-    assert places + usage.entry_bytes + usage.bundle_bytes + usage.other_bytes == usage.total
+    usage, locations = found.usage, sum(group.size for group in groups.values()) + disk.unnamed(found)
+    assert locations + usage.entry_bytes + usage.bundle_bytes + usage.other_bytes == usage.total
     *parts, whole = [float(row[1]) for row in rows(found, keyring, "By place")]
     assert whole == pytest.approx(usage.total / 1024, abs=0.01) == pytest.approx(sum(parts), abs=0.05)
 
@@ -258,7 +258,7 @@ def test_a_store_on_a_read_only_mount_is_drawn(mounts: None, layout: Layout, tmp
 
 def test_many_kinds_are_one_bar_after_the_largest(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pictures, "MOST_BARS", 2)
-    for place, kind in enumerate(("a", "b", "c", "d"), 1):
-        store.publish(Key(kind, {}), {"blob": store.put_bytes(kind.encode() * 100 * place)})
+    for location, kind in enumerate(("a", "b", "c", "d"), 1):
+        store.publish(Key(kind, {}), {"blob": store.put_bytes(kind.encode() * 100 * location)})
     bars = pictures.plots(take(store), [])[0].draw.keywords["bars"]  # type: ignore[attr-defined]
     assert bars[:3] == [("d", 400, 0), ("c", 300, 0), ("other kinds", 300, 0)]

@@ -125,8 +125,8 @@ def test_a_download_that_is_left_alone_ends(remote: Remote, small_pieces: int) -
 
 @pytest.mark.parametrize("sort", ["folder", "local"])
 def test_an_upload_that_fails_leaves_nothing(sort: str, tmp_path: Path) -> None:
-    place = str(tmp_path / "remote") if sort == "folder" else f"local://{tmp_path}/remote"
-    remote = open_remote(place)
+    location = str(tmp_path / "remote") if sort == "folder" else f"local://{tmp_path}/remote"
+    remote = open_remote(location)
 
     def stop(_: int) -> None:
         raise KeyboardInterrupt

@@ -20,22 +20,22 @@ secrets = st.text(string.ascii_letters + string.digits + "-_.~%!$&*+,;=", min_si
 
 @given(secrets, secrets, st.sampled_from(["s3", "sftp", "https", "webdav"]))
 def test_a_login_is_not_shown(user: str, password: str, scheme: str) -> None:
-    place = address(f"{scheme}://{user}:{password}@host/folder/")
-    assert place.shown == f"{scheme}://host/folder"
-    message = place.clean(f"cannot open {scheme}://{user}:{password}@host for {user} with {password}")
+    location = address(f"{scheme}://{user}:{password}@host/folder/")
+    assert location.shown == f"{scheme}://host/folder"
+    message = location.clean(f"cannot open {scheme}://{user}:{password}@host for {user} with {password}")
     for secret in (user, password):
-        assert secret not in repr(place)
+        assert secret not in repr(location)
         assert f"{secret}@" not in message
     assert password not in message
 
 
 def test_a_query_is_not_shown() -> None:
-    place = address("https://host/folder?sig=abcdef&se=2030")
-    assert place.shown == "https://host/folder"
-    assert "abcdef" not in place.clean("GET /folder?sig=abcdef&se=2030")
-    assert "xyz" not in place.clean("GET /other?X-Amz-Signature=xyz&a=1")
-    assert "xyz" not in place.clean("Authorization: Bearer xyz")
-    assert "me:pw" not in place.clean("proxy http://me:pw@proxy:3128 refused")
+    location = address("https://host/folder?sig=abcdef&se=2030")
+    assert location.shown == "https://host/folder"
+    assert "abcdef" not in location.clean("GET /folder?sig=abcdef&se=2030")
+    assert "xyz" not in location.clean("GET /other?X-Amz-Signature=xyz&a=1")
+    assert "xyz" not in location.clean("Authorization: Bearer xyz")
+    assert "me:pw" not in location.clean("proxy http://me:pw@proxy:3128 refused")
 
 
 def test_a_message_is_one_line() -> None:

@@ -54,20 +54,20 @@ def test_a_round_trip_gives_every_byte_back(store: Store, tmp_path: Path, name: 
     if name == "vllm-neuron":
         write(source / NEURON_KEY / "run", "x").chmod(0o755)
     contents = packed(store, name, source)
-    place = tmp_path / "place" / "deep"
+    location = tmp_path / "place" / "deep"
     if there != "absent":
-        place.mkdir(parents=True)
+        location.mkdir(parents=True)
     if there == "others":
-        write(place / "unrelated" / "file", "mine")
-    done = unpack(store, compile_cache(name), contents, place)
-    found = content(place)
+        write(location / "unrelated" / "file", "mine")
+    done = unpack(store, compile_cache(name), contents, location)
+    found = content(location)
     if there == "others":
         assert found.pop("unrelated/file") == (b"mine", False)
     expected = {path: value for path, value in content(source).items() if path in contents.files}
     assert found == expected and expected
     assert done.placed and not (done.present or done.kept or done.replaced)
     assert hidden(tmp_path / "place") == []
-    again = unpack(store, compile_cache(name), contents, place)
+    again = unpack(store, compile_cache(name), contents, location)
     assert again.present == done.placed and not again.placed
 
 
@@ -89,22 +89,22 @@ def test_empty_folders_come_back(store: Store, tmp_path: Path) -> None:
 
 def test_a_part_with_other_content_is_refused_before_anything_is_written(store: Store, tmp_path: Path) -> None:
     contents = packed(store, "vllm", make_vllm(tmp_path / "source"))
-    place = tmp_path / "place"
-    write(place / PART / "rank_0_0" / "backbone" / "computation_graph.py", "other")
-    before = content(place)
+    location = tmp_path / "place"
+    write(location / PART / "rank_0_0" / "backbone" / "computation_graph.py", "other")
+    before = content(location)
     with pytest.raises(ArtifactError, match=rf"'{PART}' is there with other content; --keep leaves .* --replace puts"):
-        unpack(store, compile_cache("vllm"), contents, place)
-    assert content(place) == before and hidden(place) == []
+        unpack(store, compile_cache("vllm"), contents, location)
+    assert content(location) == before and hidden(location) == []
 
 
 def test_it_can_be_kept_and_the_rest_is_put_in_place(store: Store, tmp_path: Path) -> None:
     contents = packed(store, "vllm", make_vllm(tmp_path / "source"))
-    place = tmp_path / "place"
-    own = write(place / PART / "rank_0_0" / "own", "other")
-    done = unpack(store, compile_cache("vllm"), contents, place, differing="keep")
+    location = tmp_path / "place"
+    own = write(location / PART / "rank_0_0" / "own", "other")
+    done = unpack(store, compile_cache("vllm"), contents, location, differing="keep")
     assert done.kept == (PART,) and len(done.placed) == 1
     assert own.read_text() == "other"
-    assert sum(path.startswith(PART) for path in content(place)) == 1
+    assert sum(path.startswith(PART) for path in content(location)) == 1
 
 
 def test_a_link_more_is_other_content(store: Store, tmp_path: Path) -> None:
@@ -138,24 +138,24 @@ TREES = st.dictionaries(
 @given(TREES, st.sampled_from(["absent", "empty"]))
 def test_any_tree_comes_back_as_it_was(store: Store, files: dict[str, tuple[bytes, bool]], there: str) -> None:
     with tempfile.TemporaryDirectory() as built:
-        source, place = Path(built, "source"), Path(built, "place")
+        source, location = Path(built, "source"), Path(built, "place")
         write(source / "123_ab_syn1.recipe", "r")
         write(source / "123_ab_syn1.metadata", "m")
         for path, (data, executable) in files.items():
             write(source / path, data).chmod(0o755 if executable else 0o644)
         contents = packed(store, "gaudi", source)
         if there == "empty":
-            place.mkdir()
-        unpack(store, compile_cache("gaudi"), contents, place)
+            location.mkdir()
+        unpack(store, compile_cache("gaudi"), contents, location)
         leaves_out = compile_cache("gaudi").leaves_out
-        assert content(place) == {path: value for path, value in content(source).items() if not leaves_out(path)}
+        assert content(location) == {path: value for path, value in content(source).items() if not leaves_out(path)}
 
 
 @pytest.mark.parametrize("there", ["a folder", "a file", "a link"])
 def test_it_can_be_replaced_whatever_it_is(store: Store, tmp_path: Path, there: str) -> None:
     source = make_vllm(tmp_path / "source")
     contents = packed(store, "vllm", source)
-    place, part = tmp_path / "place", tmp_path / "place" / PART
+    location, part = tmp_path / "place", tmp_path / "place" / PART
     outside = write(tmp_path / "outside" / "file", "mine")
     if there == "a folder":
         write(part / "old", "x")
@@ -163,32 +163,32 @@ def test_it_can_be_replaced_whatever_it_is(store: Store, tmp_path: Path, there: 
         part.parent.mkdir(parents=True)
         part.symlink_to(outside.parent) if there == "a link" else part.write_text("x")
     with pytest.raises(ArtifactError, match="with other content"):
-        unpack(store, compile_cache("vllm"), contents, place)
-    done = unpack(store, compile_cache("vllm"), contents, place, differing="replace")
+        unpack(store, compile_cache("vllm"), contents, location)
+    done = unpack(store, compile_cache("vllm"), contents, location, differing="replace")
     assert done.replaced == (PART,)
     assert not part.is_symlink() and not (part / "old").exists()
-    assert {path: value for path, value in content(source).items() if path in contents.files} == content(place)
+    assert {path: value for path, value in content(source).items() if path in contents.files} == content(location)
     assert content(outside.parent) == {"file": (b"mine", False)}
 
 
 def test_single_files_are_replaced_one_by_one(store: Store, tmp_path: Path) -> None:
     contents = packed(store, "jax", make_jax(tmp_path / "source"))
-    place = make_jax(tmp_path / "place")
-    write(place / f"{JAX_KEY}-cache", b"torn")
-    write(place / "jit_other-" / "x", b"mine")
+    location = make_jax(tmp_path / "place")
+    write(location / f"{JAX_KEY}-cache", b"torn")
+    write(location / "jit_other-" / "x", b"mine")
     with pytest.raises(ArtifactError, match=f"'{JAX_KEY}' is there with other content"):
-        unpack(store, compile_cache("jax"), contents, place)
-    done = unpack(store, compile_cache("jax"), contents, place, differing="replace")
+        unpack(store, compile_cache("jax"), contents, location)
+    done = unpack(store, compile_cache("jax"), contents, location, differing="replace")
     assert done.replaced == (JAX_KEY,)
-    assert (place / f"{JAX_KEY}-cache").read_bytes().endswith(b"executable")
-    assert (place / "jit_other-" / "x").exists()
+    assert (location / f"{JAX_KEY}-cache").read_bytes().endswith(b"executable")
+    assert (location / "jit_other-" / "x").exists()
 
 
 def test_a_part_of_which_a_file_is_missing_is_completed(store: Store, tmp_path: Path) -> None:
     contents = packed(store, "jax", make_jax(tmp_path / "source"))
-    place = make_jax(tmp_path / "place")
-    (place / f"{JAX_KEY}-cache").unlink()
-    assert unpack(store, compile_cache("jax"), contents, place).placed == (JAX_KEY,)
+    location = make_jax(tmp_path / "place")
+    (location / f"{JAX_KEY}-cache").unlink()
+    assert unpack(store, compile_cache("jax"), contents, location).placed == (JAX_KEY,)
 
 
 def test_a_damaged_store_puts_nothing_in_place(store: Store, tmp_path: Path) -> None:
@@ -208,14 +208,14 @@ def test_a_full_or_closed_disk_leaves_no_part(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool, code: int, error: type[Exception]
 ) -> None:
     contents = packed(store, "vllm", make_vllm(tmp_path / "source"))
-    place = tmp_path / "place"
+    location = tmp_path / "place"
     if there:
-        write(place / "mine", "x")
-    before = content(place)
+        write(location / "mine", "x")
+    before = content(location)
     Faults(monkeypatch, tmp_path / ("place" if there else ".place")).inject("fsync", code, after=2)
     with pytest.raises(error, match=r"place: .*choose another folder with -o"):
-        unpack(store, compile_cache("vllm"), contents, place)
-    assert content(place) == before
+        unpack(store, compile_cache("vllm"), contents, location)
+    assert content(location) == before
     assert hidden(tmp_path) == []
 
 
@@ -237,9 +237,9 @@ def test_every_file_is_synced_before_it_gets_its_name(
     store: Store, tmp_path: Path, name: str, there: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     contents = packed(store, name, MAKERS[name](tmp_path / "source"))
-    place = tmp_path / "place"
+    location = tmp_path / "place"
     if there:
-        place.mkdir()
+        location.mkdir()
     synced: set[int] = set()
     moved: set[int] = set()
     sync, rename = os.fsync, os.rename
@@ -257,9 +257,9 @@ def test_every_file_is_synced_before_it_gets_its_name(
 
     monkeypatch.setattr(os, "fsync", noted_sync)
     monkeypatch.setattr(os, "rename", noted_rename)
-    unpack(store, compile_cache(name), contents, place)
+    unpack(store, compile_cache(name), contents, location)
     assert len(moved) == len(contents.files)
-    assert {path.stat().st_ino for path in (place / file for file in contents.files)} == moved
+    assert {path.stat().st_ino for path in (location / file for file in contents.files)} == moved
 
 
 CHILD = """
@@ -297,16 +297,16 @@ def test_kill_9_at_any_call_leaves_whole_parts_and_unpacking_again_heals(
     whole = {path: value for path, value in content(source).items() if path in contents.files}
     units = {compile_cache("vllm").unit(path) for path in whole}
     for countdown in (0, 2, 100):
-        place = tmp_path / f"place{countdown}"
+        location = tmp_path / f"place{countdown}"
         if there == "empty":
-            place.mkdir()
+            location.mkdir()
         if there == "old":
-            write(place / PART / "old", "x")
-        out, err = child(CHILD, store.root, place, call, countdown).communicate(timeout=60)
+            write(location / PART / "old", "x")
+        out, err = child(CHILD, store.root, location, call, countdown).communicate(timeout=60)
         assert not err, err
         found = (
-            {path: value for path, value in content(place).items() if not path.startswith(".")}
-            if place.exists()
+            {path: value for path, value in content(location).items() if not path.startswith(".")}
+            if location.exists()
             else {}
         )
         visible = {path: value for path, value in found.items() if "/." not in path}
@@ -314,8 +314,8 @@ def test_kill_9_at_any_call_leaves_whole_parts_and_unpacking_again_heals(
             part = {path: value for path, value in visible.items() if path.startswith(unit + "/")}
             expected = {path: value for path, value in whole.items() if path.startswith(unit + "/")}
             assert part in (expected, {}, {f"{PART}/old": (b"x", False)}), f"{unit} is torn"
-        unpack(store, compile_cache("vllm"), contents, place, differing="replace")
-        assert content(place) == whole and hidden(tmp_path) == []
+        unpack(store, compile_cache("vllm"), contents, location, differing="replace")
+        assert content(location) == whole and hidden(tmp_path) == []
     assert "survived" in out
 
 
@@ -324,29 +324,29 @@ def test_two_unpacks_at_once_both_end_well(store: Store, tmp_path: Path) -> None
     contents = packed(store, "vllm", source)
     whole = {path: value for path, value in content(source).items() if path in contents.files}
     for number in range(3):
-        place = tmp_path / f"place{number}"
-        for running in [child(CHILD, store.root, place, "-", -1) for _ in range(3)]:
+        location = tmp_path / f"place{number}"
+        for running in [child(CHILD, store.root, location, "-", -1) for _ in range(3)]:
             finish(running)
-        assert content(place) == whole
+        assert content(location) == whole
     assert hidden(tmp_path) == []
 
 
 def test_kill_9_at_any_moment_of_jax_leaves_whole_files(store: Store, tmp_path: Path) -> None:
     contents = packed(store, "jax", make_jax(tmp_path / "source"))
-    place = tmp_path / "place"
-    place.mkdir()
+    location = tmp_path / "place"
+    location.mkdir()
     chance = random.Random(5)
     for _ in range(3):
-        victim = child(CHILD, store.root, place, "-", -1)
+        victim = child(CHILD, store.root, location, "-", -1)
         assert victim.stdout is not None and victim.stdout.readline() == "ready\n"
         time.sleep(chance.random() * 0.01)
         victim.kill()
         victim.communicate()
-        for path, (data, _) in content(place).items():
+        for path, (data, _) in content(location).items():
             if not path.startswith("."):
                 assert data == store.get_bytes(contents.files[path].blob.digest)
-    unpack(store, compile_cache("jax"), contents, place)
-    assert set(content(place)) == set(contents.files)
+    unpack(store, compile_cache("jax"), contents, location)
+    assert set(content(location)) == set(contents.files)
 
 
 def test_a_place_below_a_file_is_refused(store: Store, tmp_path: Path) -> None:

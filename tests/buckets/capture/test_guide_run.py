@@ -69,7 +69,7 @@ def test_the_warm_up_runs_the_largest_first_as_logged():
     order = warm_up_order(GUIDE)
     log = [lines.run(b, n, 24, FREE) for n, b in enumerate(order[:24], 1)]
     log += [lines.run(b, n, 48, int(55.43 * GIB)) for n, b in enumerate(order[24:], 1)]
-    assert [log[place] for place in (0, 1, 2, 23, 24, 25, 26, 70, 71)] == [
+    assert [log[index] for index in (0, 1, 2, 23, 24, 25, 26, 70, 71)] == [
         "[Warmup][Prompt][1/24] batch_size:4 seq_len:1024 free_mem:79.16 GiB",
         "[Warmup][Prompt][2/24] batch_size:4 seq_len:896 free_mem:79.16 GiB",
         "[Warmup][Prompt][3/24] batch_size:4 seq_len:768 free_mem:79.16 GiB",
@@ -89,7 +89,7 @@ def test_graphs_are_captured_as_logged_line_by_line():
         "(VLLM_GRAPH_PROMPT_RATIO=0.5)"
     )
     assert len(log) == 11 + 48 + 4
-    assert [log[place] for place in (0, 10, 11, 58, 59, 60, 61, 62)] == [
+    assert [log[index] for index in (0, 10, 11, 58, 59, 60, 61, 62)] == [
         "[Warmup][Graph/Prompt][1/24] batch_size:1 seq_len:128 free_mem:55.43 GiB",
         "[Warmup][Graph/Prompt][11/24] batch_size:1 seq_len:896 free_mem:48.77 GiB",
         "[Warmup][Graph/Decode][1/48] batch_size:4 seq_len:128 free_mem:47.51 GiB",

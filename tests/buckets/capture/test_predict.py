@@ -39,8 +39,8 @@ def test_a_prediction_is_at_least_what_a_graph_of_no_more_tokens_took(graphs, to
 @given(st.lists(st.integers(1, 500), min_size=1, unique=True), st.integers(0, 10_000), st.integers(0, 99))
 def test_in_ascending_order_graphs_with_a_fixed_part_are_never_underestimated(sizes, fixed, rate):
     predict = Predictor()
-    for place, tokens in enumerate(sorted(sizes)):
-        if place:
+    for index, tokens in enumerate(sorted(sizes)):
+        if index:
             assert predict(prompt(1, tokens)) >= fixed + rate * tokens
         predict.add(prompt(1, tokens), fixed + rate * tokens)
 
@@ -76,9 +76,9 @@ def test_an_estimate_that_is_wrong_by_a_factor_is_right_from_the_second_graph_on
         return bucket.batch * (7 + bucket.context)
 
     predict = Predictor(grown)
-    for place, (batch, context) in enumerate(shapes):
+    for index, (batch, context) in enumerate(shapes):
         graph = decode(batch, context)
-        if place:
+        if index:
             assert predict(graph) == factor * grown(graph)
         predict.add(graph, factor * grown(graph))
 

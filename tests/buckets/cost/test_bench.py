@@ -64,11 +64,11 @@ def document(**changes: object) -> str:
     second = {"phase": "decode", "batch": 4, "query": 1, "context": 512, "seconds": 1e-3, "memory_bytes": 7}
     fields = {"schema": 1, "device": "cpu", "measurements": [first | {"compile_seconds": 2}, second]}
     for path, value in changes.items():
-        place = fields["measurements"][0] if path.startswith("m_") else fields
+        index = fields["measurements"][0] if path.startswith("m_") else fields
         if value is None:
-            del place[path.removeprefix("m_")]
+            del index[path.removeprefix("m_")]
         else:
-            place[path.removeprefix("m_")] = value
+            index[path.removeprefix("m_")] = value
     return json.dumps(fields)
 
 

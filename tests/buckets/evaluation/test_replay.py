@@ -85,7 +85,7 @@ class Naive:
         for step in steps or []:
             real = 0
             for row, (start, stop) in zip(step.rows, step.spans, strict=True):
-                real += sum(place >= rows[row][1] for place in range(start, stop))
+                real += sum(index >= rows[row][1] for index in range(start, stop))
             self.count(step.bucket, len(step.rows), real, step.bucket.tokens)
 
     def path(self, rows):
@@ -95,8 +95,8 @@ class Naive:
             return None
 
     def count(self, bucket: Bucket, rows: int, real: int, padded: int) -> None:
-        for place, number in enumerate((1, rows, real, padded)):
-            self.uses[bucket][place] += number
+        for index, number in enumerate((1, rows, real, padded)):
+            self.uses[bucket][index] += number
         self.all_padding[bucket.phase].append(padded / real - 1)
 
 

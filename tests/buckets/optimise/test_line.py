@@ -14,8 +14,8 @@ from llmc.buckets.optimise.line import Line
 from tests.buckets.generators import PROPERTY
 
 
-def cost_of(problem: Line, places) -> float:
-    chosen = np.array(sorted(places))
+def cost_of(problem: Line, indices) -> float:
+    chosen = np.array(sorted(indices))
     server = chosen[np.searchsorted(chosen, np.arange(len(problem.costs)))]
     return float((problem.weights * problem.costs[server]).sum())
 
@@ -36,13 +36,13 @@ def test_every_number_of_buckets_is_solved_exactly(problem):
     size = len(problem.costs)
     forced = set(np.flatnonzero(problem.forced).tolist()) | {size - 1}
     counts = range(len(forced), size + 2)
-    for count, places in zip(counts, problem.solve(counts), strict=True):
-        assert len(places) <= count
-        assert set(places.tolist()) >= forced
-        others = [place for place in range(size) if place not in forced]
+    for count, indices in zip(counts, problem.solve(counts), strict=True):
+        assert len(indices) <= count
+        assert set(indices.tolist()) >= forced
+        others = [index for index in range(size) if index not in forced]
         free = range(min(count - len(forced), len(others)) + 1)
         best = min(cost_of(problem, [*forced, *more]) for number in free for more in combinations(others, number))
-        assert cost_of(problem, places) == best
+        assert cost_of(problem, indices) == best
 
 
 @PROPERTY
@@ -83,5 +83,5 @@ def test_steep_tails_do_not_slow_the_hull_down():
     costs = np.exp(np.linspace(0, 30, 5000))
     weights = np.exp(-np.linspace(0, 60, 5000))
     weights[-1] = 1.0
-    places = Line(costs, weights, np.zeros(5000, bool)).solve([8, 16])
-    assert [len(each) for each in places] == [8, 16]
+    indices = Line(costs, weights, np.zeros(5000, bool)).solve([8, 16])
+    assert [len(each) for each in indices] == [8, 16]

@@ -43,12 +43,12 @@ def test_lines_give_what_each_facility_would_save(data):
     grid = product([np.arange(size) for size in shape])
     costs = np.prod(grid + 1.0, axis=1)
     costs[data.draw(st.lists(st.integers(0, len(grid) - 1), max_size=4))] = np.inf
-    places = grid[data.draw(st.lists(st.integers(0, len(grid) - 1), min_size=1, max_size=6, unique=True))]
-    weights = np.array(data.draw(st.lists(st.integers(1, 9), min_size=len(places), max_size=len(places))), float)
-    lines = Lines(costs.reshape(shape), places, weights)
-    covers = (grid[:, None] >= places[None]).all(axis=2)
+    indices = grid[data.draw(st.lists(st.integers(0, len(grid) - 1), min_size=1, max_size=6, unique=True))]
+    weights = np.array(data.draw(st.lists(st.integers(1, 9), min_size=len(indices), max_size=len(indices))), float)
+    lines = Lines(costs.reshape(shape), indices, weights)
+    covers = (grid[:, None] >= indices[None]).all(axis=2)
     for _ in range(3):
-        values = np.array(data.draw(st.lists(st.integers(0, 150), min_size=len(places), max_size=len(places))), float)
+        values = np.array(data.draw(st.lists(st.integers(0, 150), min_size=len(indices), max_size=len(indices))), float)
         saved = np.maximum(values[None] - costs[:, None], 0.0) * weights * covers
         assert lines.gains(values) == pytest.approx(saved.sum(axis=1), abs=1e-6)
         facilities, clients = lines.cheaper_than(values, 10**6)
@@ -76,7 +76,7 @@ def test_a_serving_kept_up_to_date_equals_one_made_anew(case, data):
             serving.drop(index)
             assert serving.total == pytest.approx(without)
             assert serving.total - before == pytest.approx(loss, abs=1e-9 * without)
-        covers = (serving.buckets[None] >= instance.points(instance.places)[:, None]).all(axis=2)
+        covers = (serving.buckets[None] >= instance.points(instance.indices)[:, None]).all(axis=2)
         costs = np.where(covers, case.space.cost(serving.buckets)[None], np.inf).min(axis=1, initial=np.inf)
         assert (serving.costs[np.isfinite(costs)] == costs[np.isfinite(costs)]).all()
         assert serving.covers_all == np.isfinite(costs).all()
@@ -94,7 +94,7 @@ def test_no_prices_and_no_cells_give_a_bound_above_the_best_choice(case, data):
     best = case.least_cost()
     assume(np.isfinite(best))
     dual = Dual(instance, some_levels(data.draw, instance))
-    size = len(instance.places)
+    size = len(instance.indices)
     values = np.array(data.draw(st.lists(st.floats(0, 1e4), min_size=size, max_size=size)))
     for steps in (0, 15):
         bound, prices, _ = dual.ascend(values, free, best * 1.1, steps)
@@ -118,8 +118,8 @@ def test_coarser_clients_are_the_same_steps_rounded_up(case, data):
     coarse = instance.coarser(some_levels(data.draw, instance))
     assert coarse.weights.sum() == pytest.approx(instance.weights.sum())
     assert (coarse.own * coarse.weights).sum() >= (instance.own * instance.weights).sum() * (1 - 1e-12)
-    rounded = {tuple(point) for point in coarse.points(coarse.places).tolist()}
-    for point in instance.points(instance.places):
+    rounded = {tuple(point) for point in coarse.points(coarse.indices).tolist()}
+    for point in instance.points(instance.indices):
         assert any((np.array(other) >= point).all() for other in rounded)
 
 
@@ -142,7 +142,7 @@ def test_with_corners_every_step_stays_coverable(case):
     instance = instance_of(case)
     tops = [np.array([size - 1]) for size in instance.shape]
     coarse = instance.coarser(with_corners(instance, tops, 10**6))
-    by_buckets = np.isfinite(instance.cheapest(instance.places)[1])
+    by_buckets = np.isfinite(instance.cheapest(instance.indices)[1])
     if by_buckets.all():
         assert np.isfinite(coarse.own).all()
     assert [len(each) for each in with_corners(instance, tops, 1)] == [1] * len(tops)
@@ -153,7 +153,7 @@ def test_with_corners_every_step_stays_coverable(case):
 def test_the_fewest_buckets_cover_what_the_required_ones_do_not(case):
     instance = instance_of(case)
     found = fewest_buckets(instance)
-    points = instance.points(instance.places)
+    points = instance.points(instance.indices)
     covered = (found[None] >= points[:, None]).all(axis=2).any(axis=1) | required_cover(instance)
     assert covered.all()
     if len(instance.levels) < 3 and len(found) < 4:

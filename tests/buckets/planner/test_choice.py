@@ -94,9 +94,9 @@ def test_a_plan_from_any_traffic_covers_everything(limits, graphs, seed):
 
     rng = random.Random(seed)
     rows = []
-    for place in range(rng.randint(1, 12)):
+    for index in range(rng.randint(1, 12)):
         prompt = rng.randint(1, limits.longest_prompt)
-        rows.append((place * rng.random(), prompt, rng.randint(1, limits.max_model_len - prompt)))
+        rows.append((index * rng.random(), prompt, rng.randint(1, limits.max_model_len - prompt)))
     with tempfile.TemporaryDirectory() as folder:
         path = trace(Path(folder), rows)
         plan = make_plan(limits, traffic=Traffic(path), budget=Budget(max_graphs=graphs))

@@ -78,9 +78,9 @@ def test_grouping_costs_least_among_neighbours_in_length(lengths, widest, grain,
     best = float("inf")
     for cuts in product([False, True], repeat=len(ordered) - 1):
         parts, size = [], 1
-        for place, cut in enumerate(cuts):
+        for index, cut in enumerate(cuts):
             if cut:
-                parts.append((size, ordered[place]))
+                parts.append((size, ordered[index]))
                 size = 0
             size += 1
         parts.append((size, ordered[-1]))

@@ -86,8 +86,8 @@ def test_long_decode_runs_are_binned_exactly():
     counts = requested.counts("decode")[0]
     naive = np.zeros_like(counts)
     for run in runs:
-        places = np.searchsorted(requested.lengths, np.arange(run.longest, run.longest + run.steps))
-        np.add.at(naive, (np.searchsorted(requested.batches, run.batch), places), 1)
+        indices = np.searchsorted(requested.lengths, np.arange(run.longest, run.longest + run.steps))
+        np.add.at(naive, (np.searchsorted(requested.batches, run.batch), indices), 1)
     assert (counts == naive).all()
 
 
@@ -101,9 +101,9 @@ def test_a_cell_is_served_by_one_bucket_which_is_that_of_lookup(plan, context, p
     grid = cells(plan, phase, context)
     assert grid.values == grid.served.shape
     for batch, length in product(range(1, int(grid.batches[-1]) + 1), range(1, int(grid.lengths[-1]) + 1)):
-        place = grid.served[np.searchsorted(grid.batches, batch), np.searchsorted(grid.lengths, length)]
+        index = grid.served[np.searchsorted(grid.batches, batch), np.searchsorted(grid.lengths, length)]
         shape = (length, context) if phase == "prompt" else (1, length)
-        assert (None if place < 0 else known[place]) == plan.lookup(phase, batch, *shape)
+        assert (None if index < 0 else known[index]) == plan.lookup(phase, batch, *shape)
 
 
 @PROPERTY

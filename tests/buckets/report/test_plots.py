@@ -43,8 +43,8 @@ def plan_of(limits: Limits, prompt: list[tuple[int, int, int]], decode: list[tup
 
 def grid_plan(seqs: int = 4, contexts: tuple[int, ...] = (0,)) -> Plan:
     """Powers of two up to 4096 tokens and `seqs` sequences."""
-    lengths = [1 << place for place in range(7, 13)]
-    batches = [1 << place for place in range(seqs.bit_length())]
+    lengths = [1 << index for index in range(7, 13)]
+    batches = [1 << index for index in range(seqs.bit_length())]
     prompt = list(product(batches, lengths, contexts))
     note = Note("added", "a <b>top</b>", "prompt", 1)
     return plan_of(Limits(4096, seqs), prompt, list(product(batches, lengths)), note)
@@ -52,7 +52,7 @@ def grid_plan(seqs: int = 4, contexts: tuple[int, ...] = (0,)) -> Plan:
 
 def frontier() -> list[FrontierPoint]:
     def chosen(phase: str, graphs: int) -> Chosen:
-        known = [Bucket(phase, 1, 1, 64 * (place + 1)) for place in range(graphs)]
+        known = [Bucket(phase, 1, 1, 64 * (index + 1)) for index in range(graphs)]
         return Chosen(tuple(known), cost=110.0, bound=100.0, padding=3.0 / graphs, ragged=0.01, steps=9.0)
 
     return [

@@ -130,7 +130,7 @@ def test_every_rule_can_be_had_alone():
     assert traffic.values([3, 3, 3, 9, 10], 2) == [3, 10]
     assert traffic.values([3, 3, 3, 9, 10], 2, 64) == [10, 64]
     assert traffic.values([5], 7) == [5]
-    assert traffic.places(2, 4, 10) == [2, 4, 8, 10]
+    assert traffic.multiples(2, 4, 10) == [2, 4, 8, 10]
 
 
 @PROPERTY

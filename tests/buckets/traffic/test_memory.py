@@ -59,24 +59,28 @@ print(trace.format.name, profile(Trace(sys.argv[2]), has_times=True).requests)
 """
 
 
-def openai(place: int) -> str:
-    usage = {"prompt_tokens": 5 + place % 50, "completion_tokens": 3}
-    return json.dumps({"created": 1.7e9 + place, "usage": usage, "text": "x" * 4000})
+def openai(location: int) -> str:
+    usage = {"prompt_tokens": 5 + location % 50, "completion_tokens": 3}
+    return json.dumps({"created": 1.7e9 + location, "usage": usage, "text": "x" * 4000})
 
 
-def vllm(place: int) -> str:
-    at = f"INFO 11-23 {place // 3600:02d}:{place // 60 % 60:02d}:{place % 60:02d} [logger.py:1]"
+def vllm(location: int) -> str:
+    at = f"INFO 11-23 {location // 3600:02d}:{location // 60 % 60:02d}:{location % 60:02d} [logger.py:1]"
     ids = list(range(100, 940))
     return (
-        f"{at} Received request r{place}: prompt: 'x', params: none, prompt_token_ids: {ids}, lora: None.\n"
-        f"{at} Generated response r{place}: output: 'x', output_token_ids: [1, 2], finish_reason: stop"
+        f"{at} Received request r{location}: prompt: 'x', params: none, prompt_token_ids: {ids}, lora: None.\n"
+        f"{at} Generated response r{location}: output: 'x', output_token_ids: [1, 2], finish_reason: stop"
     )
 
 
-def otlp(place: int) -> str:
+def otlp(location: int) -> str:
     names = ("gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens")
     attributes = [{"key": name, "value": {"intValue": "7"}} for name in names]
-    span = {"traceId": f"{place:032x}", "spanId": f"{place:016x}", "startTimeUnixNano": str(10**18 + place * 10**9)}
+    span = {
+        "traceId": f"{location:032x}",
+        "spanId": f"{location:016x}",
+        "startTimeUnixNano": str(10**18 + location * 10**9),
+    }
     spans = [{**span, "attributes": [*attributes, {"key": "text", "value": {"stringValue": "x" * 4000}}]}]
     return json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]})
 
@@ -87,8 +91,8 @@ def otlp(place: int) -> str:
 def test_a_log_larger_than_the_memory_allowed_is_made_a_recording_and_looked_at(tmp_path, line):
     path = tmp_path / "log"
     with path.open("w") as file:
-        for place in range(8000):
-            file.write(line(place) + "\n")
+        for location in range(8000):
+            file.write(line(location) + "\n")
     assert path.stat().st_size > 30 << 20
     script = [sys.executable, "-c", WHOLE, str(path), str(tmp_path / "recording.jsonl")]
     done = subprocess.run(script, capture_output=True, text=True, check=False)

@@ -48,8 +48,8 @@ def test_so_many_are_chosen_in_order(requests, data):
     number = data.draw(st.integers(1, len(requests)))
     found = list(chosen(requests, number, len(requests), seed=3))
     assert len(found) == number
-    places = iter(requests)
-    assert all(request in places for request in found)
+    locations = iter(requests)
+    assert all(request in locations for request in found)
 
 
 def test_every_request_is_as_likely_as_any_other():

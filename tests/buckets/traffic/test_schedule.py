@@ -182,7 +182,7 @@ def test_a_rate_stretches_the_times_of_the_trace():
 
 def test_requests_without_times_arrive_evenly_at_a_rate():
     requests = requests_of(*[(0, 5, 3)] * 6)
-    even = [request._replace(time=place / 2) for place, request in enumerate(requests)]
+    even = [request._replace(time=location / 2) for location, request in enumerate(requests)]
     limits = Limits(64, 2)
     events = list(schedule(requests, limits, step_time=Steady(), arrival_rate=2))
     assert events == list(schedule(even, limits, step_time=Steady()))
@@ -214,7 +214,7 @@ def test_batches_are_fuller_the_faster_requests_arrive():
 
 
 def test_requests_are_read_only_as_far_as_steps_are_asked_for():
-    endless = (TrafficRequest(place / 10, 5, 3) for place in itertools.count())
+    endless = (TrafficRequest(location / 10, 5, 3) for location in itertools.count())
     events = schedule(endless, Limits(64, 4), step_time=Steady())
     assert len(list(itertools.islice(events, 1000))) == 1000
     assert next(endless).time < 1000

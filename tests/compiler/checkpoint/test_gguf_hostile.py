@@ -15,7 +15,7 @@ import pytest
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.gguf_header import read_header
 from llmc.errors import CheckpointError
-from tests.compiler.checkpoint.writers import BLOCK_KINDS, scale_places, write_blocks
+from tests.compiler.checkpoint.writers import BLOCK_KINDS, scale_offsets, write_blocks
 
 U32, STRING, ARRAY = 4, 8, 9
 MOST = 2**63
@@ -119,7 +119,7 @@ def test_numbers_of_a_block_that_are_not_finite_are_named(kind: str, bad: float,
     write_blocks(path, {"": kind})
     whole = path.read_bytes()
     info = read_header(path).tensors["blk.0.ffn_down.weight"]
-    for at in scale_places(kind):
+    for at in scale_offsets(kind):
         damaged = bytearray(whole)
         damaged[info.offset + at : info.offset + at + 2] = struct.pack("<e", bad)
         path.write_bytes(damaged)

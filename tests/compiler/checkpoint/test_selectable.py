@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from llmc.compiler.checkpoint import each_place, open_checkpoint, read_config, with_adapters
+from llmc.compiler.checkpoint import map_paths, open_checkpoint, read_config, with_adapters
 from llmc.compiler.checkpoint.adapter_layout import ALIGNED, AdapterLayout
 from llmc.compiler.checkpoint.selectable import SelectableCheckpoint
 from llmc.compiler.frontend.adapters import MASKS
@@ -91,7 +91,7 @@ def test_what_it_is_called(chosen: SelectableCheckpoint, model: Path) -> None:
     assert chosen.name == open_checkpoint(model).name, "the base's"
     assert [(c.name, c.root, c.rank) for c in chosen.choices] == [("one", "one", 3), ("two", "two", 5)]
     assert model_name(chosen.requested) == "model::adapter=one=one::adapter=two=two"
-    assert each_place("m::lora=a::adapter=n=b", str.upper) == "M::lora=A::adapter=n=B"
+    assert map_paths("m::lora=a::adapter=n=b", str.upper) == "M::lora=A::adapter=n=B"
     assert read_config(chosen.requested) == chosen.config
     swapped = with_adapters(str(model), choices=[("two", model.parent / "one"), ("one", model.parent / "two")])
     assert open_checkpoint(swapped).config == chosen.config, "names are no part of what is traced"

@@ -87,7 +87,7 @@ _NUMBERS = {
 BLOCK_KINDS = tuple(_NUMBERS)
 
 
-def scale_places(kind: str) -> list[int]:
+def scale_offsets(kind: str) -> list[int]:
     """Bytes of a block at which its float16 numbers begin."""
     numbers = _NUMBERS[kind]
     return [numbers.scale] if numbers.minimum is None else [numbers.scale, numbers.minimum]

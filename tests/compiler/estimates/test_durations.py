@@ -108,10 +108,10 @@ def test_what_is_counted_is_what_is_run(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_store_teaches_what_models_of_the_same_size_take(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    for place, (parameters, seconds) in enumerate(
+    for index, (parameters, seconds) in enumerate(
         [(PARAMETERS, 50.0), (PARAMETERS, 70.0), (PARAMETERS, 60.0), (7, 1.0)]
     ):
-        store.publish(Key("reference", {"n": place}), {}, {"parameters": parameters, "seconds": seconds})
+        store.publish(Key("reference", {"n": index}), {}, {"parameters": parameters, "seconds": seconds})
     without = durations(store=store).verification(WORK, reference=False)
     assert durations(store=store).verification(WORK) - without == pytest.approx(60.0)
     assert durations(store=store, parameters=8).verification(WORK) < 60.0

@@ -158,11 +158,11 @@ def _canonical(program: Fields) -> list[object]:
     graph = program["graph_module"]["graph"]
     names = [i["as_tensor"]["name"] for i in graph["inputs"]]
     names += [name for node in graph["nodes"] for name in output_names(node)[0]]
-    place = {name: i for i, name in enumerate(names)}
+    index = {name: i for i, name in enumerate(names)}
 
     def renamed(value: object) -> object:
         if isinstance(value, dict):
-            return {k: place[v] if k == "name" and v in place else renamed(v) for k, v in value.items()}
+            return {k: index[v] if k == "name" and v in index else renamed(v) for k, v in value.items()}
         return [renamed(v) for v in value] if isinstance(value, list) else value
 
     def arguments(node: Fields) -> list[object]:

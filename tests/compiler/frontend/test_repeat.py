@@ -236,8 +236,8 @@ def canonical(program: Fields) -> Fields:
     names = [i["as_tensor"]["name"] for i in graph["inputs"]]
     nodes = [n for n in graph["nodes"] if n["target"] not in {*SIZE_ARITHMETIC, SIZE, ASSERTION}]
     built = [name for node in nodes if node["outputs"] for name in output_names(node)[0]]
-    place = {name: name for name in names} | {name: f"%{i}" for i, name in enumerate(built)}
-    shapes = {name: graph["tensor_values"][name] for name in place}
+    index = {name: name for name in names} | {name: f"%{i}" for i, name in enumerate(built)}
+    shapes = {name: graph["tensor_values"][name] for name in index}
     symbols = dict(zip("BQ", shapes["token_ids"]["sizes"], strict=True))
     for name in sorted(names):  # the caches of one window have as many places, those of others may have fewer
         if name.startswith("cache_"):
@@ -260,7 +260,7 @@ def canonical(program: Fields) -> Fields:
             return written(value["expr_str"])
         if "as_name" in value:
             return said(sizes[value["as_name"]])
-        return {k: place[v] if k == "name" and v in place else said(v) for k, v in value.items() if k != "hint"}
+        return {k: index[v] if k == "name" and v in index else said(v) for k, v in value.items() if k != "hint"}
 
     guards = {str(said(n["inputs"][0]["arg"])) for n in graph["nodes"] if n["target"] == ASSERTION}
     spared = ("nodes", "tensor_values", "sym_int_values", "sym_bool_values")
@@ -272,7 +272,7 @@ def canonical(program: Fields) -> Fields:
     return {
         **program, "graph_module": module, "graph": rest, "guards": guards, "range_constraints": ranges,
         "nodes": [[n["target"], said(n["inputs"]), said(n["outputs"])] for n in nodes],
-        "tensors": [[place[name], said(shape)] for name, shape in shapes.items()],
+        "tensors": [[index[name], said(shape)] for name, shape in shapes.items()],
     }  # fmt: skip
 
 

@@ -155,11 +155,11 @@ def test_no_more_than_a_unit_is_held_at_a_time() -> None:
     with torch.device("meta"):
         model = Model()
     filled: list[str] = []
-    places: set[int] = set()
+    offsets: set[int] = set()
 
     def fill(name: str, tensor: Tensor) -> None:
         filled.append(name)
-        places.add(tensor.data_ptr())
+        offsets.add(tensor.data_ptr())
         tensor.fill_(1)
 
     StreamedWeights(model, list(model.layers), fill, lambda: None)
@@ -167,7 +167,7 @@ def test_no_more_than_a_unit_is_held_at_a_time() -> None:
     model(torch.ones(1, 8))
     assert held == [2] * 5
     assert filled[1:] == [f"layers.{i}.weight" for i in range(5)]
-    assert len(places) == 2, "one layer's memory is the next one's"
+    assert len(offsets) == 2, "one layer's memory is the next one's"
 
 
 def test_stored_types_fill_as_they_are_read(tmp_path: Path) -> None:

@@ -301,7 +301,7 @@ def test_a_full_disk_leaves_no_bundle(case: Case, tmp_path: Path, monkeypatch: p
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("llmc.artifacts.bundle.writer._place", full)
+    monkeypatch.setattr("llmc.artifacts.bundle.writer._put", full)
     with pytest.raises(CapacityError):
         bind(case.unbound, open_checkpoint(case.model), tmp_path / "place" / "made", case.store)
     assert files_below(tmp_path) == []

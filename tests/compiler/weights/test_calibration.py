@@ -89,13 +89,13 @@ def test_every_projection_is_calibrated_by_its_inputs_in_the_quantised_model(tmp
     model = open_checkpoint(tiny.write_model(tmp_path / "model", family))
     random, out = np.random.default_rng(3), io.BytesIO()
     sequences = random.integers(0, 250, (4, 20)).tolist()
-    places = calibrate(model, sequences, out)
+    token_offsets = calibrate(model, sequences, out)
     whole = load_real_model(model)
     linear = {n: m for n, m in whole.named_modules() if isinstance(m, torch.nn.Linear) and ".layers." in n}
     wanted = {f"{n}.weight" for n, m in linear.items() if m.in_features % BLOCK == 0}
-    assert places.keys() == wanted
+    assert token_offsets.keys() == wanted
     (tmp_path / "blocks").write_bytes(out.getvalue())
-    calibrated = CalibratedCheckpoint(model, tmp_path / "blocks", places, "a")
+    calibrated = CalibratedCheckpoint(model, tmp_path / "blocks", token_offsets, "a")
     for before in (name for name in wanted if ".layers.0." in name):
         found = calibrated.quantised_blocks(before)
         assert found is not None and found.minimum is not None
@@ -152,8 +152,8 @@ def test_what_is_stored_in_4_bits_stays_so(tmp_path: Path) -> None:
 
     everything = False
     stored = Stored(model, "stored", "x")
-    places = calibrate(stored, [[1, 2, 3]], io.BytesIO())
-    assert kept not in places and kept.replace("up", "gate") in places
+    token_offsets = calibrate(stored, [[1, 2, 3]], io.BytesIO())
+    assert kept not in token_offsets and kept.replace("up", "gate") in token_offsets
     everything = True
     with pytest.raises(CheckpointError, match="every projection is in 4-bit blocks already"):
         calibrate(stored, [[1, 2, 3]], io.BytesIO())

@@ -51,6 +51,6 @@ def test_jaxs_key_covers_the_folder_so_it_is_recorded_and_compared(tmp_path: Pat
 
 
 def test_where_jax_and_tpu_inference_look() -> None:
-    assert CACHE.place({"JAX_COMPILATION_CACHE_DIR": "/a", "VLLM_XLA_CACHE_PATH": "/b"}) == "/a"
-    assert CACHE.place({"VLLM_XLA_CACHE_PATH": "/b"}) == "/b"
-    assert CACHE.place({}) is None
+    assert CACHE.location({"JAX_COMPILATION_CACHE_DIR": "/a", "VLLM_XLA_CACHE_PATH": "/b"}) == "/a"
+    assert CACHE.location({"VLLM_XLA_CACHE_PATH": "/b"}) == "/b"
+    assert CACHE.location({}) is None

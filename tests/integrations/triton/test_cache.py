@@ -36,7 +36,7 @@ def test_a_torn_group_is_half_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "place"),
+    ("environment", "location"),
     [
         ({"TRITON_CACHE_DIR": "/a", "HOME": "/b"}, "/a"),
         ({"HOME": "/b"}, "/b/.triton/cache"),
@@ -44,8 +44,8 @@ def test_a_torn_group_is_half_written(tmp_path: Path) -> None:
         ({}, None),
     ],
 )
-def test_where_triton_looks(environment: dict[str, str], place: str | None) -> None:
-    assert CACHE.place(environment) == place
+def test_where_triton_looks(environment: dict[str, str], location: str | None) -> None:
+    assert CACHE.location(environment) == location
 
 
 def test_labels(tmp_path: Path) -> None:

@@ -138,11 +138,11 @@ def test_the_card_here_is_read_from_the_driver_and_compared(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("environment", "place"),
+    ("environment", "location"),
     [
         ({"VLLM_CACHE_ROOT": "/a", "XDG_CACHE_HOME": "/b", "HOME": "/c"}, "/a"),
         ({"XDG_CACHE_HOME": "/b", "HOME": "/c"}, "/b/vllm"), ({"HOME": "/c"}, "/c/.cache/vllm"), ({}, None),
     ],
 )  # fmt: skip
-def test_where_vllm_looks(environment: dict[str, str], place: str | None) -> None:
-    assert CACHE.place(environment) == place
+def test_where_vllm_looks(environment: dict[str, str], location: str | None) -> None:
+    assert CACHE.location(environment) == location

@@ -41,14 +41,14 @@ def test_one_without_the_other_is_half_written(tmp_path: Path, lacking: str, kep
 
 
 @pytest.mark.parametrize(
-    ("config", "place"),
+    ("config", "location"),
     [("/a/b,false,8192", "/a/b"), ("/a, False ,1", "/a"), ("/a", "/a"), ("/a,0,1,false", "/a"), (",false,1", None)],
 )
-def test_where_the_bridge_looks(config: str, place: str | None) -> None:
-    assert CACHE.place({VARIABLE: config}) == place
+def test_where_the_bridge_looks(config: str, location: str | None) -> None:
+    assert CACHE.location({VARIABLE: config}) == location
 
 
 def test_where_it_would_delete_the_cache_nothing_is_put() -> None:
-    assert CACHE.place({}) is None
+    assert CACHE.location({}) is None
     with pytest.raises(InputError, match="makes the server delete /a at its start; set it to false"):
-        CACHE.place({VARIABLE: "/a,True,1024"})
+        CACHE.location({VARIABLE: "/a,True,1024"})

@@ -71,7 +71,7 @@ class Walked:
         self.queue = deque(range(1, size))
         self.block, self.threshold = block, threshold
         self.held: dict[int, list[int]] = {}
-        self.place = list(range(size))
+        self.location = list(range(size))
 
     def step(self, tokens: list[tuple[int, int]], finished: tuple[int, ...]) -> int:
         for request in finished:
@@ -80,15 +80,15 @@ class Walked:
             held = self.held.setdefault(request, [])
             while len(held) * self.block < count:
                 held.append(self.queue.popleft())
-        used = {self.place[block] for held in self.held.values() for block in held}
+        used = {self.location[block] for held in self.held.values() for block in held}
         if self.threshold is not None and used and max(used) - self.threshold > len(used):
-            free = (place for place in range(1, len(self.place)) if place not in used)
+            free = (location for location in range(1, len(self.location)) if location not in used)
             for high, low in zip(sorted(used, reverse=True)[:512], free, strict=False):
                 if low > high:
                     break
-                first, second = self.place.index(high), self.place.index(low)
-                self.place[first], self.place[second] = low, high
-            used = {self.place[block] for held in self.held.values() for block in held}
+                first, second = self.location.index(high), self.location.index(low)
+                self.location[first], self.location[second] = low, high
+            used = {self.location[block] for held in self.held.values() for block in held}
         return max(used, default=0)
 
 

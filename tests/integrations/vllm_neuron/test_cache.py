@@ -62,7 +62,7 @@ def test_a_graph_without_a_neff_and_an_empty_folder_are_torn(tmp_path: Path) -> 
 
 
 def test_where_the_plug_in_looks_and_for_what_chip(tmp_path: Path) -> None:
-    assert CACHE.place({"VLLM_CACHE_ROOT": "/a"}) == "/a/neuron/compile_cache"
-    assert CACHE.place({}) is None
+    assert CACHE.location({"VLLM_CACHE_ROOT": "/a"}) == "/a/neuron/compile_cache"
+    assert CACHE.location({}) is None
     assert CACHE.here({"NEURON_PLATFORM_TARGET_OVERRIDE": "trn3"}, tmp_path) == {"target": "trn3"}
     assert CACHE.here({}, tmp_path) == {}

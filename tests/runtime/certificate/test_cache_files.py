@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmc.runtime.certificate import monitors
-from llmc.runtime.certificate.monitors import CacheFileMonitor, cache_places, unkept
+from llmc.runtime.certificate.monitors import CacheFileMonitor, cache_locations, unkept
 from llmc.settings import Settings
 from tests.fakes import nvidia
 
@@ -87,11 +87,11 @@ def test_the_places_are_those_that_toolchains_are_told(tmp_path: Path, monkeypat
         monkeypatch.setenv(variable, str(tmp_path / name))
     monkeypatch.setenv("PT_HPU_RECIPE_CACHE_CONFIG", f"{tmp_path / 'gaudi'},True,1024")
     monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path / "store"))
-    places = cache_places(Settings.from_environment(), "cpu")
+    offsets = cache_locations(Settings.from_environment(), "cpu")
     for name in (*reported.values(), "gaudi"):
-        assert places[name] == tmp_path / name
-    assert places["llmc's blobs"].is_relative_to(tmp_path / "store")
-    assert "vllm-neuron" not in places, "it lies in vllm's"
+        assert offsets[name] == tmp_path / name
+    assert offsets["llmc's blobs"].is_relative_to(tmp_path / "store")
+    assert "vllm-neuron" not in offsets, "it lies in vllm's"
 
 
 def test_the_places_have_defaults_and_a_remote_one_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,11 +99,11 @@ def test_the_places_have_defaults_and_a_remote_one_is_none(tmp_path: Path, monke
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("NEURON_COMPILE_CACHE_URL", "s3://bucket/cache")
-    places = cache_places(Settings.from_environment(), "cpu")
-    assert places["triton"] == tmp_path / ".triton/cache"
-    assert places["cuda"] == tmp_path / ".nv/ComputeCache"
-    assert places["torch inductor"].name.startswith("torchinductor_")
-    assert "neuron" not in places
+    offsets = cache_locations(Settings.from_environment(), "cpu")
+    assert offsets["triton"] == tmp_path / ".triton/cache"
+    assert offsets["cuda"] == tmp_path / ".nv/ComputeCache"
+    assert offsets["torch inductor"].name.startswith("torchinductor_")
+    assert "neuron" not in offsets
 
 
 def test_what_the_driver_of_a_card_compiles_is_a_file_unless_its_cache_is_off(
@@ -112,7 +112,7 @@ def test_what_the_driver_of_a_card_compiles_is_a_file_unless_its_cache_is_off(
     nvidia.install(monkeypatch, nvidia.H100)
     monkeypatch.setenv("CUDA_CACHE_PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_CACHE_DISABLE", raising=False)
-    seen = CacheFileMonitor({"cuda": cache_places(Settings.from_environment(), "cuda")["cuda"]}, unkept())
+    seen = CacheFileMonitor({"cuda": cache_locations(Settings.from_environment(), "cuda")["cuda"]}, unkept())
     seen.start()
     assert seen.count() == 0
     (tmp_path / "6").mkdir()

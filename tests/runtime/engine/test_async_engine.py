@@ -392,10 +392,10 @@ def test_a_stop_string_ends_a_sequence_though_the_next_step_runs(toy: Toy) -> No
     async def test() -> None:
         async with running(toy) as engine:
             whole = [u async for us in engine.submit(requested("a", None, greedy(8))) for u in us]
-            place, stop = next((i, u.text) for i, u in enumerate(whole[:-1]) if u.text)
+            index, stop = next((i, u.text) for i, u in enumerate(whole[:-1]) if u.text)
             stream = engine.submit(requested("b", None, greedy(8, stop=stop)))
             got = [u async for updates in stream for u in updates]
-            assert [u.token_ids for u in got] == [u.token_ids for u in whole[: place + 1]]
+            assert [u.token_ids for u in got] == [u.token_ids for u in whole[: index + 1]]
             assert (got[-1].finish_reason, got[-1].stop_reason) == ("stop", stop)
             await until(lambda: engine.stats.running == 0 and engine.stats.kv_cache_usage == 0)
             assert len(await tokens_of(engine.submit(requested("c", None, greedy(8))))) == 8

@@ -77,8 +77,8 @@ class Run:
                 assert reasons[token.sequence] is None, "no token after the last one"
                 tokens[token.sequence].append(token.token_id)
                 reasons[token.sequence] = token.finish_reason
-                place = token.sequence - numbers.start
-                if cancel and cancel.get(place) == len(tokens[token.sequence]):
+                index = token.sequence - numbers.start
+                if cancel and cancel.get(index) == len(tokens[token.sequence]):
                     engine.cancel(token.sequence)
         assert engine.step() is None
         occupancy = engine.scheduler.occupancy
@@ -145,16 +145,16 @@ def test_max_model_len(engine: BatchedCore, trusted: ToyReference, length: int, 
     assert one(engine, prompt, greedy(max_tokens)) == (trusted.greedy(prompt, LENGTH - length), "length")
 
 
-@pytest.mark.parametrize("place", range(4))
-def test_the_models_end_token_ends(engine: BatchedCore, trusted: ToyReference, place: int) -> None:
+@pytest.mark.parametrize("index", range(4))
+def test_the_models_end_token_ends(engine: BatchedCore, trusted: ToyReference, index: int) -> None:
     prompt = [9, 8, 7]
     tokens = trusted.greedy(prompt, 6)
-    end = tokens[place]
-    assert tokens.index(end) == place
-    assert one(engine, prompt, greedy(6), [end]) == (tokens[: place + 1], "stop")
-    assert one(engine, prompt, greedy(6), [VOCAB - 2, end]) == (tokens[: place + 1], "stop")
+    end = tokens[index]
+    assert tokens.index(end) == index
+    assert one(engine, prompt, greedy(6), [end]) == (tokens[: index + 1], "stop")
+    assert one(engine, prompt, greedy(6), [VOCAB - 2, end]) == (tokens[: index + 1], "stop")
     assert one(engine, prompt, greedy(6, ignore_eos=True), [end]) == (tokens, "length")
-    assert one(engine, prompt, greedy(place + 1), [end]) == (tokens[: place + 1], "stop"), "not length"
+    assert one(engine, prompt, greedy(index + 1), [end]) == (tokens[: index + 1], "stop"), "not length"
 
 
 def test_stop_token_ids_end_whatever_ignore_eos_says(engine: BatchedCore, trusted: ToyReference) -> None:

@@ -92,18 +92,18 @@ def test_a_chunk_of_its_prompt_that_fails_is_the_last(toys: dict[str, Toy], monk
 
 
 @pytest.mark.parametrize("params", [{}, {"logprobs": 0}], ids=str)
-@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("index", range(4))
 def test_while_it_decodes(
-    toy: Toy, trusted: ToyReference, monkeypatch: pytest.MonkeyPatch, place: int, params: dict[str, Any]
+    toy: Toy, trusted: ToyReference, monkeypatch: pytest.MonkeyPatch, index: int, params: dict[str, Any]
 ) -> None:
     prompt = [7, 8]
     wanted = trusted.greedy(prompt, 6)
-    assert wanted.index(wanted[place]) == place and not any(
-        wanted[place] in [*other, *trusted.greedy(other, 5)] for other in OTHERS
+    assert wanted.index(wanted[index]) == index and not any(
+        wanted[index] in [*other, *trusted.greedy(other, 5)] for other in OTHERS
     )
-    spoil(monkeypatch, wanted[place])
+    spoil(monkeypatch, wanted[index])
     played = Played(engine_of(toy), (prompt, greedy(6, **params)), *((other, greedy()) for other in OTHERS))
-    assert (played.built[0], played.reasons[0]) == (wanted[: place + 1], "error")
+    assert (played.built[0], played.reasons[0]) == (wanted[: index + 1], "error")
     check_others(played, trusted)
 
 

@@ -167,9 +167,9 @@ def test_a_section_lies_in_its_place_or_the_file_is_refused(sections: Any, expec
 
 
 def test_what_lies_between_sections_is_nothing() -> None:
-    place = json.loads(FILE[16 : 16 + FILE[8]])["sections"]["native"][0]
+    index = json.loads(FILE[16 : 16 + FILE[8]])["sections"]["native"][0]
     changed = bytearray(FILE)
-    changed[place - 1] = 1
+    changed[index - 1] = 1
     assert "something lies before section 'native'" in problem(bytes(changed))
 
 

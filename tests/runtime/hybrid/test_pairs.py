@@ -21,7 +21,7 @@ from tests.tiers import default_cases
 
 DEVICES = ("onnxruntime", "openvino", "xla")
 COUNT = 6
-LONG = [(7 * place) % 250 + 1 for place in range(40)]
+LONG = [(7 * index) % 250 + 1 for index in range(40)]
 PROMPTS = [[5, 9, 2], LONG, [1], [*LONG[:24], 3, 4], [8, 6, 7, 5, 3, 0, 9], LONG]
 """Of several lengths, longer than a prompt bucket, and with beginnings in common."""
 

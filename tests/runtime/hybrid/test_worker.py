@@ -61,7 +61,7 @@ class Hybrid:
         first = self._numbers
         self._numbers += len(prompts)
         built: dict[int, list[int]] = {first + i: [] for i in range(len(prompts))}
-        stops = {first + place: count for place, count in (cancel or {}).items()}
+        stops = {first + index: count for index, count in (cancel or {}).items()}
         for number, prompt, one in zip(built, prompts, params, strict=True):
             self.engine.add(number, prompt, self.engine.sampler(prompt, one))
             if stops.get(number) == 0:
@@ -110,10 +110,10 @@ def test_tokens_are_those_of_one_device(
     some computed where they are decoded."""
     hybrid.worker.longest_prompt = longest
     requested = [(shared + one)[: LENGTH - 5] for one in requested]
-    stops = {place: count for place, count in cancel.items() if place < len(requested)}
+    stops = {index: count for index, count in cancel.items() if index < len(requested)}
     built = hybrid.run(requested, [greedy()] * len(requested), stops)
-    for place, (prompt, found) in enumerate(zip(requested, built, strict=True)):
-        assert found == trusted.greedy(prompt, 4)[: stops.get(place, 4)]
+    for index, (prompt, found) in enumerate(zip(requested, built, strict=True)):
+        assert found == trusted.greedy(prompt, 4)[: stops.get(index, 4)]
     assert hybrid.engine.scheduler.occupancy.live_tokens == 0
     assert not hybrid.client.has_news
 
@@ -138,7 +138,7 @@ def test_sampling_is_as_without_a_prefill_side(toys: dict[str, Toy], seed: int) 
         SamplingParams(max_tokens=6, temperature=0, logit_bias={7: 2.0}, min_tokens=2, logprobs=0),
         SamplingParams(max_tokens=6, temperature=0, stop=["a"], bad_words=["b"]),
     ]
-    given = [{"prompt_token_ids": [seed, 3, 9, place]} for place in range(len(params))]
+    given = [{"prompt_token_ids": [seed, 3, 9, index]} for index in range(len(params))]
     found = []
     for prefill in (None, toys["exact"].bundle):
         with BundleLLM(toys["static"].bundle, prefill=prefill) as llm:
@@ -161,19 +161,19 @@ def test_a_server_engine_waits_for_the_prefill_side_and_goes_on_decoding_meanwhi
     async def test() -> None:
         async with BundleAsyncLLM(toys["static"].bundle, prefill=toys["ragged"].bundle) as llm:
 
-            async def tokens_of(place: int) -> list[int]:
+            async def tokens_of(index: int) -> list[int]:
                 found: list[int] = []
-                request = {"prompt_token_ids": given[place]}
-                async for output in llm.generate(request, greedy(2 + place % 5), str(place)):
+                request = {"prompt_token_ids": given[index]}
+                async for output in llm.generate(request, greedy(2 + index % 5), str(index)):
                     found = output.outputs[0].token_ids
-                    if place % 7 == 3:
+                    if index % 7 == 3:
                         break
                 return found
 
             built = await asyncio.gather(*map(tokens_of, range(len(given))))
-            for place, found in enumerate(built):
-                whole = trusted.greedy(given[place], 2 + place % 5)
-                assert found == (whole[: len(found)] if place % 7 == 3 else whole)
+            for index, found in enumerate(built):
+                whole = trusted.greedy(given[index], 2 + index % 5)
+                assert found == (whole[: len(found)] if index % 7 == 3 else whole)
 
     asyncio.run(asyncio.wait_for(test(), PATIENCE_S))
 

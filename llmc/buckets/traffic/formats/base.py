@@ -102,7 +102,7 @@ class StepFormat(Format):
 
 
 @dataclass
-class Place:
+class Location:
     """Where a reader is, for messages, and what it has to say in the end."""
 
     path: str
@@ -128,8 +128,8 @@ class FoundRows:
 
     time_unit = 1.0
 
-    def __init__(self, place: Place, found: Iterator[Found]) -> None:
-        self._place = place
+    def __init__(self, location: Location, found: Iterator[Found]) -> None:
+        self._location = location
         self._found = found
         self._empty = 0
         self._first: Found | None = None
@@ -145,12 +145,12 @@ class FoundRows:
     @property
     def line(self) -> int:
         """The line of the last row."""
-        return self._place.line
+        return self._location.line
 
     @property
     def notes(self) -> list[str]:
         """What was left out, once all rows were read."""
-        return self._place.notes()
+        return self._location.notes()
 
     def __iter__(self) -> Iterator[Row]:
         """The rows in order; those without a prompt or without output have two lengths of 0."""
@@ -165,7 +165,7 @@ class FoundRows:
         time, prompt, output, cached = found
         kind = None if time is None else time.kind
         if kind != self.kind:
-            raise InputError(f"{self._place}: {_DIFFERS[kind]}, unlike the lines before; write all times in one way")
+            raise InputError(f"{self._location}: {_DIFFERS[kind]}, unlike the lines before; write all times in one way")
         return (None if time is None else time.seconds, prompt, output, cached)
 
 

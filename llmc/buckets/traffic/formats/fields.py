@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-from llmc.buckets.traffic.formats.base import Fields, Found, FoundRows, Head, Place, RequestFormat
+from llmc.buckets.traffic.formats.base import Fields, Found, FoundRows, Head, Location, RequestFormat
 from llmc.buckets.traffic.formats.objects import ABSENT, objects, time, tokens
 from llmc.buckets.traffic.rows import Rows, shown
 from llmc.errors import InputError
@@ -50,13 +50,13 @@ class FieldLog(RequestFormat):
         if not fields:
             raise InputError(f"{path}: --traffic-format fields reads the fields that --fields names; give it")
         first = next((line for line in lines if line.strip()), "")
-        place = Place(path)
+        location = Location(path)
         every = chain([first], lines)
-        records = objects(place, every) if first.lstrip().startswith("{") else _table(place, every)
-        return FoundRows(place, _found(place, records, fields))
+        records = objects(location, every) if first.lstrip().startswith("{") else _table(location, every)
+        return FoundRows(location, _found(location, records, fields))
 
 
-def _found(place: Place, records: Iterator[dict[str, Any]], fields: Fields) -> Iterator[Found]:
+def _found(location: Location, records: Iterator[dict[str, Any]], fields: Fields) -> Iterator[Found]:
     seen = dict.fromkeys(fields, False)
     example: dict[str, Any] | None = None
     for record in records:
@@ -65,17 +65,18 @@ def _found(place: Place, records: Iterator[dict[str, Any]], fields: Fields) -> I
         for meaning, value in values.items():
             seen[meaning] |= value not in ABSENT
         prompt, output, cached = (
-            tokens(values.get(meaning), place, fields.get(meaning, "")) for meaning in ("prompt", "output", "cached")
+            tokens(values.get(meaning), location, fields.get(meaning, "")) for meaning in ("prompt", "output", "cached")
         )
         if prompt and output:
-            when = time(values["time"], place, fields["time"]) if "time" in fields else None
+            when = time(values["time"], location, fields["time"]) if "time" in fields else None
             yield when, prompt, output, cached
         else:
             yield None, 0, 0, 0
     missing = [fields[meaning] for meaning in ("prompt", "output") if not seen[meaning]]
     if missing and example is not None:
         raise InputError(
-            f"{place.path}: no line has the field {missing[0]!r}; the first has {shown(', '.join(map(str, example)))}"
+            f"{location.path}: no line has the field {missing[0]!r}; the first has "
+            f"{shown(', '.join(map(str, example)))}"
         )
 
 
@@ -90,12 +91,12 @@ def _value(record: dict[str, Any], name: str) -> object:
     return value
 
 
-def _table(place: Place, lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    reader = csv.reader(place.counted(lines))
+def _table(location: Location, lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    reader = csv.reader(location.counted(lines))
     try:
         header = [name.strip() for name in next(reader, [])]
         for row in reader:
             if row:
                 yield dict(zip(header, row, strict=False))
     except csv.Error as error:
-        raise InputError(f"{place}: not comma-separated text: {error}; correct or remove the line") from None
+        raise InputError(f"{location}: not comma-separated text: {error}; correct or remove the line") from None

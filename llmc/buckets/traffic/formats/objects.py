@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from llmc.buckets.traffic.formats.base import Place
+from llmc.buckets.traffic.formats.base import Location
 from llmc.buckets.traffic.rows import LENGTH_BITS, shown
 from llmc.buckets.traffic.timestamps import Moment, moment
 from llmc.errors import InputError
@@ -15,25 +15,25 @@ ABSENT = (None, "", "-")
 """What stands for a value that is not there; proxies write "-"."""
 
 
-def objects(place: Place, lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+def objects(location: Location, lines: Iterator[str]) -> Iterator[dict[str, Any]]:
     """The JSON object of each line; lines that start no object are passed over, as access logs have them.
 
     Raises InputError, naming the line, for an object that is damaged.
     """
-    for line in place.counted(lines):
+    for line in location.counted(lines):
         if not line.lstrip().startswith("{"):
             continue
         try:
             yield json.loads(line)
         except json.JSONDecodeError as error:
             raise InputError(
-                f"{place}, column {error.colno}: not valid JSON: {error.msg}; correct or remove the line"
+                f"{location}, column {error.colno}: not valid JSON: {error.msg}; correct or remove the line"
             ) from None
         except (ValueError, RecursionError) as error:
-            raise InputError(f"{place}: not valid JSON: {error}; correct or remove the line") from None
+            raise InputError(f"{location}: not valid JSON: {error}; correct or remove the line") from None
 
 
-def tokens(value: object, place: Place, name: str) -> int:
+def tokens(value: object, location: Location, name: str) -> int:
     """A number of tokens, written as a number or as text; 0 where it is absent.
 
     Raises InputError, naming the line and the field, for what is no length.
@@ -48,16 +48,16 @@ def tokens(value: object, place: Place, name: str) -> int:
         except (ValueError, OverflowError):
             pass
     raise InputError(
-        f"{place}, field {name!r}: found {shown(value)}, which is not a number of tokens (whole, 0 or more, below "
+        f"{location}, field {name!r}: found {shown(value)}, which is not a number of tokens (whole, 0 or more, below "
         f"2^{LENGTH_BITS}); correct or remove the line"
     )
 
 
-def time(value: object, place: Place, name: str) -> Moment | None:
+def time(value: object, location: Location, name: str) -> Moment | None:
     """The moment that a field tells; None where it is absent. Raises InputError, naming the line and the field."""
     if value in ABSENT:
         return None
     try:
         return moment(value)
     except ValueError as error:
-        raise InputError(f"{place}, field {name!r}: {shown(value)} {error}; correct or remove the line") from None
+        raise InputError(f"{location}, field {name!r}: {shown(value)} {error}; correct or remove the line") from None

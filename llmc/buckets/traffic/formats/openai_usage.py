@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from llmc.buckets.traffic.formats.base import Fields, Found, FoundRows, Head, Place, RequestFormat
+from llmc.buckets.traffic.formats.base import Fields, Found, FoundRows, Head, Location, RequestFormat
 from llmc.buckets.traffic.formats.objects import objects, time, tokens
 from llmc.buckets.traffic.rows import SPELLINGS, Rows
 from llmc.buckets.traffic.timestamps import Moment
@@ -36,24 +36,24 @@ class OpenAIUsage(RequestFormat):
 
     def rows(self, path: str, lines: Iterator[str], fields: Fields) -> Rows:
         """The rows. Raises InputError too where no object has usage."""
-        place = Place(path)
-        return FoundRows(place, _found(place, lines))
+        location = Location(path)
+        return FoundRows(location, _found(location, lines))
 
 
-def _found(place: Place, lines: Iterator[str]) -> Iterator[Found]:
+def _found(location: Location, lines: Iterator[str]) -> Iterator[Found]:
     read = reported = 0
-    place.notes = lambda: [f"{read - reported} lines without usage were left out"] if reported < read else []
-    for record in objects(place, lines):
+    location.notes = lambda: [f"{read - reported} lines without usage were left out"] if reported < read else []
+    for record in objects(location, lines):
         read += 1
         found = _usage(record)
         if found is None:
             continue
         reported += 1
         usage, around = found
-        yield (_time(around, place), *_lengths(usage, place))
+        yield (_time(around, location), *_lengths(usage, location))
     if not reported:
         raise InputError(
-            f"{place.path}: none of {read} objects has usage with prompt_tokens and completion_tokens; log the "
+            f"{location.path}: none of {read} objects has usage with prompt_tokens and completion_tokens; log the "
             'usage of answers, for streams with stream_options {"include_usage": true}'
         )
 
@@ -70,17 +70,17 @@ def _usage(record: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Mapping[s
     return None
 
 
-def _time(around: list[Mapping[str, Any]], place: Place) -> Moment | None:
+def _time(around: list[Mapping[str, Any]], location: Location) -> Moment | None:
     for one in around:
         for name in TIMES:
             if name in one:
-                return time(one[name], place, name)
+                return time(one[name], location, name)
     return None
 
 
-def _lengths(usage: Mapping[str, Any], place: Place) -> tuple[int, int, int]:
+def _lengths(usage: Mapping[str, Any], location: Location) -> tuple[int, int, int]:
     def of(record: Mapping[str, Any], name: str) -> int:
-        return tokens(record.get(name), place, name)
+        return tokens(record.get(name), location, name)
 
     if "prompt_tokens" in usage:
         details = usage.get("prompt_tokens_details")

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from llmc.buckets.traffic.formats.base import Fields, Found, FoundRows, Head, Place, RequestFormat
+from llmc.buckets.traffic.formats.base import Fields, Found, FoundRows, Head, Location, RequestFormat
 from llmc.buckets.traffic.formats.objects import objects, tokens
 from llmc.buckets.traffic.rows import Rows, shown
 from llmc.buckets.traffic.timestamps import Moment
@@ -46,15 +46,17 @@ class OtlpSpans(RequestFormat):
 
     def rows(self, path: str, lines: Iterator[str], fields: Fields) -> Rows:
         """The rows. Raises InputError too where no span tells its usage."""
-        place = Place(path)
-        return FoundRows(place, _found(place, lines))
+        location = Location(path)
+        return FoundRows(location, _found(location, lines))
 
 
-def _found(place: Place, lines: Iterator[str]) -> Iterator[Found]:
+def _found(location: Location, lines: Iterator[str]) -> Iterator[Found]:
     family: OrderedDict[tuple[str, str], None] = OrderedDict()
     spans = reported = repeated = 0
-    place.notes = lambda: [f"{repeated} spans that repeat the usage of their calls were left out"] if repeated else []
-    for batch in objects(place, lines):
+    location.notes = lambda: (
+        [f"{repeated} spans that repeat the usage of their calls were left out"] if repeated else []
+    )
+    for batch in objects(location, lines):
         for span in _spans(batch):
             spans += 1
             known = _attributes(span)
@@ -72,21 +74,21 @@ def _found(place: Place, lines: Iterator[str]) -> Iterator[Found]:
                 family[above] = None
             while len(family) > REMEMBERED:
                 family.popitem(last=False)
-            prompt, output, cached = (tokens(known[name], place, name) if name else 0 for name in names)
-            yield _start(span, place), prompt, output, cached
+            prompt, output, cached = (tokens(known[name], location, name) if name else 0 for name in names)
+            yield _start(span, location), prompt, output, cached
     if not reported:
         raise InputError(
-            f"{place.path}: none of {spans} spans has {PROMPT[0]}; export the spans of the model's calls, and let "
+            f"{location.path}: none of {spans} spans has {PROMPT[0]}; export the spans of the model's calls, and let "
             "their instrumentation record usage (vLLM: --otlp-traces-endpoint)"
         )
 
 
-def _start(span: Mapping[str, Any], place: Place) -> Moment | None:
+def _start(span: Mapping[str, Any], location: Location) -> Moment | None:
     value = span.get(START)
     if value is None:
         return None
     if not (str(value).isdecimal() and len(str(value)) <= NANOSECOND_DIGITS):
-        raise InputError(f"{place}, field {START!r}: found {shown(value)}, which is no number of nanoseconds")
+        raise InputError(f"{location}, field {START!r}: found {shown(value)}, which is no number of nanoseconds")
     return Moment(int(value) / 1e9, "utc")
 
 

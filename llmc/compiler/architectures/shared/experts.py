@@ -45,13 +45,13 @@ def first_of(config: Mapping[str, Any], keys: Sequence[str]) -> Any:
     return next((config[key] for key in keys if config.get(key) is not None), None)
 
 
-def expert_layer(attention: Sequence[str], router: Sequence[str] = ("gate.weight",), place: str = "mlp") -> list[str]:
-    """Tensors of a layer of experts: those of `attention` and norms, and below `place` the router's and the experts'.
+def expert_layer(attention: Sequence[str], router: Sequence[str] = ("gate.weight",), prefix: str = "mlp") -> list[str]:
+    """Tensors of a layer of experts: those of `attention` and norms, and below `prefix` the router's and the experts'.
 
     The experts' are one tensor [E, …] each, as transformers 5 has them.
     """
     plain = [name for name in attention if not name.startswith("mlp.")]
-    return [*plain, *(f"{place}.{name}" for name in (*router, "experts.gate_up_proj", "experts.down_proj"))]
+    return [*plain, *(f"{prefix}.{name}" for name in (*router, "experts.gate_up_proj", "experts.down_proj"))]
 
 
 Layers = Callable[[Mapping[str, Any]], Container[int]]

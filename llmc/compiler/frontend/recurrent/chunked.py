@@ -29,8 +29,8 @@ def causal_conv(
     out = sum(seen[:, i : i + query] * weight[:, i] for i in range(width))
     out = out if bias is None else out + bias
     # the state after n live tokens starts at token n: each of its rows is picked by a row of ones and zeros
-    places = new_lengths[:, None] + xp.arange(width - 1)[None]
-    picked = places[:, :, None] == xp.arange(width - 1 + query)[None, None]
+    offsets = new_lengths[:, None] + xp.arange(width - 1)[None]
+    picked = offsets[:, :, None] == xp.arange(width - 1 + query)[None, None]
     kept = xp.where(picked[..., None], seen[:, None], 0.0).sum(2)
     return (out / (1.0 + xp.exp(-out)) if silu else out), kept
 
@@ -124,11 +124,11 @@ def _inverse(xp: Any, lower: Array) -> Array:
     Of [[A, 0], [B, C]] the inverse is [[A⁻¹, 0], [−C⁻¹ B A⁻¹, C⁻¹]]: each round makes it for all pairs of blocks.
     """
     size = lower.shape[-1]
-    place = xp.arange(size)
+    index = xp.arange(size)
     found = xp.eye(size)
     block = 1
     while block < size:
-        rows, columns = place[:, None] // block, place[None] // block
+        rows, columns = index[:, None] // block, index[None] // block
         below = (rows == columns + 1) & (columns % 2 == 0)
         found = found - found @ xp.where(below, lower, 0.0) @ found
         block *= 2

@@ -216,8 +216,8 @@ class _Farm:
         entry = self._work.store.obtain(task.key)
         if entry is None:
             raise ArtifactError(
-                f"{task.shape}: a worker published it to {task.place}, and it cannot be taken from there; workers sign "
-                "with LLMC_SIGNING_KEY what LLMC_ALLOW_UNSIGNED=1 here takes unsigned"
+                f"{task.shape}: a worker published it to {task.location}, and it cannot be taken from there; workers "
+                "sign with LLMC_SIGNING_KEY what LLMC_ALLOW_UNSIGNED=1 here takes unsigned"
             )
         return BuiltExecutable(entry, False, reported.seconds)
 

@@ -37,8 +37,8 @@ DEVICE_LABEL, CPU_LABEL = "llmc-device", "llmc-cpu"
 
 @dataclass(frozen=True)
 class Task:
-    """One executable to make. `inputs` are the files of `lowered`, whose own paths are the driver's; `files` those
-    that its `folder` has. `place` is a store's folder that all nodes have, or with `remote` a remote's URL. A task that
+    """One executable to make. `inputs` are the files of `lowered`, whose own paths are the driver's; `files` those that
+    its `folder` has. `location` is a store's folder that all nodes have, or with `remote` a remote's URL. A task that
     is tried `again`, while it may run elsewhere, waits for nobody."""
 
     key: Key
@@ -47,7 +47,7 @@ class Task:
     options: CompileOptions
     inputs: Mapping[str, Blob]
     files: tuple[Blob, ...]
-    place: str
+    location: str
     remote: bool
     again: bool = False
 
@@ -67,7 +67,7 @@ def compile_task(task: Task, node: str, labels: Mapping[str, str]) -> Reported:
     if why := _refusal(task, labels, settings):
         return Reported(node, refused=why)
     began = time.perf_counter()
-    store = Store(settings.cache_dir_for(task.options.device) if task.remote else task.place)
+    store = Store(settings.cache_dir_for(task.options.device) if task.remote else task.location)
     if why := _fetch(task, store):
         return Reported(node, refused=why)
     target = open_target(task.options.device, settings)
@@ -85,7 +85,7 @@ def compile_task(task: Task, node: str, labels: Mapping[str, str]) -> Reported:
     if task.remote:
         from llmc.artifacts.signing.signer import Signer
 
-        push(store, [entry], open_remote(task.place), signer=Signer.from_settings(settings))
+        push(store, [entry], open_remote(task.location), signer=Signer.from_settings(settings))
     return Reported(node, time.perf_counter() - began)
 
 
@@ -113,8 +113,8 @@ def _fetch(task: Task, store: Store) -> str:
     wanted = {*task.inputs.values(), *task.files}
     lacking = sorted(blob for blob in wanted if not store.has(blob))
     if not task.remote:
-        return f"it does not have the store {task.place}" if lacking else ""
-    remote, area = open_remote(task.place), Area(store.root)
+        return f"it does not have the store {task.location}" if lacking else ""
+    remote, area = open_remote(task.location), Area(store.root)
     store.hold(*(blob_name(blob.digest) for blob in wanted))
     for blob in lacking:
         bring(area, remote, blob, {}, lambda _: None)

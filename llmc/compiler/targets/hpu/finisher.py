@@ -60,11 +60,11 @@ def host_files(folder: Path, bundle: Path, plan: Plan) -> Mapping[str, str]:
 
 
 def _jobs(bundle: Path) -> Mapping[str, str]:
-    place = bundle.absolute()
-    label = re.sub(r"[^a-z0-9]+", "-", f"finish-{place.name}".lower()).strip("-")
+    location = bundle.absolute()
+    label = re.sub(r"[^a-z0-9]+", "-", f"finish-{location.name}".lower()).strip("-")
     values = {
-        "bundle": shlex.quote(str(place)),
-        "mounted": json.dumps(f"/bundles/{place.name}"),
+        "bundle": shlex.quote(str(location)),
+        "mounted": json.dumps(f"/bundles/{location.name}"),
         "name": label[:LONGEST_NAME].rstrip("-"),
     }
     return rendered("llmc.compiler.targets.hpu", TEMPLATES, values)

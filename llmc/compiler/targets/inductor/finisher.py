@@ -25,7 +25,7 @@ from llmc.compiler.targets.workers import last_lines, run_tool
 from llmc.errors import CompileError
 from llmc.runtime.executors.inductor import toolchain
 from llmc.runtime.executors.inductor.package import CAPACITY, Package, sizes_of
-from llmc.runtime.executors.weight_places import read_places
+from llmc.runtime.executors.weight_placements import read_placements
 from llmc.runtime.executors.whole_step.cache import cache_arrays
 from llmc.settings import variables
 
@@ -87,7 +87,9 @@ class PackageFinisher(EachExecutable):
             "device": self.device,
             "sizes": sizes,
             "cache": [array.to_json() for array in arrays],
-            "weights": {name: [place["shape"], place["dtype"]] for name, place in read_places(bundle).items()},
+            "weights": {
+                name: [placement["shape"], placement["dtype"]] for name, placement in read_placements(bundle).items()
+            },
             "configs": self.configs(str(pins[MODE.name])),
         }
         package = self._compiled(bundle, str(executable), program, job)

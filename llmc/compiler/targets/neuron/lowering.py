@@ -66,8 +66,8 @@ def top_of_pieces(logits: Array, top_k: int) -> tuple[Array, Array]:
     padded = jnp.pad(logits, ((0, 0), (0, count * width - size)), constant_values=-jnp.inf)
     values, ids = lax.top_k(padded.reshape(batch * count, width), min(top_k, width))
     ids = ids.reshape(batch, count, -1) + (jnp.arange(count, dtype=jnp.int32) * width)[:, None]
-    best, places = top_of_pieces(values.reshape(batch, -1), top_k)
-    return best, jnp.take_along_axis(ids.reshape(batch, -1), places, axis=1)
+    best, offsets = top_of_pieces(values.reshape(batch, -1), top_k)
+    return best, jnp.take_along_axis(ids.reshape(batch, -1), offsets, axis=1)
 
 
 def lower(job: XlaJob, machine: Machine, chip: str) -> bytes:

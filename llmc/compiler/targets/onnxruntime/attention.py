@@ -157,8 +157,8 @@ class _Plain:
         if name not in self.to.shared:
             self.to.shared[name] = name
             last = self.to.const(int(table.shape[0]) - 1)
-            places = self.to.add("Min", [self.to.positions(), last], [f"{name}_places"])
-            rows = self.to.add("Gather", [self.to.name(table), places], [f"{name}_rows"])
+            offsets = self.to.add("Min", [self.to.positions(), last], [f"{name}_places"])
+            rows = self.to.add("Gather", [self.to.name(table), offsets], [f"{name}_rows"])
             self.to.add("Unsqueeze", [rows, self.to.const([2])], [name])
         return name
 
@@ -168,9 +168,9 @@ class _Plain:
         return self._add("Transpose", [apart], f"{x}_heads", perm=[0, 2, 1, 3])
 
     def _appended(self, new: str, past: Value, present: str) -> str:
-        return self.to.add("ScatterND", [self.to.name(past), self._places(), new], [present])
+        return self.to.add("ScatterND", [self.to.name(past), self._offsets(), new], [present])
 
-    def _places(self) -> str:
+    def _offsets(self) -> str:
         """Where in the cache new tokens lie: [B, Hkv, Q, 3], as (row, head, position)."""
         name, to = f"places_{self.kv_heads}{self._more}", self.to
         if name not in to.shared:
@@ -256,10 +256,10 @@ class _Plain:
                 "Mul", [self._add("Tanh", [self._add("Div", [scores, cap], "part")], "capped"), cap], "cap"
             )
         if "slopes" in self.node.attrs or self.node.optional(9):
-            scores = self._add("Add", [scores, self._by_place()], "with_places")
+            scores = self._add("Add", [scores, self._by_offset()], "with_places")
         return self._add("Where", [self._seen(), scores, self.to.const(_UNSEEN, np.float32)], "scores_seen")
 
-    def _by_place(self) -> str:
+    def _by_offset(self) -> str:
         """What each head adds for each place of a key: [Hq, 1, S]."""
         if table := self.node.optional(9):
             return self._by_table(table)
@@ -267,16 +267,16 @@ class _Plain:
         name, to = f"by_place_{zlib.crc32(slopes.tobytes()):x}", self.to
         if name not in to.shared:
             to.shared[name] = name
-            places = to.add("Cast", [self._capacity()], [f"{name}_places"], to=TensorProto.FLOAT)
-            to.add("Mul", [to.const(slopes[:, None, None], np.float32), places], [name])
+            offsets = to.add("Cast", [self._capacity()], [f"{name}_places"], to=TensorProto.FLOAT)
+            to.add("Mul", [to.const(slopes[:, None, None], np.float32), offsets], [name])
         return name
 
     def _by_table(self, table: Value) -> str:
         name, to = f"{table.name}_by_place", self.to
         if name not in to.shared:
             to.shared[name] = name
-            places = to.add("Min", [self._capacity(), to.const(int(table.shape[1]) - 1)], [f"{name}_places"])
-            rows = to.add("Gather", [to.name(table), places], [f"{name}_rows"], axis=1)
+            offsets = to.add("Min", [self._capacity(), to.const(int(table.shape[1]) - 1)], [f"{name}_places"])
+            rows = to.add("Gather", [to.name(table), offsets], [f"{name}_rows"], axis=1)
             to.add("Unsqueeze", [rows, to.const([1])], [name])
         return name
 

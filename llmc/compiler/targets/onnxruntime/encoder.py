@@ -83,11 +83,11 @@ class OnnxRuntimeEncoderTarget(EncoderTarget):
             with workspace.writer() as out:
                 placed = write_weights(built.recipes, ModuleTensors(model), built.tables, out)
             assert out.blob is not None  # it is set once the block has ended well
-            places = {name: {"offset": at.offset, "length": at.length} for name, at in placed.items()}
+            placements = {name: {"offset": at.offset, "length": at.length} for name, at in placed.items()}
             workspace.meta["type_ids"] = model.typed
             return {
                 "model": workspace.put_bytes(built.model.SerializeToString(deterministic=True)),
-                "placements": workspace.put_bytes(json.dumps(places, sort_keys=True).encode()),
+                "placements": workspace.put_bytes(json.dumps(placements, sort_keys=True).encode()),
                 "weights": out.blob,
             }
 
@@ -108,12 +108,12 @@ class OnnxRuntimeEncoderTarget(EncoderTarget):
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:
             from llmc.artifacts.digest import parse
-            from llmc.compiler.targets.onnxruntime.onnx_model import bind, load_model, place
+            from llmc.compiler.targets.onnxruntime.onnx_model import bind, load_model, set_placements
 
             model = load_model(stages.path(lowered.outputs["model"]).read_bytes())
             bound = bind(model, dict(zip("BQ", shape, strict=True)) if shape else {})
-            places = json.loads(stages.path(lowered.outputs["placements"]).read_bytes())
-            data: bytes = place(bound, parse(weights.digest), places).SerializeToString(deterministic=True)
+            placements = json.loads(stages.path(lowered.outputs["placements"]).read_bytes())
+            data: bytes = set_placements(bound, parse(weights.digest), placements).SerializeToString(deterministic=True)
             return {"executable": workspace.put_bytes(data)}
 
         return stages.run("executable", components, build)

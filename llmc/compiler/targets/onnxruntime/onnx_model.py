@@ -65,7 +65,7 @@ def bind(model: ModelProto, dims: Mapping[str, int]) -> ModelProto:
     return bound
 
 
-def place_symbols(model: ModelProto) -> dict[str, str]:
+def offset_symbols(model: ModelProto) -> dict[str, str]:
     """By the entry of each key and value that it caches ("k3"): the symbol of how many places that has."""
     caches = {
         info.name.removeprefix("past_"): info.type.tensor_type.shape.dim
@@ -80,7 +80,7 @@ def load_model(data: bytes) -> ModelProto:
     return ModelProto.FromString(data)
 
 
-def place(model: ModelProto, location: str, placements: Mapping[str, Mapping[str, Any]]) -> ModelProto:
+def set_placements(model: ModelProto, location: str, placements: Mapping[str, Mapping[str, Any]]) -> ModelProto:
     """Copy of `model` whose tensors point at their place in the weights file named `location`.
 
     A placement has offset and length in bytes, and any other external-data entries the runtime knows, as strings.

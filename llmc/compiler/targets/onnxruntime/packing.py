@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
 from llmc.artifacts.temporaries import temporary_folder
-from llmc.compiler.targets.onnxruntime.onnx_model import load_model, place
+from llmc.compiler.targets.onnxruntime.onnx_model import load_model, set_placements
 from llmc.compiler.weights.recipes import ALIGNMENT
 from llmc.errors import CompileError
 
@@ -51,7 +51,7 @@ def pack_weights(
         weights, folder / "weights"
     )
     placed = folder / "placed.onnx"
-    placed.write_bytes(place(load_model(model), "weights", placements).SerializeToString())
+    placed.write_bytes(set_placements(load_model(model), "weights", placements).SerializeToString())
     saved = _save_packed(placed, folder)
     packed = folder / "packed"
     result: dict[str, dict[str, Any]] = {name: dict(at) for name, at in placements.items()}
@@ -88,7 +88,7 @@ def folds_offsets() -> bool:
         ),
         opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)], ir_version=10,
     )  # fmt: skip
-    places = {
+    placements = {
         "codes": {"offset": 0, "length": quantized.nbytes}, "scales": {"offset": ALIGNMENT, "length": scales.nbytes},
         "offsets": {"offset": ALIGNMENT, "length": scales.nbytes},
     }  # fmt: skip
@@ -96,8 +96,12 @@ def folds_offsets() -> bool:
         weights = folder / "plain"
         weights.write_bytes(quantized.tobytes().ljust(ALIGNMENT, b"\0") + scales.tobytes())
         try:
-            file, places = pack_weights(model.SerializeToString(), weights, places, folder, {"codes": "offsets"})
-            got = _run(place(model, file.name, places), file.parent, np.ones((1, matrix.width), np.float32))
+            file, placements = pack_weights(
+                model.SerializeToString(), weights, placements, folder, {"codes": "offsets"}
+            )
+            got = _run(
+                set_placements(model, file.name, placements), file.parent, np.ones((1, matrix.width), np.float32)
+            )
         except CompileError:
             return False
     values = np.stack([quantized & 15, quantized >> 4], -1).reshape(rows, blocks, -1).astype(np.float32) - 8

@@ -221,8 +221,8 @@ def _index(to: Emitter, node: Node) -> None:
         for axis, v in given:
             wide = to.add("Expand", [to.name(v), shape], [f"{node.out.name}_ids{axis}"])
             parts.append(to.add("Unsqueeze", [wide, to.const([-1])], [f"{node.out.name}_column{axis}"]))
-        places = to.add("Concat", parts, [f"{node.out.name}_places"], axis=-1)
-        to.add("GatherND", [to.name(source), places], [node.out.name])
+        offsets = to.add("Concat", parts, [f"{node.out.name}_places"], axis=-1)
+        to.add("GatherND", [to.name(source), offsets], [node.out.name])
         return
     if len(given) != 1 or given[0][1].dtype == "bool":
         raise CompileError(f"indexing by a mask, or along several dimensions, has no ONNX lowering (at {node.out})")

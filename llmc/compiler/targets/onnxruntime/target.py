@@ -387,19 +387,27 @@ class OnnxRuntimeTarget(Target):
     def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
         """Fix the shape, point at the weights, and open the result once to prove that the runtime takes it."""
         from llmc.artifacts.digest import parse
-        from llmc.compiler.targets.onnxruntime.onnx_model import add_top, bind, load_model, place, place_symbols
+        from llmc.compiler.targets.onnxruntime.onnx_model import (
+            add_top,
+            bind,
+            load_model,
+            offset_symbols,
+            set_placements,
+        )
 
         assert isinstance(lowered, OnnxLowered)
         model = load_model(lowered.inputs["model"].read_bytes())
         sizes = {"B": shape.batch, "Q": shape.query, "R": shape.batch}
         if shape.context is not None and shape.query is not None:
             tokens = shape.context + shape.query
-            for entry, symbol in place_symbols(model).items():
+            for entry, symbol in offset_symbols(model).items():
                 ring = lowered.rings.get(entry)
                 sizes[symbol] = tokens if ring is None else min(tokens, rolling_ring(ring, shape.query))
         bound = bind(add_top(model, options.sample_top_k), {k: v for k, v in sizes.items() if v is not None})
         placements = json.loads(lowered.inputs["placements"].read_bytes())
-        data: bytes = place(bound, parse(lowered.files["weights"]), placements).SerializeToString(deterministic=True)
+        data: bytes = set_placements(bound, parse(lowered.files["weights"]), placements).SerializeToString(
+            deterministic=True
+        )
         if not ours(options):
             try_opening(data, lowered.folder, str(shape))
         elif here := best_set(self.isa(), [s.name for s in sets_in(lowered.files)]):

@@ -72,7 +72,7 @@ def attended(
         by_head = _by_row(rows, small(np.reshape(slopes, (1, kv_heads, groups, 1)), np.float32), kv_heads, groups)
         scores = ops.add(scores, ops.multiply(by_head, rows.of_keys))
     if (table := node.optional(9)) is not None:
-        scores = _with_places(rows, scores, to.get(table), int(table.shape[1]), (kv_heads, groups), small)
+        scores = _with_offsets(rows, scores, to.get(table), int(table.shape[1]), (kv_heads, groups), small)
     scores = ops.select(rows.seen(int(node.attrs["window"]), groups), scores, small(UNSEEN, np.float32))
     shares = _shares(to, rows, scores, node)
     if past_value is None:
@@ -97,11 +97,11 @@ def _shares(to: GraphModel, rows: TokenRows, scores: Any, node: Node) -> Any:
     return ops.slice(shares, small([0]), small([-1]), small([1]), small([3]))
 
 
-def _with_places(
-    rows: TokenRows, scores: Any, table: Any, places: int, heads: tuple[int, int], small: Callable[..., Any]
+def _with_offsets(
+    rows: TokenRows, scores: Any, table: Any, offsets: int, heads: tuple[int, int], small: Callable[..., Any]
 ) -> Any:  # fmt: skip
     """Scores [B, Hkv, groups · Q, S + Q] and what heads add at positions of keys, by a table [Hq, places]."""
-    at = ops.squeeze(ops.minimum(rows.of_keys, small(places - 1, np.float32)), small([1, 2]))
+    at = ops.squeeze(ops.minimum(rows.of_keys, small(offsets - 1, np.float32)), small([1, 2]))
     added = ops.transpose(ops.gather(table, ops.convert(at, np.int32), small(1)), small([1, 0, 2]))  # [B, Hq, S + Q]
     apart = ops.reshape(scores, rows.shape("B", *heads, "Q", -1), False)
     built = ops.add(apart, ops.unsqueeze(ops.reshape(added, rows.shape("B", *heads, -1), False), small(3)))

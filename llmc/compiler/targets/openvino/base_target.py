@@ -178,7 +178,7 @@ class OpenVinoBase(Target):
         }
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:
-            from llmc.compiler.targets.openvino.constants import place
+            from llmc.compiler.targets.openvino.constants import set_placements
             from llmc.compiler.targets.openvino.finish import FinishedWeights
             from llmc.compiler.weights.recipes import read_placements
             from llmc.runtime.executors.openvino.device import MappedWeights
@@ -189,7 +189,7 @@ class OpenVinoBase(Target):
             with workspace.writer() as out:
                 file = FinishedWeights(out)
                 for name, digest in models.items():
-                    xml = place(stages.store.get_bytes(digest).decode(), placements)
+                    xml = set_placements(stages.store.get_bytes(digest).decode(), placements)
                     built[name] = workspace.put_bytes(finish(name, xml.encode(), given, file))
             assert out.blob is not None
             return {"weights": out.blob, **built}

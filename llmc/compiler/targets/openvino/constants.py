@@ -1,8 +1,8 @@
 """Constants of an OpenVINO model that is built without its weights.
 
 Every constant, from a matrix to the axis of a gather, is declared under a name, and a recipe (weights/recipes.py) says
-how its bytes are made; only those that OpenVINO looks into (tables) hold their values already. `place` then writes the
-offsets of the weights file into the model's XML, where OpenVINO's IR names them:
+how its bytes are made; only those that OpenVINO looks into (tables) hold their values already. `set_placements` then
+writes the offsets of the weights file into the model's XML, where OpenVINO's IR names them:
 
     <layer name="NAME" type="Const"><data element_type="…" shape="…" offset="BYTES" size="BYTES"/>…
 
@@ -72,7 +72,7 @@ def to_xml(model: ov.Model, folder: Path) -> str:
     return xml
 
 
-def place(xml: str, placements: Mapping[str, Placement]) -> str:
+def set_placements(xml: str, placements: Mapping[str, Placement]) -> str:
     """The model's XML with every constant at its place in the weights file.
 
     Raises CompileError where a constant has no place, or a place of another size.

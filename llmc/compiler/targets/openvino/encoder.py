@@ -94,11 +94,11 @@ class OpenVinoEncoderTarget(EncoderTarget):
                 given.get_tensor().set_names({name})
             if options.quantize == "int8":
                 compress(converted)
-            place = workspace.folder / "encoder.xml"
-            ov.save_model(converted, place, compress_to_fp16=False)
-            weights = place.with_suffix(".bin")
+            location = workspace.folder / "encoder.xml"
+            ov.save_model(converted, location, compress_to_fp16=False)
+            weights = location.with_suffix(".bin")
             workspace.meta["type_ids"] = model.typed
-            return {"executable": workspace.put_file(place), "weights": workspace.put_file(weights)}
+            return {"executable": workspace.put_file(location), "weights": workspace.put_file(weights)}
 
         return stages.run("encoder", components, build)
 

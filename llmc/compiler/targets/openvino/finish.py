@@ -92,7 +92,7 @@ class FinishedWeights:
         self._end = 0
         self._placed: dict[bytes, int] = {}
 
-    def place(self, data: memoryview) -> int:
+    def append(self, data: memoryview) -> int:
         """Offset of a constant's bytes, written now if they are new."""
         content = hashlib.sha256(data).digest()
         if content not in self._placed:
@@ -139,7 +139,7 @@ def _placed(xml: str, constants: memoryview, weights: FinishedWeights) -> str:
         data = held[layer]
         if layer in scales and kind == "f32" and data not in shared:
             kind, precision, data = narrowed(data)
-        at = weights.place(data)
+        at = weights.append(data)
         return f'{head}"{kind}" shape="{shape}" offset="{at}" size="{len(data)}"{middle}"{precision}"'
 
     return _CONSTANT.sub(placed, xml)
@@ -213,7 +213,7 @@ def _moved(blob: CpuBlob, weights: FinishedWeights, kept: Collection[str]) -> st
             return f'{head}offset="0" size="{size}" />{match[5] or ""}'
         if kind not in _TYPES:
             raise CompileError(f"OpenVINO holds a constant as {kind}, which llmc does not know")
-        at = weights.place(blob.constants[offset : offset + size])
+        at = weights.append(blob.constants[offset : offset + size])
         note = (
             f'<rt_info><attribute name="WeightlessCacheAttribute" version="0" original_dtype="{_TYPES[kind]}" '
             f'bin_offset="{at}" original_size="{size}" />'

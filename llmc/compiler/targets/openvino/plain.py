@@ -279,8 +279,8 @@ def _slice(to: Building, node: Node) -> Any:
     bounds = [start, _INT32_MAX if end is None else end]
     if not all(isinstance(n, int) for n in bounds):
         raise CompileError(f"slice from {start} to {end} has no OpenVINO lowering (at {node.out})")
-    places = [min(bounds[0], _INT32_MAX), min(bounds[1], _INT32_MAX), node.attrs.get("step", 1), _along(node)]
-    return ops.slice(to.get(node.inputs[0]), *(to.constants.small([n]) for n in places))
+    offsets = [min(bounds[0], _INT32_MAX), min(bounds[1], _INT32_MAX), node.attrs.get("step", 1), _along(node)]
+    return ops.slice(to.get(node.inputs[0]), *(to.constants.small([n]) for n in offsets))
 
 
 def _split(to: Building, node: Node) -> Any:

@@ -68,9 +68,9 @@ class OverBlocks(OneLength, TokenRows):
         self._of_tokens = ops.add(start, ops.reshape(new, small([1, 1, -1, 1]), False))
         of_new = ops.add(start, ops.reshape(new, small([1, 1, 1, -1]), False))
         of_past = ops.broadcast(at, ops.concat([self.batch, small([1, 1]), self.context], 0))
-        self._places = ops.concat([of_past, of_new], -1)
+        self._offsets = ops.concat([of_past, of_new], -1)
         self._there = ops.concat([ops.less(at, start), ops.greater_equal(of_new, start)], -1)
-        self.of_keys = ops.convert(self._places, ov.Type.f32)
+        self.of_keys = ops.convert(self._offsets, ov.Type.f32)
 
     def parts(self, shares: Any) -> tuple[Any, Any]:
         small = self.constants.small
@@ -82,10 +82,10 @@ class OverBlocks(OneLength, TokenRows):
         """Of the cache what is live, of all what is not ahead."""
         if (window, groups) not in self._masks:
             small = self.constants.small
-            mask = ops.logical_and(self._there, ops.less_equal(self._places, self._of_tokens))
+            mask = ops.logical_and(self._there, ops.less_equal(self._offsets, self._of_tokens))
             if window > 0:
                 first = ops.subtract(self._of_tokens, small(window))
-                mask = ops.logical_and(mask, ops.greater(self._places, first))
+                mask = ops.logical_and(mask, ops.greater(self._offsets, first))
             self._masks[window, groups] = ops.tile(mask, small([1, 1, groups, 1]))
         return self._masks[window, groups]
 

@@ -162,17 +162,17 @@ class Positions(TokenRows):
         self.of_keys = ops.convert(ops.reshape(self.of_tokens, small([batch, 1, 1, query]), False), ov.Type.f32)
         if not context:
             return
-        at = self._table("places", np.arange(self._sizes[2]).reshape(1, 1, 1, -1))
+        at = self._table("offsets", np.arange(self._sizes[2]).reshape(1, 1, 1, -1))
         if ring is None:
-            self._places, self._there = at, ops.less(at, past)
-            places = ops.broadcast(ops.convert(at, ov.Type.f32), small([batch, 1, 1, context]))
+            self._offsets, self._there = at, ops.less(at, past)
+            offsets = ops.broadcast(ops.convert(at, ov.Type.f32), small([batch, 1, 1, context]))
         else:
             last = ops.subtract(past, small(1))
-            self._places = ops.subtract(last, ops.floor_mod(ops.subtract(last, at), small(ring)))
-            self._there = ops.greater_equal(self._places, small(0))
-            places = ops.convert(self._places, ov.Type.f32)
+            self._offsets = ops.subtract(last, ops.floor_mod(ops.subtract(last, at), small(ring)))
+            self._there = ops.greater_equal(self._offsets, small(0))
+            offsets = ops.convert(self._offsets, ov.Type.f32)
         self.live = ops.reshape(self._there, small([batch, 1, self._sizes[2], 1]), False)
-        self.of_keys = ops.concat([places, self.of_keys], -1)
+        self.of_keys = ops.concat([offsets, self.of_keys], -1)
 
     def shape(self, *sizes: int | str) -> Any:
         """All are numbers."""
@@ -204,7 +204,7 @@ class Positions(TokenRows):
         past = self._there
         if window > 0:
             first = ops.subtract(self.of_tokens, small(window))
-            past = ops.logical_and(past, ops.greater(self._places, first))
+            past = ops.logical_and(past, ops.greater(self._offsets, first))
             past = ops.tile(past, small([1, 1, groups, 1]))
         rows = groups * query
         past = ops.broadcast(past, small([batch, 1, rows, context]))

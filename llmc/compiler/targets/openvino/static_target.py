@@ -176,13 +176,13 @@ class OpenVinoStaticTarget(OpenVinoBase):
 
     def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
         """The model of that shape: as it was compiled, or its IR with the places of its weights, or both."""
-        from llmc.compiler.targets.openvino.constants import place
+        from llmc.compiler.targets.openvino.constants import set_placements
         from llmc.compiler.weights.recipes import read_placements
 
         data = lowered.inputs[_name(shape.sizes)].read_bytes()
         if self.device != "CPU":
             placements = read_placements(lowered.inputs["placements"].read_bytes())
-            data = place(data.decode(), placements).encode()
+            data = set_placements(data.decode(), placements).encode()
         if self.compiler is not None:
             from llmc.artifacts.digest import parse
             from llmc.runtime.executors.openvino.device import MappedWeights

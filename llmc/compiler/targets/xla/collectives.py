@@ -74,10 +74,10 @@ def _computations(hlo: str) -> dict[str, list[_Instruction]]:
 def _shape_first(text: str) -> tuple[str, str]:
     """The shape at the start of `text`, which may hold blanks inside brackets, and the rest."""
     depth = 0
-    for place, character in enumerate(text):
+    for index, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")
         if character == " " and depth == 0:
-            return text[:place], text[place:]
+            return text[:index], text[index:]
     return text, ""
 
 

@@ -247,8 +247,8 @@ class TpuEncoderTarget(XlaEncoderTarget):
         found = super().analyse(stages, built, options)
         assert isinstance(self.compiler, DescribedTarget)
         topology = self.compiler.topology
-        places = json.loads(stages.store.get_bytes(built.files[PLACEMENTS])).values()
-        weights = sum(topology.array_bytes(at["shape"], ITEM_BYTES[at["dtype"]]) for at in places)
+        offsets = json.loads(stages.store.get_bytes(built.files[PLACEMENTS])).values()
+        weights = sum(topology.array_bytes(at["shape"], ITEM_BYTES[at["dtype"]]) for at in offsets)
         need = Need.of(weights, 0, [e["memory"] for e in found["executables"]])
         if need.total > topology.usable_bytes:
             raise CompileError(

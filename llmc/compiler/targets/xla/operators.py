@@ -259,8 +259,8 @@ def _topk(self: Array, k: int, dim: int = -1, largest: bool = True, sorted: bool
 def _max(self: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
     """With the index of the first of equal ones; by reductions of one tensor each, which every compiler knows."""
     top = jnp.max(self, dim, keepdims=True)
-    places = lax.broadcasted_iota(jnp.int32, self.shape, dim % self.ndim)
-    first = jnp.min(jnp.where(self == top, places, self.shape[dim] - 1), dim, keepdims=keepdim)
+    offsets = lax.broadcasted_iota(jnp.int32, self.shape, dim % self.ndim)
+    first = jnp.min(jnp.where(self == top, offsets, self.shape[dim] - 1), dim, keepdims=keepdim)
     return jnp.max(self, dim, keepdims=keepdim), first
 
 
@@ -272,8 +272,8 @@ def _masked_fill(self: Array, mask: Array, value: float) -> Array:
 @_rule("scatter.value")
 def _scatter(self: Array, dim: int, index: Array, value: float) -> Array:
     """By comparison, which every compiler knows; along other axes the index is as long as `self`."""
-    places = jnp.arange(self.shape[dim])
-    hit = jnp.moveaxis((jnp.moveaxis(index, dim, -1)[..., None] == places).any(-2), -1, dim)
+    offsets = jnp.arange(self.shape[dim])
+    hit = jnp.moveaxis((jnp.moveaxis(index, dim, -1)[..., None] == offsets).any(-2), -1, dim)
     return jnp.where(hit, jnp.asarray(value, self.dtype), self)
 
 
@@ -522,21 +522,21 @@ def evaluate(program: BoundProgram, operations: Iterable[Operation], values: dic
         rule = RULES.get(operation.operator)
         if rule is None:
             raise CompileError(
-                f"operator aten.{operation.operator} ({_place(last)}) has no rule for XLA; targets/xla/"
+                f"operator aten.{operation.operator} ({_position(last)}) has no rule for XLA; targets/xla/"
                 f"operators.py has those of {len(RULES)} operators: add one there"
             )
         try:
             result = rule(**{name: _given(v, values) for name, v in operation.arguments.items()})
         except Exception as e:
             raise CompileError(
-                f"operator aten.{operation.operator} ({_place(last)}) cannot be lowered to XLA: {e}"
+                f"operator aten.{operation.operator} ({_position(last)}) cannot be lowered to XLA: {e}"
             ) from e
         for name, value in zip(operation.outputs, result if operation.several else [result], strict=True):
             values[name] = value.astype(narrowed(program.dtypes[name]))
     return values
 
 
-def _place(weight: str) -> str:
+def _position(weight: str) -> str:
     return f"after {weight}" if weight else "before the first layer"
 
 

@@ -148,7 +148,7 @@ class _Folding:
         self._operations: list[list[Operation]] = [[] for _ in range(self._count)]
         self._prelude: list[Operation] = []
         self._sort()
-        self._places = [_places(operations) for operations in self._operations[:-1]]
+        self._offsets = [_offsets(operations) for operations in self._operations[:-1]]
 
     def _sort(self) -> None:
         """Give each operation to its layer, with one name for what the prelude computes twice."""
@@ -170,26 +170,26 @@ class _Folding:
     def folded(self) -> RolledProgram:
         body = self._operations[_BODY]
         shapes = [self._shape(o) for o in body]
-        leaves = [self._leaves(o, _BODY, self._places[_BODY]) for o in body]
+        leaves = [self._leaves(o, _BODY, self._offsets[_BODY]) for o in body]
         read: list[list[Sequence[str]]] = []
         for layer in range(self._count - 1):
             self._require_equal(layer, shapes, leaves)
             read.append([o.refs() for o in self._operations[layer]])
-        last, places, epilogue = self._last(shapes, leaves)
+        last, offsets, epilogue = self._last(shapes, leaves)
         read.append([last[i].refs() if i in last else o.refs() for i, o in enumerate(body)])
-        carries = self._carries(leaves, read[0], places)
+        carries = self._carries(leaves, read[0], offsets)
         self._check_epilogue(epilogue, {c.last for c in carries})
         used = sorted({r for o in body for r in o.refs() if r in self._program.weights})
         return RolledProgram(
             self._count, tuple(self._prelude), tuple(body), tuple(epilogue), carries,
             {r: starred(self._program.weights[r])[0] for r in used if self._level[r] == _BODY},
-            _varying(leaves, read), self._program.cache[2 * _BODY : 2 * _BODY + 2], self._new_entries(places),
+            _varying(leaves, read), self._program.cache[2 * _BODY : 2 * _BODY + 2], self._new_entries(offsets),
         )  # fmt: skip
 
     def _require_equal(self, layer: int, shapes: Sequence[Any], leaves: Sequence[Sequence[_Leaf]]) -> None:
         operations = self._operations[layer]
         for i, operation in enumerate(operations[: len(shapes)]):
-            own = self._leaves(operation, layer, self._places[layer])
+            own = self._leaves(operation, layer, self._offsets[layer])
             same = self._shape(operation) == shapes[i] and len(own) == len(leaves[i])
             if not same or any(not _agree(a, b, layer) for a, b in zip(own, leaves[i], strict=True)):
                 raise NotRollableError(
@@ -209,18 +209,18 @@ class _Folding:
         free: dict[Any, list[int]] = {}
         for i in reversed(range(len(shapes))):
             free.setdefault((shapes[i], tuple(leaves[i])), []).append(i)
-        body, places, epilogue = self._operations[_BODY], dict[str, int](), list[Operation]()
+        body, offsets, epilogue = self._operations[_BODY], dict[str, int](), list[Operation]()
         matched: dict[int, Operation] = {}
         for operation in self._operations[layer]:
-            indices = free.get((self._shape(operation), tuple(self._leaves(operation, layer, places))))
+            indices = free.get((self._shape(operation), tuple(self._leaves(operation, layer, offsets))))
             if not indices:
                 epilogue.append(operation)
                 continue
             index = indices.pop()
             matched[index] = operation
-            at = (self._places[_BODY][name] for name in body[index].outputs)
-            places |= dict(zip(operation.outputs, at, strict=True))
-        return matched, places, epilogue
+            at = (self._offsets[_BODY][name] for name in body[index].outputs)
+            offsets |= dict(zip(operation.outputs, at, strict=True))
+        return matched, offsets, epilogue
 
     def _carries(
         self, leaves: Sequence[Sequence[_Leaf]], first: Sequence[Sequence[str]], last: Mapping[str, int]
@@ -232,11 +232,11 @@ class _Folding:
                     raise NotRollableError(
                         f"layer 0 reads {name} and {before[leaf[1]]} where layer {_BODY} reads one value"
                     )
-        inside, after = ({p: name for name, p in self._places[layer].items()} for layer in (0, _BODY))
+        inside, after = ({p: name for name, p in self._offsets[layer].items()} for layer in (0, _BODY))
         ends = {p: name for name, p in last.items()}
         dtypes = self._program.dtypes
-        for place, name in before.items():
-            if dtypes[name] != dtypes[after[place]]:
+        for position, name in before.items():
+            if dtypes[name] != dtypes[after[position]]:
                 raise NotRollableError(f"layer 0 begins with {name}, of another dtype than what layers hand on")
         return tuple(Carry(before[p], inside[p], after[p], ends.get(p)) for p in sorted(before))
 
@@ -254,10 +254,10 @@ class _Folding:
     def _new_entries(self, last: Mapping[str, int]) -> tuple[str, str]:
         new = self._program.new_entries
         for layer in range(self._count):
-            places = last if layer == self._count - 1 else self._places[layer]
+            offsets = last if layer == self._count - 1 else self._offsets[layer]
             for side in (0, 1):
                 name = new[2 * layer + side]
-                if name not in places or places[name] != self._places[_BODY].get(new[2 * _BODY + side]):
+                if name not in offsets or offsets[name] != self._offsets[_BODY].get(new[2 * _BODY + side]):
                     what = ("keys", "values")[side]
                     raise NotRollableError(f"layer {layer} makes its new {what} otherwise than layer {_BODY}")
         return new[2 * _BODY], new[2 * _BODY + 1]
@@ -270,24 +270,24 @@ class _Folding:
         blank = _renamed(operation, dict.fromkeys(operation.refs(), ""))
         return operation.operator, operation.several, repr(blank.arguments), self._dtypes(operation)
 
-    def _leaves(self, operation: Operation, layer: int, places: Mapping[str, int]) -> list[_Leaf]:
+    def _leaves(self, operation: Operation, layer: int, offsets: Mapping[str, int]) -> list[_Leaf]:
         """What an operation of `layer` reads, in terms that equal layers share."""
-        return [self._leaf(name, layer, places) for name in operation.refs()]
+        return [self._leaf(name, layer, offsets) for name in operation.refs()]
 
-    def _leaf(self, name: str, layer: int, places: Mapping[str, int]) -> _Leaf:
+    def _leaf(self, name: str, layer: int, offsets: Mapping[str, int]) -> _Leaf:
         level, dtype = self._level.get(name, _PRELUDE), self._program.dtypes[name]
         if level == _PRELUDE:
             return ("prelude", dtype)
-        if level < layer - 1 or (level < layer and name not in self._places[level]):
+        if level < layer - 1 or (level < layer and name not in self._offsets[level]):
             raise NotRollableError(f"layer {layer} reads {self._program.weights.get(name, name)} of layer {level}")
         if level == layer - 1:
-            return ("before", self._places[level][name])
+            return ("before", self._offsets[level][name])
         if name in self._program.weights:
             return ("weight", starred(self._program.weights[name])[0], dtype)
-        return ("cache", self._sides[name], dtype) if name in self._sides else ("here", places.get(name))
+        return ("cache", self._sides[name], dtype) if name in self._sides else ("here", offsets.get(name))
 
 
-def _places(operations: Sequence[Operation]) -> dict[str, int]:
+def _offsets(operations: Sequence[Operation]) -> dict[str, int]:
     return {name: i for i, name in enumerate(name for o in operations for name in o.outputs)}
 
 

@@ -45,11 +45,11 @@ def of_entry(store: Store, entry: Entry, executable: str | None = None) -> Execu
     Raises InputError when it has none of that name, or none that is XLA's.
     """
     names = [name for name in entry.outputs if executable is None or name == executable]
-    place = f"{entry.key.kind} {entry.key.short}"
+    location = f"{entry.key.kind} {entry.key.short}"
     if len(names) != 1:
-        raise InputError(f"{place} has {_some(entry.outputs)}; choose one with --executable")
+        raise InputError(f"{location} has {_some(entry.outputs)}; choose one with --executable")
     data = store.get_bytes(entry.outputs[names[0]].digest)
-    return _envelope(data, place, str(entry.key.components.get("target", "no target")))
+    return _envelope(data, location, str(entry.key.components.get("target", "no target")))
 
 
 def of_bundle(files: BundleFiles, executable: str | None = None) -> ExecutableFile:

@@ -80,7 +80,7 @@ class _Slots:
     def _begun(self, cache: Sequence[Array], slot: Array, length: Array, new: Sequence[Array]) -> tuple[Array, ...]:
         """`cache` with a slot's first `length` places replaced by those of `new`, and its states."""
         return tuple(
-            _replaced(c, slot, True if kind == "state" else _places(c) < length, row)
+            _replaced(c, slot, True if kind == "state" else _offsets(c) < length, row)
             for kind, c, row in zip(self._kinds, cache, new, strict=True)
         )
 
@@ -89,7 +89,7 @@ def _slot(cache: Array, slot: Array) -> Array:
     return lax.dynamic_slice_in_dim(cache, slot, 1, axis=1)
 
 
-def _places(cache: Array) -> Array:
+def _offsets(cache: Array) -> Array:
     return jnp.arange(cache.shape[3])[:, None]
 
 
@@ -97,11 +97,11 @@ def _mask(kind: ArrayKind, cache: Array, start: Array, used: Array) -> Array:
     """What belongs to no token before `start`, in a slot that has had `used` tokens."""
     if kind == "state":
         return start == 0
-    place = _places(cache)
+    index = _offsets(cache)
     if kind == "kv":
-        return place >= start
+        return index >= start
     ring = cache.shape[3]
-    return start + jnp.remainder(place - start, ring) < jnp.maximum(used, ring)
+    return start + jnp.remainder(index - start, ring) < jnp.maximum(used, ring)
 
 
 def _replaced(cache: Array, slot: Array, mask: Any, new: Array) -> Array:

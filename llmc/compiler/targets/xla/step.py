@@ -47,7 +47,7 @@ Read = Callable[[int, Any], Any]
 and values [B, kv_heads, S, head_dim], states [B, …]), or to a view."""
 Given = Mapping[str, Any]
 """A program's inputs before its cache, by name (BoundProgram.takes)."""
-Places = Sequence[tuple[int, int]]
+Offsets = Sequence[tuple[int, int]]
 """Group, and place in it, of each of a program's cache tensors, in its order."""
 
 
@@ -72,11 +72,11 @@ class Core(Protocol):
 
 
 class FlatCore:
-    """A program run layer after layer, as it was traced. Without `places`, it has keys and values in turn."""
+    """A program run layer after layer, as it was traced. Without `offsets`, it has keys and values in turn."""
 
-    def __init__(self, program: BoundProgram, places: Places | None = None) -> None:
+    def __init__(self, program: BoundProgram, offsets: Offsets | None = None) -> None:
         self._program = program
-        self._places = in_turn(len(program.new_entries)) if places is None else places
+        self._offsets = in_turn(len(program.new_entries)) if offsets is None else offsets
         self.weights = list(program.weights.values())
 
     def run(self, given: Given, read: Read, weights: Sequence[Array]) -> StepOutput:
@@ -84,21 +84,21 @@ class FlatCore:
         values = dict(given)
         values |= dict(zip(program.weights, weights, strict=True))
         if program.cache:
-            values |= {name: read(*at) for name, at in zip(program.cache, self._places, strict=True)}
+            values |= {name: read(*at) for name, at in zip(program.cache, self._offsets, strict=True)}
         evaluate(program, program.operations, values)
         logits, *top = (values[name] for name in program.outputs[: 3 if program.top else 1])
-        return StepOutput(logits, tuple(top), stacked([values[name] for name in program.new_entries], self._places))
+        return StepOutput(logits, tuple(top), stacked([values[name] for name in program.new_entries], self._offsets))
 
 
-def in_turn(tensors: int) -> Places:
+def in_turn(tensors: int) -> Offsets:
     """The places of keys and values of one size: a key and a value of each layer."""
     return [(i % 2, i // 2) for i in range(tensors)]
 
 
-def stacked(entries: Sequence[Array], places: Places) -> tuple[Array, ...]:
+def stacked(entries: Sequence[Array], offsets: Offsets) -> tuple[Array, ...]:
     """New entries in a program's order as one array a group."""
     groups: dict[int, list[Array]] = {}
-    for entry, (group, _) in zip(entries, places, strict=True):
+    for entry, (group, _) in zip(entries, offsets, strict=True):
         groups.setdefault(group, []).append(entry)
     return tuple(jnp.stack(groups[i]) for i in range(len(groups)))
 
@@ -124,11 +124,11 @@ def step_function(
             given[ADAPTERS] = jnp.broadcast_to(chosen[:, None], token_ids.shape)
         cache, weights = arrays[: len(kinds)], arrays[len(kinds) :]
 
-        def read(group: int, place: Any) -> Any:
+        def read(group: int, index: Any) -> Any:
             if kinds[group] == "state":
-                return CacheView(cache[group], place, slots, phase, None).rows()
-            places = min(context, cache[group].shape[3])
-            view = CacheView(cache[group], place, slots, phase, places, wraps=places < context)
+                return CacheView(cache[group], index, slots, phase, None).rows()
+            offsets = min(context, cache[group].shape[3])
+            view = CacheView(cache[group], index, slots, phase, offsets, wraps=offsets < context)
             if views:
                 return view
             return view.rows() if dtype is None else view.rows().astype(dtype)
@@ -166,13 +166,13 @@ def _write(cache: Array, new: Array, slots: Array, past: Array, live: Array, loo
     live ones are taken.
     """
     layers, batch, heads, query, size = new.shape
-    new, places = _held(new, cache.dtype), cache.shape[3]
-    taken = min(query, places)
+    new, offsets = _held(new, cache.dtype), cache.shape[3]
+    taken = min(query, offsets)
 
     def row(b: Array, cache: Array) -> Array:
         first = jnp.maximum(live[b] - taken, 0) if ring else jnp.int32(0)
-        begin = lax.rem(past[b] + first, places) if ring else past[b]
-        start = jnp.minimum(begin, places - taken)
+        begin = lax.rem(past[b] + first, offsets) if ring else past[b]
+        start = jnp.minimum(begin, offsets - taken)
         ahead = begin - start
         built = lax.dynamic_slice(new, (0, b, 0, first, 0), (layers, 1, heads, taken, size))
         if taken > 1:

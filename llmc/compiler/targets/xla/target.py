@@ -393,7 +393,7 @@ class XlaTarget(Target):
         from llmc.compiler.targets.xla.step import FlatCore
 
         bound = _parsed(program).at(*shape.sizes, cache)
-        return roll(bound) if lowered.rolled else FlatCore(bound, cache.places)
+        return roll(bound) if lowered.rolled else FlatCore(bound, cache.offsets)
 
     def _sharded(self, core: Core, config: Mapping[str, Any], options: CompileOptions, entries: Sequence[Dims]) -> Core:
         from llmc.compiler.targets.xla.sharding import ShardedCore

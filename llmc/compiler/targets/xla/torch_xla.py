@@ -91,7 +91,7 @@ def export(archive: bytes, python: Path) -> StableHlo:
         if done.returncode == worker.NO_TORCH_XLA:
             raise DeviceError(f"{python} has no usable torch-xla ({_last_line(done.stderr)}): {_INSTALL}")
         if done.returncode < 0:
-            raise CompileError(f"torch-xla was ended by signal {-done.returncode}{_place(folder)}")
+            raise CompileError(f"torch-xla was ended by signal {-done.returncode}{_location(folder)}")
         if done.returncode:
             raise CompileError(f"torch-xla cannot export the program: {_last_line(done.stderr)}")
         try:
@@ -113,10 +113,10 @@ def _run(python: Path, arguments: Sequence[str], folder: Path) -> subprocess.Com
         raise DeviceError(f"{python} cannot be run ({e.strerror}): {_INSTALL}") from e
 
 
-def _place(folder: Path) -> str:
+def _location(folder: Path) -> str:
     """Where a worker was when it was ended."""
-    place = folder / worker.OPERATOR
-    return f" in {place.read_text()}, which it may not be able to lower" if place.exists() else ""
+    location = folder / worker.OPERATOR
+    return f" in {location.read_text()}, which it may not be able to lower" if location.exists() else ""
 
 
 def _last_line(text: str) -> str:

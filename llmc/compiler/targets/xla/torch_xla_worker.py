@@ -65,16 +65,16 @@ def export(reader: ModuleType, archive: bytes, folder: Path) -> None:
     hosted = [name.removeprefix(_FALLBACK) for name in metrics.counter_names() if name.startswith(_FALLBACK)]
     if hosted:
         raise RuntimeError(f"torch-xla has no lowering for {', '.join(sorted(hosted))}")
-    places = {torch_xla._XLAC._xla_get_tensor_id(tensor): i for i, tensor in enumerate(inputs)}
+    offsets = {torch_xla._XLAC._xla_get_tensor_id(tensor): i for i, tensor in enumerate(inputs)}
     read, _ = torch_xla._XLAC._get_tensors_xla_device_data_node(outputs)
-    if unknown := [i for i in read if i not in places]:
+    if unknown := [i for i in read if i not in offsets]:
         raise RuntimeError(f"{len(unknown)} tensors of the module are no inputs of the program")
-    facts = {"arguments": [places[i] for i in read], "versions": versions}
+    facts = {"arguments": [offsets[i] for i in read], "versions": versions}
     (folder / MODULE).write_bytes(module)
     (folder / FACTS).write_text(json.dumps(facts, sort_keys=True))
 
 
-def _trace(reader: ModuleType, program: Mapping[str, Any], place: Path) -> tuple[list[Any], list[Any], dict[str, str]]:
+def _trace(reader: ModuleType, program: Mapping[str, Any], index: Path) -> tuple[list[Any], list[Any], dict[str, str]]:
     """Inputs and outputs of the program as lazy tensors, and the versions that made them."""
     import torch
     import torch_xla
@@ -105,12 +105,12 @@ def _trace(reader: ModuleType, program: Mapping[str, Any], place: Path) -> tuple
     with torch.no_grad():
         for node in graph["nodes"]:
             last = next((labels[name] for name in _reads(node) if name in labels), last)
-            place.write_text(f"{node['target']} (after {last})")
+            index.write_text(f"{node['target']} (after {last})")
             try:
                 _run(reader, node, values, moved)
             except (RuntimeError, NotImplementedError, ValueError) as e:
-                raise RuntimeError(f"{place.read_text()}: {_first_line(e)}") from e
-    place.unlink()
+                raise RuntimeError(f"{index.read_text()}: {_first_line(e)}") from e
+    index.unlink()
     outputs = [values[given["as_tensor"]["name"]] for given in graph["outputs"]]
     return inputs, outputs, {"torch": torch.__version__, "torch_xla": torch_xla.__version__}
 

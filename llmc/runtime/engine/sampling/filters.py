@@ -69,10 +69,10 @@ class LogitsRow:
         if self._groups == 1 or count * 4 > self._width:
             if self._groups > 4 and count * 16 < self.values.size:
                 return LogitsRow(self.values, self._groups // 4).top(count)
-            place = self.values.size - count
-            return best(self.values, np.partition(self.values, place)[place], count)
-        place = self._width - count
-        ids = self.above(np.partition(self._maxima, place)[place])
+            position = self.values.size - count
+            return best(self.values, np.partition(self.values, position)[position], count)
+        position = self._width - count
+        ids = self.above(np.partition(self._maxima, position)[position])
         values = self.values[ids]
         kept: Ids = ids[best(values, np.sort(values)[values.size - count], count)]
         return kept

@@ -38,24 +38,24 @@ class SeenTokens:
         self._size = seen.size
         self._ids = np.concatenate([seen, np.zeros(64, np.int64)])
         self._counts = np.zeros(self._ids.size, np.float32)
-        self._places = dict(zip(seen.tolist(), range(seen.size), strict=True))
+        self._offsets = dict(zip(seen.tolist(), range(seen.size), strict=True))
 
     def copy(self) -> SeenTokens:
         """The same, to go on by itself."""
         built = copy(self)
-        built._ids, built._counts, built._places = self._ids.copy(), self._counts.copy(), self._places.copy()
+        built._ids, built._counts, built._offsets = self._ids.copy(), self._counts.copy(), self._offsets.copy()
         return built
 
     def add(self, token_id: int) -> None:
         """Count a token of the output."""
-        place = self._places.setdefault(token_id, self._size)
-        if place == self._size:
-            if place == self._ids.size:
+        position = self._offsets.setdefault(token_id, self._size)
+        if position == self._size:
+            if position == self._ids.size:
                 self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
                 self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
-            self._ids[place] = token_id
+            self._ids[position] = token_id
             self._size += 1
-        self._counts[place] += 1
+        self._counts[position] += 1
 
     def penalise(self, row: Logits) -> None:
         """Apply the penalties to logits [V], in place."""
@@ -256,8 +256,8 @@ class SequenceSampler:
         if self._typical_p < 1.0:
             kept = filters.typical(weights, self._typical_p)
             ids, weights = _narrow(ids, kept), weights[kept]
-        place = filters.pick(weights, uniform)
-        return place if ids is None else int(ids[place])
+        position = filters.pick(weights, uniform)
+        return position if ids is None else int(ids[position])
 
     def _adjusted(self, row: Logits) -> Logits:
         """A copy with bias, penalties and masks applied; −inf is never chosen. Something always can be."""

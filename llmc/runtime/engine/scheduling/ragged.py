@@ -58,13 +58,13 @@ class RaggedScheduler(Scheduler):
     def _reservation(self, length: int, budget: int | None) -> int:
         room = self._limits.max_model_len - length
         # the last token is never put into the cache
-        places = length + (room if budget is None else min(room, budget)) - 1
-        if self._slots.room is not None and places > self._slots.room:
+        offsets = length + (room if budget is None else min(room, budget)) - 1
+        if self._slots.room is not None and offsets > self._slots.room:
             raise InputError(
-                f"a prompt of {length} tokens and its answer take {places} tokens; the KV cache holds "
+                f"a prompt of {length} tokens and its answer take {offsets} tokens; the KV cache holds "
                 f"{self._slots.room}: give it more space, or ask for less"
             )
-        return self._slots.blocks(places)
+        return self._slots.blocks(offsets)
 
     def next(self) -> ScheduledBatch | None:
         """The next step; see Scheduler."""

@@ -206,11 +206,11 @@ class SlotTable(CacheSlots):
             # holes without a live sequence first: each frees the mover's slot, and other sequences can then move there
             holes.sort(key=lambda slot: (self.live[slot] is not None, slot))
             for hole, mover in zip(holes, movers, strict=True):
-                self._place(mover, hole, count)
+                self._fill(mover, hole, count)
             ready.sort(key=lambda sequence: sequence.slot)
         return ready
 
-    def _place(self, mover: ScheduledSequence, hole: int, floor: int) -> None:
+    def _fill(self, mover: ScheduledSequence, hole: int, floor: int) -> None:
         """Move `mover` to slot `hole`, and what is there to a slot from `floor` on."""
         occupant, left = self.live[hole], mover.slot
         if occupant is None:

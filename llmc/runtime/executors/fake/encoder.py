@@ -53,5 +53,5 @@ class FakeEncoder(Encoder):
     def _load(self, executable: Executable) -> tuple[dict[str, Any], list[NDArray[np.float32]]]:
         """Its fields, and the embedding and head, mapped read-only."""
         program, weights = json.loads(self.bundle.files.read(executable.blob)), self.bundle.files.path("weights")
-        places = [program["tensors"][name] for name in ("embedding", "head")]
-        return program, [np.memmap(weights, np.float32, "r", at["offset"], tuple(at["shape"])) for at in places]
+        placements = [program["tensors"][name] for name in ("embedding", "head")]
+        return program, [np.memmap(weights, np.float32, "r", at["offset"], tuple(at["shape"])) for at in placements]

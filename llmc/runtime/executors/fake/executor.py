@@ -25,7 +25,7 @@ from llmc.runtime.executors.base import EXECUTABLES, Capabilities, ExecutorDescr
 from llmc.runtime.executors.fake import device
 from llmc.runtime.executors.fake.device import BLOCK_TOKENS, FakeKind
 from llmc.runtime.executors.fake.program import Array, FakeProgram, Ints
-from llmc.runtime.executors.slots import SlotLengths, free_places, windows
+from llmc.runtime.executors.slots import SlotLengths, free_offsets, windows
 from llmc.runtime.step import Step, pad
 
 if TYPE_CHECKING:
@@ -87,12 +87,12 @@ class FakeExecutor(StaticExecutor):
     def make_cache(self, slots: int) -> None:
         """An empty cache of so many slots."""
         self.slots = slots
-        self._vectors = np.zeros((slots, self._places(self.capacity), self.hidden), np.float32)
+        self._vectors = np.zeros((slots, self._offsets(self.capacity), self.hidden), np.float32)
         self._held = SlotLengths(slots, self.bundle.cache_shape.rewind)
 
-    def _places(self, tokens: int) -> int:
+    def _offsets(self, tokens: int) -> int:
         """Places of a slot for so many tokens; a state takes one."""
-        return 1 if self._has_states else self.bundle.cache_shape.kv[0].places(tokens)
+        return 1 if self._has_states else self.bundle.cache_shape.kv[0].token_slots(tokens)
 
     @property
     def _cache(self) -> Array:
@@ -160,7 +160,7 @@ class FakeExecutor(StaticExecutor):
             states = np.full((step.batch, 1, self.hidden), np.nan, np.float32)
             states[: len(step.slots)] = self._cache[list(step.slots)]
             return program, states
-        past = np.zeros((step.batch, self._places(step.context), self.hidden), np.float32)
+        past = np.zeros((step.batch, self._offsets(step.context), self.hidden), np.float32)
         for row, slot in enumerate(step.slots):
             past[row] = self._cache[slot, : past.shape[1]]
         return program, past
@@ -179,7 +179,7 @@ class FakeExecutor(StaticExecutor):
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         self._held.require(source, length)
         self._require_room({target: length})
-        self._cache[target, : self._places(length)] = self._cache[source, : self._places(length)]
+        self._cache[target, : self._offsets(length)] = self._cache[source, : self._offsets(length)]
         self._held.copied(source, target, length)
 
     def export_prefix(self, slot: int, length: int) -> list[Array]:
@@ -202,7 +202,7 @@ class FakeExecutor(StaticExecutor):
         if start == 0:
             self._cache[slot] = value
         elif not self._has_states:
-            self._cache[slot, free_places(self._cache.shape[1], start, self._held.used[slot])] = value
+            self._cache[slot, free_offsets(self._cache.shape[1], start, self._held.used[slot])] = value
 
     def memory(self) -> dict[str, int]:
         """Bytes of cache and logits, and the number of executables open; weights are mapped, not held."""

@@ -70,9 +70,9 @@ class FakeProgram:
         import numpy as np
 
         self._require_shape((*token_ids.shape, past.shape[1]))
-        new_at, places = np.arange(token_ids.shape[1]), past.shape[1]
+        new_at, offsets = np.arange(token_ids.shape[1]), past.shape[1]
         last_held = past_lengths[:, None] - 1
-        past_at = last_held - (last_held - np.arange(places)) % max(places, 1)
+        past_at = last_held - (last_held - np.arange(offsets)) % max(offsets, 1)
         scale = 1 + (past_lengths[:, None] + new_at) / self.positions
         new = (scale[..., None] * self._embedded(token_ids)).astype(np.float32)
         last = past_lengths + new_lengths - 1
@@ -117,8 +117,8 @@ class FakeProgram:
 
     def _require_shape(self, given: tuple[int, ...]) -> None:
         compiled = (self.batch, self.query, self.context)
-        *_, places = given
-        if self.window is not None and self.context is not None and places < self.context:
+        *_, offsets = given
+        if self.window is not None and self.context is not None and offsets < self.context:
             given = (*given[:2], self.context)
         if any(fixed not in (None, size) for fixed, size in zip(compiled, given, strict=True)):
             raise ArtifactError(

@@ -182,8 +182,8 @@ class HpuGraph:
 
     def replay(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """The outputs for inputs on the host, which are copied to where it reads; valid until the next replay."""
-        for place, value in zip(self._inputs, inputs, strict=True):
-            place.copy_(value)
+        for location, value in zip(self._inputs, inputs, strict=True):
+            location.copy_(value)
         self._graph.replay()
         return self._outputs
 

@@ -95,7 +95,7 @@ def pinned_slots(bundle: Bundle, capacity: int) -> int | None:
     return max(1, blocks * bundle.plan.limits.block_size // capacity) if blocks else None
 
 
-def place(bundle: Bundle, mode: str) -> Path | None:
+def location(bundle: Bundle, mode: str) -> Path | None:
     """Put a finished bundle's recipes where the bridge will look for them, and tell it, before it is imported.
 
     The folder is that of PT_HPU_RECIPE_CACHE_CONFIG where it is set, else one of this user's. Files are copied, since
@@ -123,7 +123,7 @@ def place(bundle: Bundle, mode: str) -> Path | None:
 
 def _chosen(bundle: Bundle, name: str) -> Path:
     """The folder of recipes that the bridge is to use: the variable's, else one of this user's, called `name`."""
-    requested = GaudiCache().place(variables((VARIABLE,)))
+    requested = GaudiCache().location(variables((VARIABLE,)))
     if requested is not None:
         folder = Path(requested)
         if not is_local(_existing(folder)):

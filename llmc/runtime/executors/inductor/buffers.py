@@ -30,7 +30,7 @@ class StaticInputs:
         import torch
 
         self._lengths = tuple(lengths)
-        most = max(self._places(b.batch, b.query)[-1] for b in plan.buckets)
+        most = max(self._offsets(b.batch, b.query)[-1] for b in plan.buckets)
         self._there: Any = card.empty((most,), torch.int64)
         self._here: Any = card.pinned((most,), torch.int64)
         self._views: dict[tuple[int, int], tuple[list[Any], list[Any]]] = {}
@@ -42,9 +42,9 @@ class StaticInputs:
         """
         batch, query = step.token_ids.shape
         there, here = self.views(batch, query)
-        for place, value in zip(here, inputs(step, self._lengths), strict=True):
-            place.copy_(value)
-        end = self._places(batch, query)[-1]
+        for index, value in zip(here, inputs(step, self._lengths), strict=True):
+            index.copy_(value)
+        end = self._offsets(batch, query)[-1]
         self._there.narrow(0, 0, end).copy_(self._here.narrow(0, 0, end), non_blocking=True)
         return there
 
@@ -65,7 +65,7 @@ class StaticInputs:
         """Numbers of token_ids, past, new and slots, and of sources and places for each length."""
         return [batch * query, batch, batch, batch, *(batch * query for _ in range(2 * len(self._lengths)))]
 
-    def _places(self, batch: int, query: int) -> list[int]:
+    def _offsets(self, batch: int, query: int) -> list[int]:
         """Where each begins, and where they end."""
         found = [0]
         for count in self._sizes(batch, query):
@@ -73,7 +73,7 @@ class StaticInputs:
         return found
 
     def _cut(self, flat: Any, batch: int, query: int) -> list[Any]:
-        begins = self._places(batch, query)[:-1]
+        begins = self._offsets(batch, query)[:-1]
         token_ids, *others = map(flat.narrow, (0,) * len(begins), begins, self._sizes(batch, query))
         return [token_ids.view(batch, query), *others]
 
@@ -95,8 +95,8 @@ class StaticOutputs:
 
     def keep(self, found: Sequence[Any]) -> None:
         """Copy a step's outputs here, on the card."""
-        for place, tensor in zip(self._there, found, strict=True):
-            place.narrow(0, 0, tensor.shape[0]).copy_(tensor)
+        for index, tensor in zip(self._there, found, strict=True):
+            index.narrow(0, 0, tensor.shape[0]).copy_(tensor)
 
     def fetch(self, which: Sequence[int], rows: int, batch: int) -> list[Any]:
         """The first `rows` rows of outputs, by number, brought to the host: of each a tensor of `batch` rows."""

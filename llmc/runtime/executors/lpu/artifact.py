@@ -82,9 +82,9 @@ class Artifact:
                     f"{bundle.path}: the file {name} of its LPU artifact is missing; compile again: "
                     f"{bundle.recompile_hint}"
                 )
-            place = folder / path
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.symlink_to(bundle.files.path(name).absolute())
+            index = folder / path
+            index.parent.mkdir(parents=True, exist_ok=True)
+            index.symlink_to(bundle.files.path(name).absolute())
 
 
 def is_power_of_two(number: int) -> bool:

@@ -74,7 +74,7 @@ def serve(requests: TextIO, answers: TextIO) -> None:
 
 if __name__ == "__main__":
     here = Path(__file__).resolve().parent
-    sys.path[:] = [place for place in sys.path if Path(place).resolve() != here]  # the modules beside this are llmc's
+    sys.path[:] = [index for index in sys.path if Path(index).resolve() != here]  # the modules beside this are llmc's
     own = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     serve(sys.stdin, own)

@@ -114,7 +114,7 @@ class OnnxRuntimeExecutor(OnnxExecutor):
         for row, slot in enumerate(step.slots):
             start, end = int(step.past_lengths[row]), int(step.past_lengths[row] + step.new_lengths[row])
             self._cache.write(slot, start, end, [
-                array[:, row, :, staging.places(part, row, start, end)]
+                array[:, row, :, staging.offsets(part, row, start, end)]
                 for part, array in zip(staging.parts, staging.arrays, strict=True)
             ])  # fmt: skip
 
@@ -125,7 +125,7 @@ class OnnxRuntimeExecutor(OnnxExecutor):
             if len(self._bound) >= _MAX_BINDINGS:
                 self._bound.pop(next(iter(self._bound)))
             session = self._executables.session(self._executables.executable(step))
-            bound = BoundSession(session, self._places(cache, first, step.batch))
+            bound = BoundSession(session, self._offsets(cache, first, step.batch))
         self._bound[key] = bound
         if not self._exact:
             self._cache.read_states(step, self._given_states)
@@ -143,7 +143,7 @@ class OnnxRuntimeExecutor(OnnxExecutor):
         bound.run(inputs, self._results)
         self._cache.keep_states(step, self._new_states)
 
-    def _places(self, cache: Tensors, first: int, batch: int) -> dict[str, tuple[Array, Array]]:
+    def _offsets(self, cache: Tensors, first: int, batch: int) -> dict[str, tuple[Array, Array]]:
         """Where a graph reads and writes each tensor of the cache, by entry: keys and values in place, states apart."""
         shape, kept = self.bundle.cache_shape, self._cache.states
         kv = {t.entry: (view, view) for t, view in zip(shape.kv, cache.rows(first, batch), strict=True)}
@@ -177,7 +177,9 @@ class RollingTensors(Tensors):
     def _lay_out(self, slots: int, length: int, query: int) -> None:
         self.parts = tuple(_rolling(part, query) for part in self._held)
         rings = [(held.like, part.like.ring) for held, part in zip(self._held, self.parts, strict=True)]
-        self._rings = {t.window: (t.ring, places) for t, places in rings if t.ring is not None and places is not None}
+        self._rings = {
+            t.window: (t.ring, offsets) for t, offsets in rings if t.ring is not None and offsets is not None
+        }
         self._starts = {window: np.zeros(slots, np.int64) for window in self._rings}
         super()._lay_out(slots, length, query)
 
@@ -187,14 +189,14 @@ class RollingTensors(Tensors):
 
     def make_room(self, row: int, past: int, end: int) -> int:
         """Where more than a ring's spare places are new, nothing that was there is kept."""
-        if any(end - past > places - ring for ring, places in self._rings.values()):
+        if any(end - past > offsets - ring for ring, offsets in self._rings.values()):
             past = 0
-        for window, (ring, places) in self._rings.items():
+        for window, (ring, offsets) in self._rings.items():
             starts = self._starts[window]
             start = int(starts[row]) if past else 0
             first = start
-            if end - start > places:
-                first = past - ring + 1 if past else end - places
+            if end - start > offsets:
+                first = past - ring + 1 if past else end - offsets
             if past and first > start:
                 self._move(window, row, first - start, past - start)
             starts[row] = first
@@ -218,12 +220,12 @@ class RollingTensors(Tensors):
     def first(self, part: TensorPart, row: int, end: int) -> int:
         return 0 if part.like.ring is None else int(self._starts[part.like.window][row])
 
-    def places(self, part: TensorPart, row: int, start: int, end: int) -> slice:
+    def offsets(self, part: TensorPart, row: int, start: int, end: int) -> slice:
         first = self.first(part, row, end)
         return slice(start - first, end - first)
 
     def free(self, part: TensorPart, row: int, start: int, used: int) -> NDArray[np.int64]:
-        return np.arange(max(0, start - self.first(part, row, used)), part.like.places(self.length))
+        return np.arange(max(0, start - self.first(part, row, used)), part.like.token_slots(self.length))
 
 
 def _rolling(part: TensorPart, query: int) -> TensorPart:

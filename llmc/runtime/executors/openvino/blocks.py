@@ -72,9 +72,9 @@ class BlockCache:
             for at, block in enumerate(blocks[: -(-given.shape[1] // BLOCK)]):
                 tensor[block] = self._encode(wide[:, at * BLOCK : (at + 1) * BLOCK], is_key=i % 2 == 0)
 
-    def put(self, at: int, blocks: NDArray[np.int32], places: NDArray[np.int32], new: Floats) -> None:
+    def put(self, at: int, blocks: NDArray[np.int32], offsets: NDArray[np.int32], new: Floats) -> None:
         """Write tokens `new` […, heads, width] of tensor `at` of a float32 cache, each to its place in a block."""
-        self.tensors[at].view(np.float32)[blocks, :, places] = new
+        self.tensors[at].view(np.float32)[blocks, :, offsets] = new
 
     def nan_fill(self, blocks: Sequence[int], start: int, value: float) -> None:
         """Overwrite some blocks from token `start` on, as far as their format can hold `value`."""

@@ -122,9 +122,9 @@ class PagedRequest:
             return
         held = f"{what.removeprefix('new_')}_cache.{number}"
         pool, there = next((p, r) for p, r in zip(self._pools, rows.pools, strict=True) if held in p.names)
-        places = there.past[:, None] + np.arange(built.shape[2], dtype=np.int32)
-        blocks = np.take_along_axis(there.tables, places // BLOCK, 1)
-        pool.cache.put(pool.names.index(held), blocks, places % BLOCK, built.transpose(0, 2, 1, 3))
+        offsets = there.past[:, None] + np.arange(built.shape[2], dtype=np.int32)
+        blocks = np.take_along_axis(there.tables, offsets // BLOCK, 1)
+        pool.cache.put(pool.names.index(held), blocks, offsets % BLOCK, built.transpose(0, 2, 1, 3))
 
 
 PACKED = 1.5

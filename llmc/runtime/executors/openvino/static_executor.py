@@ -152,8 +152,8 @@ class ContextCache(SlotCache):
         past = step.past_lengths[: len(step.slots)]
         within = np.flatnonzero(past < self.decode.length)
         for kept, array, part in zip(self.decode.parts, self.decode.arrays, new, strict=True):
-            places = past[within] if kept.like.ring is None else past[within] % kept.like.ring
-            array[:, within, :, places] = part[:, within][:, :, :, 0].swapaxes(0, 1)
+            offsets = past[within] if kept.like.ring is None else past[within] % kept.like.ring
+            array[:, within, :, offsets] = part[:, within][:, :, :, 0].swapaxes(0, 1)
         for slot in step.slots:
             start = int(past[slot])
             if start < self.decode.length:

@@ -200,11 +200,11 @@ class StaticRequest:
 
     def _bind(self, names: Sequence[str], arrays: Sequence[Array]) -> None:
         """Let the cache's inputs be `arrays`; nothing to do while they lie where they lay."""
-        place = tuple((array.ctypes.data, array.shape) for array in arrays[: len(names)])
-        if place != self._bound:
+        index = tuple((array.ctypes.data, array.shape) for array in arrays[: len(names)])
+        if index != self._bound:
             for name, array in zip(names, arrays, strict=False):
                 self._request.set_tensor(name, ov.Tensor(array, shared_memory=True))
-            self._bound = place
+            self._bound = index
 
 
 def _require(ports: Any, wanted: dict[str, tuple[int, ...]], does: str) -> None:

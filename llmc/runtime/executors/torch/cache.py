@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.runtime.executors.slots import free_places, windows
+from llmc.runtime.executors.slots import free_offsets, windows
 
 if TYPE_CHECKING:
     from llmc.runtime.cache_shape import CacheShape, CacheTensor
@@ -47,7 +47,7 @@ class TorchCache:
         else:
             rows = list(step.slots) + [0] * (step.batch - len(step.slots))
         return [
-            kept[rows, :, : t.places(step.context)] if t.kind == "kv" else kept[rows]
+            kept[rows, :, : t.token_slots(step.context)] if t.kind == "kv" else kept[rows]
             for t, kept in zip(self._shape, self._kept, strict=True)
         ]
 
@@ -60,10 +60,10 @@ class TorchCache:
         columns = np.concatenate([np.arange(n) for n in counts] or [np.zeros(0, np.int64)])
         for t, kept, tensor in zip(self._shape, self._kept, new, strict=True):
             if t.kind == "kv":
-                places = self._places(t)
-                last = columns >= counts[rows] - places  # of two tokens with one place the last
+                token_slots = self._token_slots(t)
+                last = columns >= counts[rows] - token_slots  # of two tokens in one slot the last
                 r, c = rows[last], columns[last]
-                at = (step.past_lengths[r] + c) % places
+                at = (step.past_lengths[r] + c) % token_slots
                 kept[torch.from_numpy(live[r]), :, torch.from_numpy(at)] = tensor[
                     torch.from_numpy(r), :, torch.from_numpy(c)
                 ]
@@ -74,7 +74,7 @@ class TorchCache:
         """Let slot `target` begin as slot `source` does."""
         for t, kept in zip(self._shape, self._kept, strict=True):
             if t.kind == "kv":
-                kept[target, :, : t.places(length)] = kept[source, :, : t.places(length)]
+                kept[target, :, : t.token_slots(length)] = kept[source, :, : t.token_slots(length)]
             else:
                 kept[target] = kept[source]
 
@@ -93,8 +93,8 @@ class TorchCache:
         for t, kept in zip(self._shape, self._kept, strict=True):
             nan_fill_tensor(t, kept[slot], start, value, used)
 
-    def _places(self, tensor: CacheTensor) -> int:
-        return tensor.places(self._capacity)
+    def _token_slots(self, tensor: CacheTensor) -> int:
+        return tensor.token_slots(self._capacity)
 
     def drop(self) -> None:
         """Give the memory back."""
@@ -105,7 +105,7 @@ def read_tensor(t: CacheTensor, held: Any, length: int) -> Array:
     """See `TorchCache.read`; `held` is what a slot has of a tensor: [heads, places, width], or a state."""
     if t.kind == "state":
         return np.array(held.float().numpy())
-    return np.array(windows(t, held[:, : t.places(length)].float().numpy(), length))
+    return np.array(windows(t, held[:, : t.token_slots(length)].float().numpy(), length))
 
 
 def write_tensor(t: CacheTensor, held: Any, length: int, array: Array) -> None:
@@ -116,14 +116,14 @@ def write_tensor(t: CacheTensor, held: Any, length: int, array: Array) -> None:
     if t.kind == "state":
         held.copy_(given)
         return
-    places = held.shape[1]
-    tokens = np.arange(max(0, length - places), length)
-    held[:, tokens % places] = given[:, tokens]
+    token_slots = held.shape[1]
+    tokens = np.arange(max(0, length - token_slots), length)
+    held[:, tokens % token_slots] = given[:, tokens]
 
 
 def nan_fill_tensor(t: CacheTensor, held: Any, start: int, value: float, used: int) -> None:
     """See `TorchCache.nan_fill`."""
     if t.kind == "kv":
-        held[:, free_places(held.shape[1], start, used)] = value
+        held[:, free_offsets(held.shape[1], start, used)] = value
     elif start == 0:
         held.fill_(value)

@@ -22,7 +22,7 @@ from llmc.platforms import how_to_install
 from llmc.runtime.executors.base import EXECUTABLES, Capabilities, ExecutorDescription, StaticExecutor
 from llmc.runtime.executors.slots import SlotLengths
 from llmc.runtime.executors.torch.cache import TorchCache
-from llmc.runtime.executors.weight_places import map_weights, read_places
+from llmc.runtime.executors.weight_placements import map_weights, read_placements
 from llmc.runtime.portable_program import PortableProgram
 from llmc.runtime.top_logits import TopLogits, top_of
 
@@ -228,7 +228,7 @@ class TorchWeights:
     """The bundle's weights file, mapped; tensors are views of it. Raises ArtifactError where the bundle lacks it."""
 
     def __init__(self, bundle: Bundle) -> None:
-        self._placements = read_places(bundle)
+        self._placements = read_placements(bundle)
         # private pages: shared until written to, and nothing writes to them; torch takes no read-only buffer
         self._mapped: mmap.mmap | bytes = map_weights(bundle, mmap.ACCESS_COPY)
         self.size = len(self._mapped)
@@ -245,11 +245,11 @@ class TorchWeights:
         if name in self._tensors:
             return self._tensors[name]
         try:
-            place = self._placements[name]
-            shape, offset, length = tuple(place["shape"]), place["offset"], place["length"]
-            if place["dtype"] not in _DTYPES.values():
-                raise ValueError(f"weight {name!r:.80} has dtype {place['dtype']!r:.80}")
-            dtype = getattr(torch, place["dtype"])
+            placement = self._placements[name]
+            shape, offset, length = tuple(placement["shape"]), placement["offset"], placement["length"]
+            if placement["dtype"] not in _DTYPES.values():
+                raise ValueError(f"weight {name!r:.80} has dtype {placement['dtype']!r:.80}")
+            dtype = getattr(torch, placement["dtype"])
             if not 0 <= offset <= self.size - length or length != math.prod(shape) * dtype.itemsize:
                 raise ValueError(f"weight {name!r:.80} of shape {shape} does not fit its place in the weights file")
             tensor = torch.frombuffer(self._mapped, dtype=dtype, count=math.prod(shape), offset=offset).view(shape)

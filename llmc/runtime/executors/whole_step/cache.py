@@ -80,7 +80,7 @@ def arrays_of(shape: CacheShape, capacity: int, dtype: Dtype) -> tuple[CardArray
     """The arrays of a cache whose slots hold `capacity` tokens, in `dtype` where a tensor has none of its own."""
     found: dict[tuple[Kind, Dtype, tuple[int, ...]], list[int]] = {}
     for i, t in enumerate(shape):
-        of_slot = (t.places(capacity), *t.shape) if t.kind == "kv" else t.shape
+        of_slot = (t.token_slots(capacity), *t.shape) if t.kind == "kv" else t.shape
         found.setdefault((t.kind, t.dtype or dtype, of_slot), []).append(i)
     return tuple(CardArray(*like, tuple(members)) for like, members in found.items())
 

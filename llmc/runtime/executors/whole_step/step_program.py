@@ -64,10 +64,10 @@ def flat_step(program: PortableProgram, context: int, arrays: Sequence[CardArray
         for array, tensor in zip(arrays, kept, strict=True):
             entry = torch.stack([built[i] for i in array.members])
             if array.kind == "kv":
-                sources, places = written[array.of_slot[0]]
+                sources, offsets = written[array.of_slot[0]]
                 flat = (len(array.members), -1, *tensor.shape[3:])
                 tokens = entry.transpose(2, 3).reshape(flat).index_select(1, sources)
-                tensor.view(flat).index_copy_(1, places, tokens)
+                tensor.view(flat).index_copy_(1, offsets, tokens)
             else:
                 query = token_ids.shape[1]
                 rows = rest[0].view(token_ids.shape).select(1, 0).div(query, rounding_mode="floor")
@@ -98,8 +98,8 @@ def inputs(step: Step, lengths: Sequence[int]) -> list[Any]:
     for length in lengths:
         columns = np.clip(np.arange(query), step.new_lengths[:, None] - length, step.new_lengths[:, None] - 1)
         columns[live:] = columns[0, 0]
-        places = slots[rows] * length + (step.past_lengths[rows] + columns) % length
-        arrays += [(rows * query + columns).ravel(), places.ravel()]
+        offsets = slots[rows] * length + (step.past_lengths[rows] + columns) % length
+        arrays += [(rows * query + columns).ravel(), offsets.ravel()]
     return [torch.from_numpy(np.array(array, np.int64)) for array in arrays]
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.errors import ArtifactError
-from llmc.runtime.executors.weight_places import map_weights, read_places
+from llmc.runtime.executors.weight_placements import map_weights, read_placements
 from llmc.runtime.executors.xla.programs import mesh_of, sharding_of
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class WeightViews:
 
     def __init__(self, bundle: Bundle) -> None:
         self._source = str(bundle.path)
-        self._places = read_places(bundle)
+        self._placements = read_placements(bundle)
         self._mapped = map_weights(bundle, mmap.ACCESS_READ)
 
     @property
@@ -119,17 +119,17 @@ class WeightViews:
 
     def array(self, tensor: Tensor) -> NDArray[Any]:
         """The weight that an input asks for, checked against it. Raises ArtifactError."""
-        place = self._places.get(tensor.name)
-        if place is None:
+        placement = self._placements.get(tensor.name)
+        if placement is None:
             raise ArtifactError(f"{self._source}: weights.json has no {tensor.name}; compile the bundle again")
         dtype = dtype_of(tensor.dtype)
-        offset, length = place["offset"], place["length"]
-        if (tuple(place["shape"]), place["dtype"]) != (tensor.shape, tensor.dtype) or (
+        offset, length = placement["offset"], placement["length"]
+        if (tuple(placement["shape"]), placement["dtype"]) != (tensor.shape, tensor.dtype) or (
             length != math.prod(tensor.shape) * dtype.itemsize or not 0 <= offset <= len(self._mapped) - length
         ):
             raise ArtifactError(
-                f"{self._source}: weight {tensor.name} is {place['dtype']} {place['shape']}, the executable takes "
-                f"{tensor.dtype} {list(tensor.shape)}; compile the bundle again"
+                f"{self._source}: weight {tensor.name} is {placement['dtype']} {placement['shape']}, the executable "
+                f"takes {tensor.dtype} {list(tensor.shape)}; compile the bundle again"
             )
         return np.frombuffer(self._mapped, dtype, math.prod(tensor.shape), offset).reshape(tensor.shape)
 

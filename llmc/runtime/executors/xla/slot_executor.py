@@ -143,15 +143,15 @@ class SlotExecutor(StaticExecutor):
             row if like.kind == "state" else windows(like, row, length)
             for like, row in zip(self._likes, rows, strict=True)
         ]
-        return [rows[group][place] for group, place in self._shape.places]
+        return [rows[group][index] for group, index in self._shape.offsets]
 
     def import_prefix(self, slot: int, prefix: list[Array]) -> None:
         """Write a slot, rounded to the cache's dtype; in 8 bits, numbers beyond its range are its largest."""
         length = self._check_prefix(prefix, len(self._shape))
         inputs = self._slot_programs["slot_write"].header.inputs[len(self._cache) + 2 :]
         rows = [np.zeros(tensor.shape, dtype_of(tensor.dtype)) for tensor in inputs]
-        for (group, place), given in zip(self._shape.places, prefix, strict=True):
-            _fill_row(self._likes[group], rows[group][place], given, length)
+        for (group, index), given in zip(self._shape.offsets, prefix, strict=True):
+            _fill_row(self._likes[group], rows[group][index], given, length)
         self._change("slot_write", *self._numbers(slot, length), *self._arrays.put_as(inputs, *rows))
         self._held.imported(slot, length)
 

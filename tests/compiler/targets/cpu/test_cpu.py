@@ -238,8 +238,8 @@ def test_int8_matrices_take_less_than_half_of_float32(workshop: Workshop) -> Non
     def plain(**options: Any) -> int:
         path, _, _ = workshop.compile(**options)
         (tensors,) = external(read_manifest(path), path)
-        places = [{e.key: e.value for e in t.external_data} for t in tensors]
-        return sum({p["offset"]: int(p["length"]) for p in places}.values())
+        offsets = [{e.key: e.value for e in t.external_data} for t in tensors]
+        return sum({p["offset"]: int(p["length"]) for p in offsets}.values())
 
     parameters = {id(p): p.numel() for p in tiny.model(CASE).parameters()}
     tables = 2 * 64 * 8

@@ -103,9 +103,9 @@ def test_a_package_gives_what_its_program_gives_and_writes_the_cache_in_place(
 def test_a_package_has_no_weights_and_no_path_of_the_compiles_folder(package: Package, opened: Bundle) -> None:
     import mmap
 
-    from llmc.runtime.executors.weight_places import map_weights, read_places
+    from llmc.runtime.executors.weight_placements import map_weights, read_placements
 
-    largest = max(read_places(opened).values(), key=lambda place: place["length"])
+    largest = max(read_placements(opened).values(), key=lambda index: index["length"])
     data = map_weights(opened, mmap.ACCESS_READ)
     assert data[largest["offset"] : largest["offset"] + 256] not in bytes(package.package)
     assert b"// g++" not in bytes(package.package), "the sources, with the compiler's command lines"

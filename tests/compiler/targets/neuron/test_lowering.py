@@ -56,12 +56,12 @@ def test_states_and_choices_of_experts_are_computed_without_calls_and_loops() ->
     for name, args in found:
         target = getattr(torch.ops.llmc, name.split(".")[1]).default if name.startswith("llmc.") else operator(name)
         given = {a.name: value for a, value in zip(target._schema.arguments, args, strict=False) if value is not None}
-        places = {k: len(arrays) + i for i, k in enumerate(k for k, v in given.items() if hasattr(v, "dtype"))}
-        arrays += [np.asarray(given[k]) for k in places]
-        calls.append((RULES[name], {k: v for k, v in given.items() if k not in places}, places))
+        offsets = {k: len(arrays) + i for i, k in enumerate(k for k, v in given.items() if hasattr(v, "dtype"))}
+        arrays += [np.asarray(given[k]) for k in offsets]
+        calls.append((RULES[name], {k: v for k, v in given.items() if k not in offsets}, offsets))
 
     def function(*inputs: Any) -> tuple[Any, ...]:
-        built = [rule(**rest, **{k: inputs[i] for k, i in places.items()}) for rule, rest, places in calls]
+        built = [rule(**rest, **{k: inputs[i] for k, i in offsets.items()}) for rule, rest, offsets in calls]
         return (
             sum(each.astype("float32").sum() for out in built for each in (out if isinstance(out, tuple) else [out])),
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.local.precompiled import place_for
+from llmc.artifacts.local.precompiled import path_for
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.planning import plan_for
 from llmc.compiler.targets import open_target
@@ -81,6 +81,6 @@ def test_the_environment_names_the_chip_and_a_framework_that_is_known() -> None:
 
 
 def test_compiled_artifacts_have_a_place_whatever_the_chip(tmp_path: Path) -> None:
-    assert place_for("neuron:trn2", str(tmp_path), None) == tmp_path / "neuron-compiled-artifacts"
-    assert place_for("neuron", str(tmp_path), str(tmp_path / "named")) == tmp_path / "named"
-    assert place_for("xla", str(tmp_path), str(tmp_path / "named")) is None
+    assert path_for("neuron:trn2", str(tmp_path), None) == tmp_path / "neuron-compiled-artifacts"
+    assert path_for("neuron", str(tmp_path), str(tmp_path / "named")) == tmp_path / "named"
+    assert path_for("xla", str(tmp_path), str(tmp_path / "named")) is None

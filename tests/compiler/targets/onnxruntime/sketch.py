@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from llmc.compiler.frontend import attention as _operators  # noqa: F401 - registers llmc's
 from llmc.compiler.program.ir import Dim, Graph, Node, Value
 from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
-from llmc.compiler.targets.onnxruntime.onnx_model import place
+from llmc.compiler.targets.onnxruntime.onnx_model import set_placements
 from llmc.compiler.targets.onnxruntime.to_onnx import to_onnx
 from llmc.compiler.weights.recipes import write_weights
 from llmc.runtime.executors.onnxruntime.session import open_session
@@ -111,8 +111,8 @@ def by_onnx(
     with tempfile.TemporaryDirectory() as folder:
         with (Path(folder) / "weights").open("wb") as out:
             placed = write_weights(built.recipes, _Weights(graph), built.tables, out)
-        places = {name: {"offset": p.offset, "length": p.length} for name, p in placed.items()}
-        model = place(built.model, "weights", places).SerializeToString()
+        offsets = {name: {"offset": p.offset, "length": p.length} for name, p in placed.items()}
+        model = set_placements(built.model, "weights", offsets).SerializeToString()
         session = open_session(
             model, library=library and str(library), session__model_external_initializers_file_folder_path=folder
         )

@@ -18,7 +18,7 @@ from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
 from llmc.compiler.targets.onnxruntime.to_onnx import to_onnx
 from tests.compiler.targets.onnxruntime.sketch import Sketch, by_onnx, by_torch
 
-CAPACITY, POSITIONS, PLACES = 24, 32, 20
+CAPACITY, POSITIONS, INDICES = 24, 32, 20
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Case:
     window: int = -1
     sinks: bool = False
     slopes: tuple[float, ...] = ()
-    by_place: bool = False
+    by_offset: bool = False
     turned: int = 0
 
     def graph(self) -> Graph:
@@ -45,8 +45,8 @@ class Case:
         q, k, v = (s.input(name, "B", heads, "Q", width) for name, (heads, width) in shapes.items())
         caches = [s.input(f"past_{n}0", "B", self.kv_heads, "S", shapes[n][1]) for n in "kv"]
         more = [s.weight("sinks", self.heads) if self.sinks else None]
-        if self.by_place:
-            table = np.random.default_rng(2).normal(0, 1, (self.heads, PLACES)).astype(np.float32)
+        if self.by_offset:
+            table = np.random.default_rng(2).normal(0, 1, (self.heads, INDICES)).astype(np.float32)
             more.append(s.table("by_place", table))
         if self.turned:
             q, k = (self.rotated(s, x) for x in (q, k))
@@ -103,8 +103,8 @@ CASES = {
     "window": Case(True, window=5),
     "sinks": Case(True, sinks=True),
     "slopes": Case(False, slopes=(0.5, 0.25, 0.125, 0.0625)),
-    "a table of places": Case(False, by_place=True),
-    "sinks and a table": Case(False, sinks=True, by_place=True),
+    "a table of places": Case(False, by_offset=True),
+    "sinks and a table": Case(False, sinks=True, by_offset=True),
     "turned": Case(True, turned=16),
     "turned, with an empty rest": Case(True, turned=16, window=5),
     "half turned": Case(True, dim=32, value_dim=32, turned=16),

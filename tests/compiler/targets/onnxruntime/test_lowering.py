@@ -33,7 +33,7 @@ from llmc.compiler.program.fuse import (
 from llmc.compiler.program.import_fx import import_program
 from llmc.compiler.program.ir import Graph, Value
 from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
-from llmc.compiler.targets.onnxruntime.onnx_model import bind, load_model, place
+from llmc.compiler.targets.onnxruntime.onnx_model import bind, load_model, set_placements
 from llmc.compiler.targets.onnxruntime.packing import pack_weights
 from llmc.compiler.targets.onnxruntime.to_onnx import OnnxGraph, to_onnx
 from llmc.compiler.weights.recipes import (
@@ -756,13 +756,13 @@ def test_binding_fixes_the_named_sizes_in_a_copy() -> None:
 def test_placing_points_every_outside_tensor_at_its_bytes_in_a_copy() -> None:
     model = lowered(64).model
     before = model.SerializeToString(deterministic=True)
-    places = {r.name: {"offset": 4096 * i, "length": i, "extra": "x"} for i, r in enumerate(lowered(64).recipes)}
-    placed = place(model, "file", places)
+    offsets = {r.name: {"offset": 4096 * i, "length": i, "extra": "x"} for i, r in enumerate(lowered(64).recipes)}
+    placed = set_placements(model, "file", offsets)
     assert model.SerializeToString(deterministic=True) == before
     for tensor in placed.graph.initializer:
         if tensor.data_location == TensorProto.EXTERNAL:
             entries = {e.key: e.value for e in tensor.external_data}
-            assert entries == {"location": "file"} | {k: str(v) for k, v in places[tensor.name].items()}
+            assert entries == {"location": "file"} | {k: str(v) for k, v in offsets[tensor.name].items()}
 
 
 # Packed weights
@@ -784,7 +784,7 @@ class Packing:
 
     def run(self, weights: Path, placements: dict[str, dict[str, Any]]) -> list[Array]:
         """Outputs of two ragged rows over a past."""
-        model = place(self.lowered.model, weights.name, placements).SerializeToString()
+        model = set_placements(self.lowered.model, weights.name, placements).SerializeToString()
         folder = {"session__model_external_initializers_file_folder_path": str(weights.parent)}
         session = open_session(model, **folder)
         random = np.random.default_rng(2)
@@ -820,10 +820,10 @@ def test_packed_copies_follow_the_plain_weights_at_pages_of_their_own(packing: P
     assert packed.startswith(plain), "so that placements stay valid"
     for name, at in packing.placements.items():
         assert {k: packing.moved[name][k] for k in at} == at
-    places = sorted(blobs(packing))
-    assert places
+    offsets = sorted(blobs(packing))
+    assert offsets
     end = len(plain)
-    for offset, length in places:
+    for offset, length in offsets:
         assert offset >= end and offset % ALIGNMENT == 0 and length > 0
         end = offset + length
     assert end == len(packed)

@@ -19,7 +19,7 @@ from llmc.compiler.checkpoint.gguf_types import BLOCK_TYPES
 from llmc.compiler.program.ir import Graph, Node, Value
 from llmc.compiler.targets.onnxruntime import packing
 from llmc.compiler.targets.onnxruntime.formats import MatrixFormat, OnnxOptions
-from llmc.compiler.targets.onnxruntime.onnx_model import load_model, place
+from llmc.compiler.targets.onnxruntime.onnx_model import load_model, set_placements
 from llmc.compiler.targets.onnxruntime.packing import folds_offsets, pack_weights
 from llmc.compiler.targets.onnxruntime.to_onnx import to_onnx
 from llmc.compiler.weights.nbits import kept4, kept8, q4, quantise_q4
@@ -269,12 +269,12 @@ def run(folder: Path, fold: bool, ids: NDArray[np.int64] = TOKENS) -> Array:
     data = io.BytesIO()
     placed = write_weights(lowered.recipes, SOURCE, {}, data)
     (folder / "plain").write_bytes(data.getvalue())
-    places = {n: {"offset": p.offset, "length": p.length} for n, p in placed.items()}
+    placements = {n: {"offset": p.offset, "length": p.length} for n, p in placed.items()}
     (folder / "work").mkdir()
-    file, places = pack_weights(
-        lowered.model.SerializeToString(), folder / "plain", places, folder / "work", lowered.folded
+    file, placements = pack_weights(
+        lowered.model.SerializeToString(), folder / "plain", placements, folder / "work", lowered.folded
     )
-    model = place(lowered.model, file.name, places).SerializeToString()
+    model = set_placements(lowered.model, file.name, placements).SerializeToString()
     where = {"session__model_external_initializers_file_folder_path": str(file.parent)}
     given = {"token_ids": ids, "past_lengths": np.zeros(len(ids), np.int64)}
     logits: Array = open_session(model, **where).run(None, given)[0]

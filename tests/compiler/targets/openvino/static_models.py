@@ -14,7 +14,7 @@ import torch
 from llmc.compiler.program.fuse import fuse
 from llmc.compiler.program.import_fx import import_program
 from llmc.compiler.program.ir import Graph
-from llmc.compiler.targets.openvino.constants import Constants, place, to_xml
+from llmc.compiler.targets.openvino.constants import Constants, set_placements, to_xml
 from llmc.compiler.targets.openvino.formats import WeightFormat
 from llmc.compiler.targets.openvino.graph_model import caches_of
 from llmc.compiler.targets.openvino.static import StaticModel
@@ -69,7 +69,7 @@ def with_weights(
     xml = to_xml(from_graph(case, weights(constants), sizes, states), folder)
     out = io.BytesIO()
     placements = write_weights(constants.recipes, Parameters(case), constants.tables, out)
-    return read(place(xml, placements), out.getvalue())
+    return read(set_placements(xml, placements), out.getvalue())
 
 
 def read(xml: str, weights: bytes) -> ov.Model:

@@ -13,7 +13,7 @@ from openvino import opset13 as ops
 
 from llmc.compiler.checkpoint.base import QuantisedBlocks
 from llmc.compiler.checkpoint.gguf_types import BLOCK_TYPES
-from llmc.compiler.targets.openvino.constants import Constants, place, to_xml
+from llmc.compiler.targets.openvino.constants import Constants, set_placements, to_xml
 from llmc.compiler.targets.openvino.formats import Factory, Half, Held, WeightFormat, format_for
 from llmc.compiler.targets.openvino.precision import GROUPS, properties, require_precision
 from llmc.compiler.weights.recipes import write_weights
@@ -41,7 +41,7 @@ class Built:
             placed = write_weights(constants.recipes, source, constants.tables, out)
         self.bytes = {r.name: placed[r.name].length for r in constants.recipes if r.transform != "table"}
         self._weights = MappedWeights(folder / "weights")
-        read = open_core().read_model(place(to_xml(model, folder), placed).encode(), self._weights.tensor)
+        read = open_core().read_model(set_placements(to_xml(model, folder), placed).encode(), self._weights.tensor)
         self.compiled = open_core().compile_model(read, "CPU", EXACT)
         self.width = shapes[0][1]
 

@@ -72,7 +72,7 @@ def _phase(program: Any, config: dict[str, Any], weights: dict[str, Any], phase:
         np.array([0, 1, -1] if query == 1 else [2, 1], np.int32),
         *(random.normal(size=size).astype(np.float32) for size in sizes), *weights.values(),
     ]  # fmt: skip
-    core = FlatCore(program.at(batch, query, CONTEXT), shape.places)
+    core = FlatCore(program.at(batch, query, CONTEXT), shape.offsets)
     kinds = [group[0].kind for group in shape.groups]
     expected = jax.jit(step_function(core, phase, CONTEXT, kinds=kinds))(*given)
     shapes = {name: w.shape for name, w in weights.items()}

@@ -84,11 +84,11 @@ def test_each_bucket_has_a_native_executable_and_batches_are_padded_to_the_cheap
 
 def test_weights_lie_in_one_file_and_are_arguments_of_every_executable(embedding: llmc.LLM) -> None:
     bundle = embedding.bundle
-    places = json.loads(bundle.files.read("weights.json"))
+    offsets = json.loads(bundle.files.read("weights.json"))
     for executable in bundle.manifest.executables:
         header = StepHeader.parse(ExecutableFile.parse(bundle.files.read(executable.blob), "it", FORM).header, "it")
         assert [t.name for t in header.inputs[:3]] == ["token_ids", "lengths", "type_ids"]
-        assert {t.name for t in header.inputs[3:]} == set(places)
+        assert {t.name for t in header.inputs[3:]} == set(offsets)
         assert [t.shape for t in header.outputs] == [(executable.batch, executable.query, 32)]
         assert header.kind == "encode"
 
@@ -115,8 +115,8 @@ def test_smaller_formats_take_less_and_stay_within_their_limits(
     assert small.verification["cosine"] < 0.9999999, "it ran in float32"
 
     def weights(bundle: str) -> int:
-        places = json.loads(Bundle.open(folder / bundle).files.read("weights.json"))
-        return sum(at["length"] for at in places.values())
+        offsets = json.loads(Bundle.open(folder / bundle).files.read("weights.json"))
+        return sum(at["length"] for at in offsets.values())
 
     assert weights(quality) < 0.6 * weights("bundle")
 

@@ -63,14 +63,14 @@ def step_of(query: int, loops: bool) -> Any:
 
 
 def arrays() -> list[Any]:
-    return [np.full((1, SLOTS, HEADS, places, WIDTH), -1, np.float32) for places in (RING, LONGEST)]
+    return [np.full((1, SLOTS, HEADS, offsets, WIDTH), -1, np.float32) for offsets in (RING, LONGEST)]
 
 
-def lies(tokens: list[int], places: int) -> list[float]:
+def lies(tokens: list[int], offsets: int) -> list[float]:
     """Where a sequence's tokens are, of so many places; −1 where none is."""
-    found = [-1.0] * places
+    found = [-1.0] * offsets
     for at, token in enumerate(tokens):
-        found[at % places] = token
+        found[at % offsets] = token
     return found
 
 
@@ -89,8 +89,8 @@ def test_the_last_live_tokens_of_rows_of_any_length_are_where_their_numbers_say(
         for row in (0, 2):
             texts[slots[row]] += ids[row, : new[row]].tolist()
         for slot, text in enumerate(texts):
-            for array, places in zip(held, (RING, LONGEST), strict=True):
-                assert array[0, slot, 0, :, 0].tolist() == lies(text, places)
+            for array, offsets in zip(held, (RING, LONGEST), strict=True):
+                assert array[0, slot, 0, :, 0].tolist() == lies(text, offsets)
     assert query == 1 or max(map(len, texts)) > 2 * RING
 
 
@@ -102,8 +102,8 @@ def test_slots_are_filled_behind_a_token_and_copied_with_their_rings() -> None:
     tensors = [Tensor("t", array.shape, "float32", (None,) * 5) for array in held]
     programs = {name: function for name, (function, *_) in slot_programs(tensors, KINDS).items()}
     text = list(range(9))
-    for array, places in zip(held, (RING, LONGEST), strict=True):
-        array[0, 1, 0, :, 0] = lies(text, places)
+    for array, offsets in zip(held, (RING, LONGEST), strict=True):
+        array[0, 1, 0, :, 0] = lies(text, offsets)
 
     def ring(built: Any, slot: int) -> list[float]:
         found: list[float] = np.asarray(built[0])[0, slot, 0, :, 0].tolist()

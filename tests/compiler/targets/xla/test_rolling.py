@@ -183,8 +183,8 @@ def changed(operator: str, index: int, change: Callable[[Operation, BoundProgram
 
     def apply(program: BoundProgram) -> BoundProgram:
         operations = list(program.operations)
-        place = [i for i, o in enumerate(operations) if o.operator == operator][index]
-        operations[place] = change(operations[place], program)
+        position = [i for i, o in enumerate(operations) if o.operator == operator][index]
+        operations[position] = change(operations[position], program)
         return replace(program, operations=tuple(operations))
 
     return apply

@@ -82,8 +82,8 @@ def test_the_tpu_compiler_takes_torch_xlas_step(bucket: str, monkeypatch: pytest
     from jax.sharding import SingleDeviceSharding
 
     slice_ = topologies.get_topology_desc(platform="tpu", topology_name="v5e:1x1", chips_per_host_bounds=[1, 1, 1])
-    place = SingleDeviceSharding(slice_.devices[0])
-    given = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place) for a in inputs(bucket)]
+    index = SingleDeviceSharding(slice_.devices[0])
+    given = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=index) for a in inputs(bucket)]
     step = jax.jit(step_of(made_by_torch_xla(bucket)[0], bucket), donate_argnums=(4, 5), keep_unused=True)
     executable = step.trace(*given).lower(lowering_platforms=("tpu",)).compile()
     assert executable.memory_analysis().alias_size_in_bytes >= 2 * inputs(bucket)[4].nbytes

@@ -47,10 +47,10 @@ def test_above_finds_all(size, seed, levels, bound):
     assert found.largest == row.max()
 
 
-@pytest.mark.parametrize("place", [0, 2999])
-def test_a_nan_is_the_largest(place):
+@pytest.mark.parametrize("index", [0, 2999])
+def test_a_nan_is_the_largest(index):
     row = logits(1, 3000)[0]
-    row[place] = np.nan
+    row[index] = np.nan
     assert np.isnan(filters.LogitsRow(row).largest)
 
 
@@ -81,10 +81,10 @@ def test_a_pick_inverts_the_cumulative_sum(size, seed, uniform):
     weights = filters.weigh(values(size, seed, 0), np.float32(13), np.float32(0.2))
     weights[seed % size] = 1.0
     for at in (uniform, 0.0, 1 - 2**-53):
-        place = filters.pick(weights, at)
+        index = filters.pick(weights, at)
         cumulative = weights.cumsum(dtype=np.float64) / weights.sum(dtype=np.float64)
-        assert weights[place] > 0
-        assert cumulative[place] >= at - 1e-6 and (place == 0 or cumulative[place - 1] <= at + 1e-6)
+        assert weights[index] > 0
+        assert cumulative[index] >= at - 1e-6 and (index == 0 or cumulative[index - 1] <= at + 1e-6)
 
 
 def test_rounding_at_the_end_never_picks_a_token_of_weight_0():

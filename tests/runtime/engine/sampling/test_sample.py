@@ -144,10 +144,10 @@ def test_one_possible_token_is_taken(params):
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("params", [{}, {"temperature": 0}, {"top_k": 3}, {"temperature": 0, "logit_bias": {1: 1}}])
 def test_damaged_logits_are_their_rows_failure(bad, params):
-    for place in (3, 2999):
+    for index in (3, 2999):
         rows = logits(3, vocab=3000)
         clean = sample(rows, [sampler(vocab=3000, seed=1, **params) for _ in range(3)]).ids
-        rows[1, place] = bad
+        rows[1, index] = bad
         built = [sampler(vocab=3000, seed=1, **params) for _ in range(3)]
         assert sample(rows, built).ids == [clean[0], None, clean[2]]
         assert built[1].unsound and re.match(r"the largest logit is .*; run `llmc verify`", built[1].failure)

@@ -38,7 +38,7 @@ class Client:
         return self.admitted is not None and len(self.tokens) == len(self.prompt)
 
     @property
-    def places(self) -> int:
+    def offsets(self) -> int:
         """Tokens that it puts into the cache if it makes all it may: all but the last one."""
         return len(self.prompt) + self.budget - 1
 
@@ -129,7 +129,7 @@ class Watched:
         return work
 
     def _ends(self, client: Client, finish: Callable[[Client], bool]) -> bool:
-        return len(client.tokens) > client.places or finish(client)
+        return len(client.tokens) > client.offsets or finish(client)
 
     def _built(self, client: Client, row: ScheduledRow, finish: Callable[[Client], bool]) -> list[int]:
         """The row's next token, and those after it as far as its drafts hold and the sequence does not end."""
@@ -148,7 +148,7 @@ class Watched:
         client = self.clients[sequence]
         assert tokens.tolist() == client.tokens, "drafts follow what the sequence has"
         then = list(client.tokens)
-        for _ in range(min(self.drafts, most, client.places - len(client.tokens))):
+        for _ in range(min(self.drafts, most, client.offsets - len(client.tokens))):
             right = self.next_token(then)
             then.append(right + (len(then) % self.wrong == 0))
         return then[len(client.tokens) :]
@@ -201,8 +201,8 @@ class Watched:
     def _fits(self, client: Client) -> bool:
         if self.config.cache_tokens is None:
             return True
-        live = [c.places for c in self.clients.values() if c.admitted is not None]
-        return sum(map(self._blocks, [*live, client.places])) <= self.config.cache_tokens
+        live = [c.offsets for c in self.clients.values() if c.admitted is not None]
+        return sum(map(self._blocks, [*live, client.offsets])) <= self.config.cache_tokens
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.config.block_tokens) * self.config.block_tokens
@@ -242,7 +242,7 @@ class Watched:
         if self.config.cache_tokens is None:
             return
         assert sum(self._blocks(len(held)) for held in self.cache) <= self.config.cache_tokens
-        ends = {c.slot: c.places for c in self.clients.values() if c.slot >= 0}
+        ends = {c.slot: c.offsets for c in self.clients.values() if c.slot >= 0}
         later = [max(ends.get(slot, 0), len(held)) for slot, held in enumerate(self.cache)]
         assert sum(map(self._blocks, later)) <= self.config.cache_tokens, "the pool is promised more than once"
 
@@ -278,7 +278,7 @@ class Watched:
             assert row.emits == (stop == len(client.tokens))
             if decodes:
                 assert row.start == client.cached and stop == len(client.tokens)
-                assert row.start + len(row.tokens) <= client.places, "no draft goes beyond the sequence's budget"
+                assert row.start + len(row.tokens) <= client.offsets, "no draft goes beyond the sequence's budget"
             else:
                 assert client.prefilling and not row.drafted
                 self.counts["computed again"] += client.cached - row.start

@@ -168,8 +168,8 @@ def test_fixed_shapes_have_no_more_places_than_rings(specialised: Path) -> None:
     assert decode
     for executable in decode:
         model = onnx.load_from_string(bundle.files.path(executable.blob).read_bytes())
-        places = {i.name: i.type.tensor_type.shape.dim[2].dim_value for i in model.graph.input if len(
+        offsets = {i.name: i.type.tensor_type.shape.dim[2].dim_value for i in model.graph.input if len(
             i.type.tensor_type.shape.dim) == 4}  # fmt: skip
         for entry, ring in rings.items():
             assert ring is not None
-            assert places[f"past_{entry}"] == ring + ROOM
+            assert offsets[f"past_{entry}"] == ring + ROOM

@@ -33,11 +33,11 @@ def test_live_tokens_are_written_to_their_places_and_nothing_else_is(step: Step)
     token_ids, past, new, slots, *pairs = (tensor.numpy() for tensor in inputs(step, (CAPACITY, RING)))
     assert slots.tolist()[: len(step.slots)] == list(step.slots)
     assert np.array_equal(token_ids, step.token_ids)
-    for length, sources, places in zip((CAPACITY, RING), pairs[::2], pairs[1::2], strict=True):
-        assert (sources.shape, places.shape) == ((step.batch * step.query,),) * 2
+    for length, sources, offsets in zip((CAPACITY, RING), pairs[::2], pairs[1::2], strict=True):
+        assert (sources.shape, offsets.shape) == ((step.batch * step.query,),) * 2
         written: dict[int, set[int]] = {}
-        for source, place in zip(sources.tolist(), places.tolist(), strict=True):
-            written.setdefault(place, set()).add(source)
+        for source, index in zip(sources.tolist(), offsets.tolist(), strict=True):
+            written.setdefault(index, set()).add(source)
         wanted = {
             slot * length + (int(past[row]) + column) % length: {row * step.query + column}
             for row, slot in enumerate(step.slots)

@@ -53,23 +53,23 @@ def sample(
         raise InputError(f"sampling for {seconds} seconds, each {every}: both must be above 0")
     found = Increase(url)
     first = last = 0.0
-    place = 0
+    location = 0
     ended = ""
-    while not place or last - first < seconds:
+    while not location or last - first < seconds:
         try:
-            if place:
-                sleep(max(0.0, min(first + place * every, first + seconds) - now()))
+            if location:
+                sleep(max(0.0, min(first + location * every, first + seconds) - now()))
             answer = fetch(url, answer_seconds)
         except (KeyboardInterrupt, InputError) as error:
-            if place < 2:
+            if location < 2:
                 raise
             ended = str(error) or f"{url}: sampling was interrupted"
             break
         last = now()
-        first = first if place else last
+        first = first if location else last
         found.add(samples(answer.split("\n")))
-        place += 1
-        report(min(last - first, seconds), seconds, found.requests if place > 1 else 0)
+        location += 1
+        report(min(last - first, seconds), seconds, found.requests if location > 1 else 0)
     lengths = found.lengths(last - first)
     if ended:
         note = f"{ended}; what came in {last - first:.0f} of {seconds:.0f} seconds is kept"

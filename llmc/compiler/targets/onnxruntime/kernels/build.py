@@ -56,10 +56,10 @@ def build(folder: Path, name: str) -> Path:
 def zig(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
     """Run the compiler in SOURCE, with its cache in `folder`; raises CompileError where it cannot run."""
     shared = variables((CACHE,)).get(CACHE, str(folder / "zig"))
-    places = {CACHE: shared, "ZIG_LOCAL_CACHE_DIR": shared}
+    locations = {CACHE: shared, "ZIG_LOCAL_CACHE_DIR": shared}
     try:
         return subprocess.run(
-            [sys.executable, "-m", "ziglang", *arguments], cwd=SOURCE, env={**os.environ, **places},
+            [sys.executable, "-m", "ziglang", *arguments], cwd=SOURCE, env={**os.environ, **locations},
             capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as e:

@@ -42,7 +42,7 @@ def plain_attention(
     keys, values, at = [key], [value], [positions]
     live = jnp.ones((batch, length), bool)
     if past:
-        tokens = _positions(past_lengths[:, None], past[0].places, window)
+        tokens = _positions(past_lengths[:, None], past[0].offsets, window)
         held = (tokens >= 0) & (tokens < past_lengths[:, None])
         # what lies past the live length may be NaN, and 0 × NaN is NaN: replaced, not masked
         cached = [jnp.where(held[:, None, :, None], view.rows(), 0).astype(query.dtype) for view in past]
@@ -67,11 +67,11 @@ def plain_attention(
     return jnp.swapaxes(out.reshape(batch, heads, length, -1), 1, 2)
 
 
-def _positions(past: Array, places: Any, window: int) -> Array:
+def _positions(past: Array, offsets: Any, window: int) -> Array:
     """Of each row's places [B, places]; with a window the last one before `past` [B, 1] that a ring of so many places
     has there, below 0 where there is none."""
-    place = jnp.broadcast_to(jnp.arange(places), (len(past), places))
-    return place if window <= 0 else past - 1 - jnp.remainder(past - 1 - place, places)
+    index = jnp.broadcast_to(jnp.arange(offsets), (len(past), offsets))
+    return index if window <= 0 else past - 1 - jnp.remainder(past - 1 - index, offsets)
 
 
 _RULE = ("scale", "softcap", "window")

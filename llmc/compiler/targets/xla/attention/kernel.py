@@ -60,7 +60,7 @@ class Tiling:
     """Of queries and keys."""
     value_dim: int
     """Of values, and of what comes out."""
-    places: int
+    offsets: int
     """Of a row's cached tokens; 0 without a cache."""
     item_bytes: int
     """Bytes of a number of query, key and value."""
@@ -102,7 +102,7 @@ class Tiling:
     def splits(self) -> int:
         """Programs that share the places of one tile: enough to fill a card, each with a share that pays."""
         wanted = _PROGRAMS // (self.batch * self.kv_heads * self.tiles)
-        return max(1, min(wanted, -(-self.places // _SPLIT_TOKENS)))
+        return max(1, min(wanted, -(-self.offsets // _SPLIT_TOKENS)))
 
 
 def _power(number: int) -> int:
@@ -131,8 +131,8 @@ def program(
     t = tiling
     b, head = pl.program_id(0), pl.program_id(1)
     tile, split = pl.program_id(2) // t.splits, pl.program_id(2) % t.splits
-    live = past[b] if t.places else 0
-    held = jnp.minimum(live, t.places)
+    live = past[b] if t.offsets else 0
+    held = jnp.minimum(live, t.offsets)
     row = tile * t.rows + jnp.arange(t.rows)
     token, own_head = row // t.group, head * t.group + row % t.group
     mine = (token < t.query)[:, None]
@@ -152,13 +152,13 @@ def program(
         return _add(carried, q, k, v, seen, scale, softcap)
 
     def past_block(j: Array, carried: _Running) -> _Running:
-        places = j * t.block + jnp.arange(t.block)
+        offsets = j * t.block + jnp.arange(t.block)
         # of a ring's place, the last token that lies there; of those that are not held anything
-        tokens = live - 1 - lax.rem(live - 1 - places, t.places) if t.wraps else places
+        tokens = live - 1 - lax.rem(live - 1 - offsets, t.offsets) if t.wraps else offsets
         blocks = [
-            cache.at[layer[i], slots[b], head, places[:, None], widths[i]] for i, cache in enumerate((keys, values))
+            cache.at[layer[i], slots[b], head, offsets[:, None], widths[i]] for i, cache in enumerate((keys, values))
         ]
-        return attend(carried, tokens, places < held, blocks)
+        return attend(carried, tokens, offsets < held, blocks)
 
     def new_block(j: Array, carried: _Running) -> _Running:
         tokens = j * t.block_new + jnp.arange(t.block_new)
@@ -169,7 +169,7 @@ def program(
     skipped = first - window + 1  # before the first token that the window shows, counted from the first new one
     begin_new = jnp.maximum(skipped, 0) // t.block_new if window > 0 else 0
     carried = (jnp.full((t.rows,), NOTHING), jnp.zeros((t.rows,)), jnp.zeros((t.rows, t.padded_value)))
-    if t.places:
+    if t.offsets:
         blocks, begin = pl.cdiv(held, t.block), 0
         if window > 0 and not t.wraps:
             begin = jnp.maximum(live + skipped, 0) // t.block
@@ -212,8 +212,8 @@ def flash_attention(
     """
     batch, heads, length, size = query.shape
     kv_heads, width = key.shape[1], value.shape[3]
-    places, wraps = ((past[0].places or 0), past[0].wraps) if past else (0, False)
-    tiling = Tiling(batch, kv_heads, heads // kv_heads, length, size, width, places, query.dtype.itemsize, wraps)
+    offsets, wraps = ((past[0].offsets or 0), past[0].wraps) if past else (0, False)
+    tiling = Tiling(batch, kv_heads, heads // kv_heads, length, size, width, offsets, query.dtype.itemsize, wraps)
     rows = jnp.swapaxes(query, 1, 2)
     inputs: tuple[Array, ...] = (rows, key, value)
     if past:
@@ -250,5 +250,5 @@ def merge(sums: Array, tops: Array, weights: Array) -> Array:
 
 
 def _program(*refs: Any, tiling: Tiling, **rule: Any) -> None:
-    given = refs if tiling.places else (None, None, None, *refs[:3], None, None, *refs[3:])
+    given = refs if tiling.offsets else (None, None, None, *refs[:3], None, None, *refs[3:])
     program(*given, tiling=tiling, **rule)

@@ -42,8 +42,8 @@ def _cache(*shape: int) -> NDArray[np.float16]:
     return np.zeros(shape, np.float16)
 
 
-def _lines(slots: int, heads: int, places: int, width: int) -> NDArray[np.uint8]:
-    return np.zeros((slots, heads, places, width + 2), np.uint8)
+def _lines(slots: int, heads: int, offsets: int, width: int) -> NDArray[np.uint8]:
+    return np.zeros((slots, heads, offsets, width + 2), np.uint8)
 
 
 def _rows(*rows: tuple[int, ...]) -> NDArray[np.int64]:
@@ -151,7 +151,7 @@ GRAPHS = [
     Graph("Attention", _APART | {"value_dim": 24}, _TOKENS),
     *(Graph("Attention", {n: x}, _EACH) for n in ("sinks", "slopes") for x in (_zeros(3), _zeros(1, 4), _zeros(0))),
     *(Graph("Attention", {"slopes": x}, _EACH) for x in (_zeros(3, 8), _zeros(4, 8, 1))),
-    *(Graph("Attention", {"slopes": _zeros(4, places)}, _ROW if places < 3 else "") for places in (0, 2, 3, 9)),
+    *(Graph("Attention", {"slopes": _zeros(4, offsets)}, _ROW if offsets < 3 else "") for offsets in (0, 2, 3, 9)),
     *(Graph("Attention", {name: np.float32(0)}, _EACH) for name in ("sinks", "slopes")),
     *(Graph("Attention", {name: None}, "") for name in ("sinks", "slopes")),
     Graph("Attention", {"window": -1}, _HEADS),
@@ -369,9 +369,9 @@ def outcome(library: Path, graph: Graph) -> str:
 
 def outcomes(library: Path) -> Iterator[tuple[int, str | None]]:
     """Each graph's place, before it runs with None and then with what came of it."""
-    for place, graph in enumerate(GRAPHS):
-        yield place, None
-        yield place, outcome(library, graph)
+    for index, graph in enumerate(GRAPHS):
+        yield index, None
+        yield index, outcome(library, graph)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ class Case:
     softcap: float = 0.0
     sinks: bool = False
     slopes: bool = False
-    places: int = 0
+    offsets: int = 0
     """What scores grow by is given for so many places, and not as a slope."""
 
     packed: bool = True
@@ -53,8 +53,8 @@ class Case:
         for name, width in (("past_k", self.dim), ("past_v", self.values)):
             given[name] = random.normal(0, 1, (*cache, width)).astype(np.float16)
         given |= {name: random.normal(0, 1, self.heads).astype(np.float32) for name in ("sinks", "slopes")}
-        if self.places:
-            given["slopes"] = random.normal(0, 1, (self.heads, self.places)).astype(np.float32)
+        if self.offsets:
+            given["slopes"] = random.normal(0, 1, (self.heads, self.offsets)).astype(np.float32)
         firsts = np.cumsum([0, *(n for _, _, n in self.rows)])
         listed = [(slot, past, firsts[i], n) for i, (slot, past, n) in enumerate(self.rows)]
         given["rows"] = np.array(listed, np.int64).reshape(-1, 4)
@@ -113,7 +113,7 @@ class Case:
                     scores = self.softcap * np.tanh(scores / self.softcap)
                 if self.slopes:
                     each = given["slopes"][h]
-                    scores = scores + (each[: past + count] if self.places else each * np.arange(past + count))
+                    scores = scores + (each[: past + count] if self.offsets else each * np.arange(past + count))
                 distance = at[:, None] - np.arange(past + count)[None]
                 seen = (distance >= 0) & ((distance < self.window) if self.window else True)
                 scores = np.where(seen, scores, -np.inf)
@@ -163,8 +163,8 @@ CASES = {
     "sinks": Case(4, 2, 64, [(0, 70, 11), (1, 99, 1), (2, 0, 1)], sinks=True, window=20),
     "sinks, keys shared out": Case(2, 1, 64, [(0, 1050, 1)], sinks=True),
     "ALiBi": Case(4, 2, 64, [(0, 70, 11), (1, 99, 1)], slopes=True, turned=0),
-    "scores that grow by a table": Case(4, 2, 64, [(0, 70, 11), (1, 99, 1)], slopes=True, places=100, turned=0),
-    "such, keys shared out": Case(2, 1, 64, [(0, 1050, 1)], slopes=True, places=1051, turned=0),
+    "scores that grow by a table": Case(4, 2, 64, [(0, 70, 11), (1, 99, 1)], slopes=True, offsets=100, turned=0),
+    "such, keys shared out": Case(2, 1, 64, [(0, 1050, 1)], slopes=True, offsets=1051, turned=0),
     "all of it": Case(6, 2, 40, [(0, 70, 11), (1, 600, 1)], value_dim=24, softcap=2.0, sinks=True, slopes=True,
                       window=80, turned=16),
     "heads that turn in part": Case(4, 2, 64, [(0, 70, 11)], turned=32),
@@ -202,39 +202,39 @@ def test_a_token_gets_the_same_whatever_it_is_computed_with(library: Path, windo
             caches = {"past_k": built["k2"], "past_v": built["v2"]}
 
 
-def in_ring(case: Case, given: Arrays, places: int) -> Arrays:
+def in_ring(case: Case, given: Arrays, offsets: int) -> Arrays:
     """The caches of `given` in rings, with NaN where the window of a row's first token does not reach."""
     built = dict(given)
     for name in ("past_k", "past_v"):
         held = given[name]
-        built[name] = np.full((*held.shape[:2], places, held.shape[3]), np.nan, held.dtype)
+        built[name] = np.full((*held.shape[:2], offsets, held.shape[3]), np.nan, held.dtype)
         for slot, past, _ in case.rows:
             tokens = np.arange(max(0, past - case.window + 1), past)
-            built[name][slot][:, tokens % places] = held[slot][:, tokens]
+            built[name][slot][:, tokens % offsets] = held[slot][:, tokens]
     return built
 
 
 @pytest.mark.parametrize("rows", [[(3, 1030, 1), (1, 500, 40), (0, 0, 30), (2, 63, 1)], [(2, 1050, 1)]], ids=len)
-@pytest.mark.parametrize(("window", "places"), [(5, 64), (70, 128), (600, 640), (900, 960)])
+@pytest.mark.parametrize(("window", "offsets"), [(5, 64), (70, 128), (600, 640), (900, 960)])
 def test_a_ring_gives_what_a_place_for_each_token_gives(
-    library: Path, rows: list[tuple[int, int, int]], window: int, places: int
+    library: Path, rows: list[tuple[int, int, int]], window: int, offsets: int
 ) -> None:
     case = Case(2, 1, 64, rows, window=window, sinks=True)
     given = case.inputs()
-    wanted, built = case.run(library, given), case.run(library, in_ring(case, given, places))
+    wanted, built = case.run(library, given), case.run(library, in_ring(case, given, offsets))
     np.testing.assert_array_equal(built["y"], wanted["y"])
     for slot, past, count in rows:
         tokens = np.arange(max(0, past + count - window + 1), past + count)
         for cache in ("k2", "v2"):
-            np.testing.assert_array_equal(built[cache][slot][:, tokens % places], wanted[cache][slot][:, tokens])
+            np.testing.assert_array_equal(built[cache][slot][:, tokens % offsets], wanted[cache][slot][:, tokens])
 
 
-@pytest.mark.parametrize(("places", "count"), [(128, 60), (100, 1), (64, 1), (0, 1)])
-def test_a_row_that_its_ring_has_no_room_for_is_refused(library: Path, places: int, count: int) -> None:
+@pytest.mark.parametrize(("offsets", "count"), [(128, 60), (100, 1), (64, 1), (0, 1)])
+def test_a_row_that_its_ring_has_no_room_for_is_refused(library: Path, offsets: int, count: int) -> None:
     case = Case(2, 1, 64, [(0, 200, count)], window=70)
     given = case.inputs()
     with pytest.raises(InvalidArgument, match="a row's window and its new tokens do not fit the ring of its cache"):
-        case.run(library, given | {name: given[name][:, :, :places] for name in ("past_k", "past_v")})
+        case.run(library, given | {name: given[name][:, :, :offsets] for name in ("past_k", "past_v")})
 
 
 def test_what_is_behind_a_row_in_its_slot_does_not_matter(library: Path) -> None:

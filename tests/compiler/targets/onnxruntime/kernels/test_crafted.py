@@ -23,10 +23,10 @@ def reported(library: Path) -> dict[int, str | None]:
 
 
 @default_cases(140)
-@pytest.mark.parametrize("place", range(len(GRAPHS)), ids=lambda n: f"{GRAPHS[n].op} {n} {' '.join(GRAPHS[n].change)}")
-def test_a_crafted_graph_is_an_error(reported: dict[int, str | None], place: int) -> None:
-    graph = GRAPHS[place]
-    assert place in reported, f"graph {max(reported)} ended the process: {GRAPHS[max(reported)]}"
-    found = reported[place]
+@pytest.mark.parametrize("index", range(len(GRAPHS)), ids=lambda n: f"{GRAPHS[n].op} {n} {' '.join(GRAPHS[n].change)}")
+def test_a_crafted_graph_is_an_error(reported: dict[int, str | None], index: int) -> None:
+    graph = GRAPHS[index]
+    assert index in reported, f"graph {max(reported)} ended the process: {GRAPHS[max(reported)]}"
+    found = reported[index]
     assert found is not None, "it ended the process"
     assert graph.error in found if graph.error else not found, found

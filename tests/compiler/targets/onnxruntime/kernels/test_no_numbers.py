@@ -46,13 +46,13 @@ def test_in_a_new_token(library: Path, name: str, row: int, value: float, window
     assert np.isfinite(heads[:, 2:]).all()
 
 
-@pytest.mark.parametrize("place", [0, 5, 63, 64, 200, 511, 512, 700])
+@pytest.mark.parametrize("index", [0, 5, 63, 64, 200, 511, 512, 700])
 @pytest.mark.parametrize(("name", "seen"), [("past_k", slice(None)), ("past_v", 7)])
-def test_in_the_cache(library: Path, name: str, seen: slice | int, place: int) -> None:
+def test_in_the_cache(library: Path, name: str, seen: slice | int, index: int) -> None:
     case = Case(4, 2, 32, [(1, 701, 1), (0, 30, 3)])
     given = case.inputs()
     clean = case.run(library, given)
-    given[name][1, 1, place, 7] = np.nan
+    given[name][1, 1, index, 7] = np.nan
     built = case.run(library, given)
     assert np.isnan(built["y"][0, 0].reshape(4, 32)[2:, seen]).all()
     assert others_are_as_before(case, built, clean, 0)

@@ -83,11 +83,11 @@ def test_a_token_gets_the_same_whatever_it_is_computed_with(library: Path, windo
             caches = {name: built[new] for name, new in CACHES.items()}
 
 
-@pytest.mark.parametrize(("window", "places"), [(5, 64), (70, 128), (600, 640)])
-def test_a_ring_gives_what_a_place_for_each_token_gives(library: Path, window: int, places: int) -> None:
+@pytest.mark.parametrize(("window", "offsets"), [(5, 64), (70, 128), (600, 640)])
+def test_a_ring_gives_what_a_place_for_each_token_gives(library: Path, window: int, offsets: int) -> None:
     case = Rounded(2, 1, 64, [(3, 1030, 1), (1, 500, 40), (0, 0, 30)], window=window)
     given = case.inputs()
-    wanted, built = case.run(library, given), case.run(library, in_ring(case, given, places))
+    wanted, built = case.run(library, given), case.run(library, in_ring(case, given, offsets))
     np.testing.assert_array_equal(built["y"], wanted["y"])
 
 

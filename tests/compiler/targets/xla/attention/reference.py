@@ -32,7 +32,7 @@ class Case:
     """Places of the ring; 0: a place a token."""
 
     @property
-    def places(self) -> int:
+    def offsets(self) -> int:
         return self.ring or self.context
 
     @property
@@ -63,14 +63,14 @@ def given(case: Case, past: list[int], dummies: list[bool], seed: int) -> Given:
     """A random step whose rows have so many cached tokens; slots in any order."""
     rng = np.random.default_rng(seed)
     slots = rng.permutation(case.batch + 1)[: case.batch].astype(np.int32)
-    places = case.ring or case.context + BEYOND
+    offsets = case.ring or case.context + BEYOND
     by_token, held = [], []
     for width in (case.head_dim, case.values):
         tokens = rng.normal(size=(case.batch, case.kv_heads, case.context, width)).astype(np.float32)
-        lies = np.full((2, case.batch + 1, case.kv_heads, places, width), np.nan, np.float32)
+        lies = np.full((2, case.batch + 1, case.kv_heads, offsets, width), np.nan, np.float32)
         for row in np.flatnonzero(~np.array(dummies)):
-            live = np.arange(max(0, past[row] - places), past[row])
-            lies[LAYER, slots[row]][:, live % places] = tokens[row][:, live]
+            live = np.arange(max(0, past[row] - offsets), past[row])
+            lies[LAYER, slots[row]][:, live % offsets] = tokens[row][:, live]
         by_token.append(tokens)
         held.append(lies)
     slots[dummies] = -1

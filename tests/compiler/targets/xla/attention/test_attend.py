@@ -59,7 +59,7 @@ def greedy(case: str) -> list[list[int]]:
         ids[row, : len(prompt)] = prompt
     steps = {}
     for name, sizes in (("prompt", PROMPT), ("decode", DECODE)):
-        built = FlatCore(bound(case, sizes), shape.places)
+        built = FlatCore(bound(case, sizes), shape.offsets)
         weights = [jnp.asarray(tensors[w].numpy()) for w in built.weights]
         steps[name] = jax.jit(step_function(built, name, sizes[2], views=True, kinds=kinds)), weights
     for phase in ["prompt", *["decode"] * (TOKENS - 1)]:

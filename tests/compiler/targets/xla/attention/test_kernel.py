@@ -47,7 +47,7 @@ def forms(name: str) -> dict[str, Run]:
 
     def run(attention: Callable[..., Any], **kwargs: Any) -> Run:
         def call(query: Any, key: Any, value: Any, keys: Any, values: Any, slots: Any, past: Any) -> Any:
-            views = tuple(CacheView(c, LAYER, slots, "prompt", case.places, case.ring > 0) for c in (keys, values))
+            views = tuple(CacheView(c, LAYER, slots, "prompt", case.offsets, case.ring > 0) for c in (keys, values))
             cached = views if case.context else None
             return attention(query, key, value, cached, past, case.scale, case.softcap, case.window, **kwargs)
 
@@ -61,7 +61,7 @@ def forms(name: str) -> dict[str, Run]:
 def test_is_attention_over_live_tokens(name: str) -> None:
     case = CASES[name]
     group = case.heads // case.kv_heads
-    tiling = Tiling(case.batch, case.kv_heads, group, case.query, case.head_dim, case.values, case.places, 4)
+    tiling = Tiling(case.batch, case.kv_heads, group, case.query, case.head_dim, case.values, case.offsets, 4)
     edges = [n for block in (tiling.block, tiling.block * tiling.splits) for n in (block - 1, block, block + 1)]
     lengths = st.sampled_from([0, 1, *edges, case.context]) | st.integers(0, case.context)
     rows = st.lists(lengths.map(lambda n: min(n, case.context)), min_size=case.batch, max_size=case.batch)

@@ -15,18 +15,18 @@ from llmc.errors import ArtifactError
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
 
-PLACES = "weights.json"
+INDICES = "weights.json"
 MAX_RANK = 16
 
 
-def read_places(bundle: Bundle) -> dict[str, dict[str, Any]]:
+def read_placements(bundle: Bundle) -> dict[str, dict[str, Any]]:
     """The places by name. Raises ArtifactError for anything else."""
     try:
-        found = json.loads(bundle.files.read(PLACES))
+        found = json.loads(bundle.files.read(INDICES))
     except (ValueError, RecursionError) as error:
-        raise ArtifactError(f"{bundle.path}: {PLACES} is not JSON ({error}); compile the bundle again") from error
-    if not isinstance(found, dict) or not all(map(_is_place, found.values())):
-        raise ArtifactError(f"{bundle.path}: {PLACES} is not a table of weights; compile the bundle again")
+        raise ArtifactError(f"{bundle.path}: {INDICES} is not JSON ({error}); compile the bundle again") from error
+    if not isinstance(found, dict) or not all(map(_is_placement, found.values())):
+        raise ArtifactError(f"{bundle.path}: {INDICES} is not a table of weights; compile the bundle again")
     return found
 
 
@@ -40,10 +40,14 @@ def map_weights(bundle: Bundle, access: int) -> mmap.mmap:
             raise ArtifactError(f"{bundle.path}: its weights are empty; compile the bundle again") from error
 
 
-def _is_place(place: object) -> bool:
-    if not isinstance(place, dict) or not isinstance(shape := place.get("shape"), list) or len(shape) > MAX_RANK:
+def _is_placement(placement: object) -> bool:
+    if (
+        not isinstance(placement, dict)
+        or not isinstance(shape := placement.get("shape"), list)
+        or len(shape) > MAX_RANK
+    ):
         return False
-    numbers = [*shape, place.get("offset"), place.get("length")]
+    numbers = [*shape, placement.get("offset"), placement.get("length")]
     if not all(type(number) is int and 0 <= number < 1 << 60 for number in numbers):
         return False
-    return isinstance(place.get("dtype"), str) and math.prod(size or 1 for size in shape) < 1 << 60
+    return isinstance(placement.get("dtype"), str) and math.prod(size or 1 for size in shape) < 1 << 60
