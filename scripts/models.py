@@ -16,7 +16,7 @@ from pathlib import Path
 
 from llmc.artifacts.store.store import Store
 from llmc.compiler.architectures import supported
-from llmc.compiler.architectures.shared.families import family
+from llmc.compiler.architectures.shared.architectures import architecture
 from llmc.compiler.architectures.shared.wrappers import WRAPPERS
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
@@ -46,7 +46,7 @@ COLUMNS = ("model_type", "models", "exceptions")
 
 def row(name: str, exceptions: str) -> list[str]:
     """The cells of an architecture."""
-    return [name, family({"model_type": name}).summary.partition(":")[0], exceptions]
+    return [name, architecture({"model_type": name}).summary.partition(":")[0], exceptions]
 
 
 def exceptions_of(name: str) -> str:

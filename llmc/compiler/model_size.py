@@ -6,8 +6,8 @@ from collections import Counter
 from math import prod
 from typing import TYPE_CHECKING
 
+from llmc.compiler.architectures.shared.architectures import size_of
 from llmc.compiler.architectures.shared.experts import EXPERTS
-from llmc.compiler.architectures.shared.families import size_of
 from llmc.compiler.architectures.shared.names import EMBED_LM_HEAD
 from llmc.compiler.architectures.shared.size import Weights
 from llmc.errors import CheckpointError

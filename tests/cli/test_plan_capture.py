@@ -10,8 +10,8 @@ import pytest
 
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan, Provenance
+from llmc.compiler.architectures.shared.architectures import family
 from llmc.compiler.architectures.shared.caches import cache_of
-from llmc.compiler.architectures.shared.families import family
 from tests.buckets.capture.simulated import GUIDE
 from tests.cli.helpers import Llmc
 

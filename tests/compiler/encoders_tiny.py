@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
-from llmc.compiler.architectures.encoders import ENCODERS, encoder_family
+from llmc.compiler.architectures.encoders import ENCODERS, encoder_architecture
 from llmc.testing.toy import VOCAB, tokenizer_json
 
-FAMILIES = sorted(ENCODERS)
+ARCHITECTURES = sorted(ENCODERS)
 
 
 def config_of(name: str, **more: Any) -> dict[str, Any]:
@@ -20,7 +20,7 @@ def config_of(name: str, **more: Any) -> dict[str, Any]:
     return {
         "model_type": name.replace("xlm_r", "xlm-r"),
         "vocab_size": VOCAB,
-        **encoder_family({"model_type": name}).tiny,
+        **encoder_architecture({"model_type": name}).tiny,
         **more,
     }
 

@@ -164,16 +164,16 @@ def test_what_is_left_out_is_met_and_leads_to_nothing_else() -> None:
         "llmc.compiler.frontend.consumed",  # consumed.py: refuses what contradicts itself
         "llmc.compiler.model_size",  # stages.py: what entries say of their size
         "llmc.runtime.host",  # costs.py: how much memory this host has, for estimates
-        *FAMILIES,  # model_size.py: their sizes alone; consumed.py: their names of keys and tensors
+        *ARCHITECTURES,  # model_size.py: their sizes alone; consumed.py: their names of keys and tensors
     }
 
 
-FAMILIES = {module for module in MODULES if module.startswith("llmc.compiler.architectures")}
+ARCHITECTURES = {module for module in MODULES if module.startswith("llmc.compiler.architectures")}
 HANDED_IN = {
     "trace": (  # its configuration and the shape of its cache, which are components by value
         "llmc.compiler.checkpoint.",
         "llmc.compiler.architectures.shared.cache",
-        "llmc.compiler.architectures.shared.families",
+        "llmc.compiler.architectures.shared.architectures",
     ),
     "executable": ("llmc.compiler.pipeline.executors.",),  # call the target
 }

@@ -20,7 +20,7 @@ from llmc.buckets.coverage import prove
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan, Provenance
 from llmc.compiler.architectures import supported
-from llmc.compiler.architectures.shared.families import family
+from llmc.compiler.architectures.shared.architectures import architecture
 from llmc.compiler.frontend import trace as tracing
 from llmc.compiler.frontend.attention import attention_name
 from llmc.compiler.frontend.skeleton import model_config
@@ -60,13 +60,13 @@ _LLAMA3 = {
 }  # fmt: skip
 
 
-def of_family(name: str) -> dict[str, Any]:
+def of_architecture(name: str) -> dict[str, Any]:
     """The tiny configuration that a family's file has."""
-    own = family({"model_type": name})
+    own = architecture({"model_type": name})
     return own.in_common_terms({"model_type": name, "vocab_size": VOCAB, **own.tiny})
 
 
-ARCHITECTURES: dict[str, dict[str, Any]] = {name: of_family(name) for name in supported()}
+ARCHITECTURES: dict[str, dict[str, Any]] = {name: of_architecture(name) for name in supported()}
 """Of each family that there is."""
 FORMS: dict[str, dict[str, Any]] = {
     "falcon-alibi": {
@@ -94,11 +94,12 @@ SIZES = "gemma4-of-two-layers"
 WIDE = "llama-of-wide-matrices"
 OTHERS = {
     WIDE: {
-        **of_family("llama"), "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1, "head_dim": 32,
+        **of_architecture("llama"), "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1,
+        "head_dim": 32,
     },
     SIZES: {
-        **of_family("gemma4_text"), "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"],
-        "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "enable_moe_block": False,
+        **of_architecture("gemma4_text"), "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],        "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "enable_moe_block": False,
     }
 }  # fmt: skip
 """A layer with a window, and one without whose heads are of another number and width, traced in half of the time; and

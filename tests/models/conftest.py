@@ -34,11 +34,15 @@ STATES = ("bamba", "jamba", "lfm2", "qwen3_5_text")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test with an argument `family` runs for each, one with `mechanism` for one of each, one with `stateful` for one
-    of each kind of state."""
-    for name, families in (("family", [*supported(), *tiny.FORMS]), ("mechanism", MECHANISMS), ("stateful", STATES)):
+    """A test with an argument `architecture` runs for each, one with `mechanism` for one of each, one with `stateful`
+    for one of each kind of state."""
+    for name, architectures in (
+        ("architecture", [*supported(), *tiny.FORMS]),
+        ("mechanism", MECHANISMS),
+        ("stateful", STATES),
+    ):
         if name in metafunc.fixturenames:
-            metafunc.parametrize(name, families)
+            metafunc.parametrize(name, architectures)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -13,8 +13,10 @@ from tests.compiler import tiny
 from tests.models.texts import NEW, PROMPTS, continued
 
 
-def test_logits_of_ragged_poisoned_batches_and_greedy_tokens_are_transformers_own(family: str, tmp_path: Path) -> None:
-    model = tiny.write_model(tmp_path / "model", family)
+def test_logits_of_ragged_poisoned_batches_and_greedy_tokens_are_transformers_own(
+    architecture: str, tmp_path: Path
+) -> None:
+    model = tiny.write_model(tmp_path / "model", architecture)
     options = CompileOptions("onnxruntime", quantize="none", verify="all")
     store, path = Store(tmp_path / "store"), tmp_path / "bundle"
     result = compile_bundle(str(model), path, tiny.tiny_plan(), options, store, lambda _: None)
@@ -24,4 +26,4 @@ def test_logits_of_ragged_poisoned_batches_and_greedy_tokens_are_transformers_ow
     assert result.verification["greedy_equal"] == result.verification["greedy_sequences"] > 0
     with BundleLLM(path, threads=1) as llm:
         built = llm.generate(list(PROMPTS), SamplingParams(max_tokens=NEW, temperature=0, ignore_eos=True))
-    assert [output.outputs[0].token_ids for output in built] == continued(family)
+    assert [output.outputs[0].token_ids for output in built] == continued(architecture)

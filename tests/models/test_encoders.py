@@ -12,12 +12,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import llmc
 from llmc.errors import CheckpointError
 from llmc.testing.toy import tokenizer_json
-from tests.compiler.encoders_tiny import FAMILIES, config_of, write_encoder
+from tests.compiler.encoders_tiny import ARCHITECTURES, config_of, write_encoder
 from tests.tiers import default_cases, full
 
 
 @default_cases(1)
-@pytest.mark.parametrize("encoder", FAMILIES)
+@pytest.mark.parametrize("encoder", ARCHITECTURES)
 def test_states_are_those_of_transformers(encoder: str, tmp_path: Path) -> None:
     model = write_encoder(tmp_path / "model", encoder)
     for device in ("openvino", "onnxruntime"):

@@ -11,7 +11,7 @@ from llmc.buckets.bucket import Bucket
 from llmc.buckets.encoding import EncodePlan
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Provenance
-from tests.compiler.encoders_tiny import FAMILIES, write_encoder
+from tests.compiler.encoders_tiny import ARCHITECTURES, write_encoder
 from tests.models.test_encoders import judge, with_words
 from tests.tiers import full
 
@@ -24,7 +24,11 @@ def plan(task: str) -> EncodePlan:
 
 
 @pytest.mark.parametrize(
-    ("encoder", "task"), [*((family, "score") for family in FAMILIES), *((family, "embed") for family in FAMILIES[:2])]
+    ("encoder", "task"),
+    [
+        *((architecture, "score") for architecture in ARCHITECTURES),
+        *((architecture, "embed") for architecture in ARCHITECTURES[:2]),
+    ],
 )
 def test_numbers_are_those_of_transformers(encoder: str, task: str, tmp_path: Path) -> None:
     model = write_encoder(tmp_path / "model", encoder, task, labels=3)

@@ -15,19 +15,19 @@ from llmc.compiler.checkpoint.huggingface import INDEX
 from llmc.errors import ArtifactError, CheckpointError
 from tests.compiler import tiny
 
-FAMILY = "mistral"
+ARCHITECTURE = "mistral"
 MESSAGES = [{"role": "user", "content": "Rivers?"}]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """The tensors lie in several files."""
-    model = tiny.write_model(tmp_path / "model", FAMILY)
+    model = tiny.write_model(tmp_path / "model", ARCHITECTURE)
     (model / "model.safetensors").unlink()
     config = (model / "config.json").read_bytes()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        tiny.model(FAMILY).save_pretrained(model, max_shard_size="60KB")
+        tiny.model(ARCHITECTURE).save_pretrained(model, max_shard_size="60KB")
     (model / "config.json").write_bytes(config)
     (model / "generation_config.json").unlink(missing_ok=True)
     assert len(list(model.glob("model-*-of-*.safetensors"))) > 2
@@ -45,7 +45,7 @@ def test_a_folder_in_shards_becomes_the_text_of_a_chat(folder: Path, tmp_path: P
     text = jinja2.Template(template).render(messages=MESSAGES, add_generation_prompt=True)
     assert output.prompt_token_ids == tokenizer.encode(text, add_special_tokens=False)
     built = output.outputs[0]
-    assert built.token_ids == tiny.greedy(FAMILY, output.prompt_token_ids, 8)
+    assert built.token_ids == tiny.greedy(ARCHITECTURE, output.prompt_token_ids, 8)
     assert built.text == tokenizer.decode(built.token_ids, skip_special_tokens=True)
 
 
@@ -64,6 +64,6 @@ def test_without_a_tokenizer_a_bundle_takes_token_ids_and_says_so_of_text(folder
     llmc.compile(str(folder), bundle, plan=tiny.tiny_plan(), quantize="none", verify="none", device="onnxruntime")
     with llmc.LLM(str(bundle)) as llm:
         (output,) = llm.generate([[5, 80, 3]], llmc.SamplingParams(max_tokens=4, temperature=0, ignore_eos=True))
-        assert output.outputs[0].token_ids == tiny.greedy(FAMILY, [5, 80, 3], 4)
+        assert output.outputs[0].token_ids == tiny.greedy(ARCHITECTURE, [5, 80, 3], 4)
         with pytest.raises(ArtifactError, match="no tokenizer in the bundle; pass token ids instead of text"):
             llm.generate(["text"], llmc.SamplingParams(max_tokens=1))

@@ -24,8 +24,8 @@ ROUTER, QUERY = "model.layers.0.mlp.gate.weight", "model.layers.0.self_attn.q_pr
 STORED = BlockForm("Q8_0", 8, 32, "")
 
 
-def graph_of(family: str) -> Graph:
-    config = tiny.config(family)
+def graph_of(architecture: str) -> Graph:
+    config = tiny.config(architecture)
     return import_program(trace(config, "fused"), 128, cache_of(config))
 
 
@@ -43,7 +43,7 @@ def choosing(graph: Graph) -> set[str]:
 
 
 @full
-@pytest.mark.parametrize("mixture", [f for f in supported() if tiny.of_family(f).get("num_experts_per_tok")])
+@pytest.mark.parametrize("mixture", [f for f in supported() if tiny.of_architecture(f).get("num_experts_per_tok")])
 def test_every_choice_rests_on_a_router_and_none_is_called_one_beside(mixture: str) -> None:
     graph = graph_of(mixture)
     assert choosing(graph) == {name for name in graph.weights.values() if is_router(name)} != set()

@@ -12,6 +12,6 @@ PROMPTS = ([5, 80, 3, 200, 17, 9, 9, 31, 4], [7], list(range(40, 58)))
 
 
 @cache
-def continued(family: str) -> list[list[int]]:
+def continued(architecture: str) -> list[list[int]]:
     """16 greedy tokens for each prompt, by unbatched transformers without a cache."""
-    return [tiny.greedy(family, prompt, NEW) for prompt in PROMPTS]
+    return [tiny.greedy(architecture, prompt, NEW) for prompt in PROMPTS]

@@ -1,6 +1,6 @@
 """The model types that may be compiled, and the file in this folder that has all facts about each.
 
-A file defines FAMILIES, model types → `Family` (shared/base.py has the contract, docs/adding.md shows
+A file defines FAMILIES, model types → `Architecture` (shared/base.py has the contract, docs/adding.md shows
 one). A model type, as config.json has it, is added only after its traced program gave the reference model's greedy
 tokens in a ragged, padded batch (tests/models). Any other is refused by name, because some models trace without an
 error and compute something else.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from llmc.compiler.architectures.shared.base import WINDOW, Config, Family, tiny_without
+from llmc.compiler.architectures.shared.base import WINDOW, Architecture, Config, tiny_without
 from llmc.compiler.architectures.shared.cache import cache_in_turn
 from llmc.compiler.architectures.shared.names import biased_layer
 from llmc.compiler.architectures.shared.size import tied_size
 
-FAMILIES: dict[str, Family] = {}
+ARCHITECTURES: dict[str, Architecture] = {}
 
 
 def _layer(config: Config) -> list[str]:
@@ -15,7 +15,7 @@ def _layer(config: Config) -> list[str]:
     return [part for part in found if part != "post_attention_layernorm.weight"]
 
 
-FAMILIES["cohere"] = Family(
+ARCHITECTURES["cohere"] = Architecture(
     summary=(
         "Cohere's Command R: attention and MLP read one norm side by side; norms subtract the mean, neighbours are "
         "rotated."
@@ -33,7 +33,7 @@ FAMILIES["cohere"] = Family(
 )  # fmt: skip
 
 
-FAMILIES["cohere2"] = Family(
+ARCHITECTURES["cohere2"] = Architecture(
     summary="Cohere's Command R7B and A: Command R's layers, where those without a window have no rotary positions.",
     model_class="Cohere2ForCausalLM",
     layer=_layer,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llmc.compiler.architectures.shared.base import Family, tiny_without
+from llmc.compiler.architectures.shared.base import Architecture, tiny_without
 from llmc.compiler.architectures.shared.experts import (
     EXPERT_RULES,
     PREDICTORS,
@@ -108,13 +108,13 @@ LATENT_TINY: Mapping[str, Any] = {
 """What the families' tiny configurations have in common: a dense layer, then experts."""
 
 
-FAMILIES: dict[str, Family] = {}
+ARCHITECTURES: dict[str, Architecture] = {}
 
 _V2_COUNT = ("n_routed_experts", "num_experts")
 _V2_DENSE = first_dense(0)
 
 
-FAMILIES["deepseek_v2"] = Family(
+ARCHITECTURES["deepseek_v2"] = Architecture(
     summary=(
         "DeepSeek V2: latent attention, neighbours are rotated, dense layers first, then experts beside shared ones."
     ),
@@ -144,7 +144,7 @@ _V3_COUNT = ("n_routed_experts", "num_local_experts")
 _V3_DENSE = first_dense(3)
 
 
-FAMILIES["deepseek_v3"] = Family(
+ARCHITECTURES["deepseek_v3"] = Architecture(
     summary=(
         "DeepSeek V3 and R1: latent attention, dense layers first, then experts chosen by group beside shared ones."
     ),

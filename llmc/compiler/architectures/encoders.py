@@ -1,4 +1,4 @@
-"""The model types that may be compiled to embed or score: ENCODERS, model types → `EncoderFamily`.
+"""The model types that may be compiled to embed or score: ENCODERS, model types → `EncoderArchitecture`.
 
 Keys are model types as config.json has them, with "_" for "-".
 """
@@ -15,7 +15,7 @@ Config: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderFamily:
+class EncoderArchitecture:
     """A model type that embeds or scores. Source: transformers' configuration and modeling files of it."""
 
     padding_position: Callable[[Config], int | None] = lambda config: None
@@ -41,23 +41,23 @@ _TINY: Mapping[str, Any] = {
     "max_position_embeddings": 64, "type_vocab_size": 2, "hidden_act": "gelu",
 }  # fmt: skip
 
-_POSITIONS_BEHIND_PADDING = EncoderFamily(
+_POSITIONS_BEHIND_PADDING = EncoderArchitecture(
     padding_position=lambda config: int(config.get("pad_token_id", 1)),
     tiny={**_TINY, "type_vocab_size": 1, "pad_token_id": 1},
 )
 """RoBERTa's: positions are counted behind the padding's id, by tokens that are not padding. Source: transformers 5.23,
 modeling_roberta.py (`create_position_ids_from_input_ids`)."""
 
-ENCODERS: Mapping[str, EncoderFamily] = {
+ENCODERS: Mapping[str, EncoderArchitecture] = {
     # bge, e5 and gte (base sizes) and most of sentence-transformers' models
-    "bert": EncoderFamily(tiny=_TINY),
+    "bert": EncoderArchitecture(tiny=_TINY),
     # BERT without segments, by keys of its own names
-    "distilbert": EncoderFamily(
+    "distilbert": EncoderArchitecture(
         token_types=lambda config: False,
         tiny={"dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4, "max_position_embeddings": 64},
     ),
     # rotary positions, gates, and windows in most layers
-    "modernbert": EncoderFamily(
+    "modernbert": EncoderArchitecture(
         token_types=lambda config: False,
         tiny={
             "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -66,16 +66,16 @@ ENCODERS: Mapping[str, EncoderFamily] = {
         },
     ),
     # BERT without segments, whose attention adds a bias by distance; positions as RoBERTa's
-    "mpnet": EncoderFamily(
+    "mpnet": EncoderArchitecture(
         padding_position=lambda config: 1,
         attention="eager",
         token_types=lambda config: False,
         tiny={**{k: v for k, v in _TINY.items() if k != "type_vocab_size"}, "pad_token_id": 1},
     ),
     # BERT with rotary positions and gates
-    "nomic_bert": EncoderFamily(tiny={**_TINY, "hidden_act": "silu", "pad_token_id": 0}),
+    "nomic_bert": EncoderArchitecture(tiny={**_TINY, "hidden_act": "silu", "pad_token_id": 0}),
     # Qwen3-Embedding takes its last token's state, Qwen3-Reranker that token's "yes" against "no"
-    "qwen3": EncoderFamily(
+    "qwen3": EncoderArchitecture(
         token_types=lambda config: False,
         causal=True,
         tiny={
@@ -89,7 +89,7 @@ ENCODERS: Mapping[str, EncoderFamily] = {
 }  # fmt: skip
 
 
-def encoder_family(config: Mapping[str, Any]) -> EncoderFamily:
+def encoder_architecture(config: Mapping[str, Any]) -> EncoderArchitecture:
     """The family of a configuration; raises CheckpointError naming its model type and the supported ones."""
     name = str(config.get("model_type")).replace("-", "_")
     if name not in ENCODERS:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from llmc.compiler.architectures.shared.base import TINY, Config, Family
+from llmc.compiler.architectures.shared.base import TINY, Architecture, Config
 from llmc.compiler.architectures.shared.experts import EXPERT_RULES, SHARED, Experts, ExpertsSize, mixed_layers
 from llmc.compiler.architectures.shared.names import layer
 from llmc.compiler.architectures.shared.size import tied_size
 
-FAMILIES: dict[str, Family] = {}
+ARCHITECTURES: dict[str, Architecture] = {}
 
 
 def _layer(config: Config) -> list[str]:
     return layer("qkvo" if config.get("use_bias") else "", mlp_biases=bool(config.get("use_bias")))
 
 
-FAMILIES["ernie4_5"] = Family(
+ARCHITECTURES["ernie4_5"] = Architecture(
     summary="ERNIE 4.5: Llama's layers, which rotate neighbours of a head with each other; one key gives all a bias.",
     model_class="Ernie4_5ForCausalLM",
     layer=_layer,
@@ -42,7 +42,7 @@ def _router(config: Config) -> list[str]:
     return ["gate.weight", "gate.moe_statics.e_score_correction_bias", *shared, *biases]
 
 
-FAMILIES["ernie4_5_moe"] = Family(
+ARCHITECTURES["ernie4_5_moe"] = Architecture(
     summary=(
         "ERNIE 4.5 with experts: ERNIE's attention, experts in some layers, chosen with biases, beside shared ones."
     ),

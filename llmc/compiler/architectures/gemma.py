@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmc.compiler.architectures.shared.base import TINY, WINDOW, Config, Family
+from llmc.compiler.architectures.shared.base import TINY, WINDOW, Architecture, Config
 from llmc.compiler.architectures.shared.cache import SLIDING, cache_in_turn, hybrid_cache, types_in_turn
 from llmc.compiler.architectures.shared.experts import Experts
 from llmc.compiler.architectures.shared.names import NORM, Names, biased_layer
@@ -13,9 +13,9 @@ from llmc.compiler.architectures.shared.size import CountedSize, tied_size
 from llmc.errors import CheckpointError
 from llmc.runtime.cache_shape import CacheShape, key_value
 
-FAMILIES: dict[str, Family] = {}
+ARCHITECTURES: dict[str, Architecture] = {}
 
-FAMILIES["gemma"] = Family(
+ARCHITECTURES["gemma"] = Architecture(
     summary="Gemma: Llama's layers with norms that add one to their weight, GELU, and scaled embeddings.",
     model_class="GemmaForCausalLM",
     layer=biased_layer,
@@ -29,7 +29,7 @@ FAMILIES["gemma"] = Family(
 _NORMS = ["pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight"]
 
 
-FAMILIES["gemma2"] = Family(
+ARCHITECTURES["gemma2"] = Architecture(
     summary=(
         "Gemma 2: Gemma's layers with norms before and after each block, capped scores and logits, and windows in "
         "turn."
@@ -63,7 +63,7 @@ _GEMMA3_DEFAULTS = {
 models/gemma3/configuration_gemma3.py."""
 
 
-FAMILIES["gemma3_text"] = Family(
+ARCHITECTURES["gemma3_text"] = Architecture(
     summary=(
         "Gemma 3's text model: Gemma 2's layers with normed queries and keys; windows and global layers have a RoPE "
         "each."
@@ -216,7 +216,7 @@ def _size(config: Config, source: str) -> _Size:
 _OWN_INPUT = r"per_layer_(?:input_gate|projection)\.weight|model\.(?:embed_tokens_per_layer|per_layer_model_projection)"
 
 
-FAMILIES["gemma4_text"] = Family(
+ARCHITECTURES["gemma4_text"] = Architecture(
     summary=(
         "Gemma 4's text model: global layers have wider heads of their own, the last layers read earlier ones' keys "
         "and values, each layer takes an embedding of the token of its own, and MLPs may have experts beside them."
@@ -261,7 +261,7 @@ def _vaultgemma_layer(config: Config) -> list[str]:
     return ["pre_feedforward_layernorm.weight", *(p for p in found if p != "post_attention_layernorm.weight")]
 
 
-FAMILIES["vaultgemma"] = Family(
+ARCHITECTURES["vaultgemma"] = Architecture(
     summary="VaultGemma: Gemma 2 without the norms after its blocks.",
     model_class="VaultGemmaForCausalLM",
     layer=_vaultgemma_layer,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmc.compiler.architectures.shared.base import TINY, Config, Family
+from llmc.compiler.architectures.shared.base import TINY, Architecture, Config
 from llmc.compiler.architectures.shared.experts import (
     EXPERT_RULES,
     PREDICTORS,
@@ -16,14 +16,14 @@ from llmc.compiler.architectures.shared.experts import (
 from llmc.compiler.architectures.shared.names import biased_layer
 from llmc.compiler.architectures.shared.sharding import PACKED_RULES
 
-FAMILIES: dict[str, Family] = {}
+ARCHITECTURES: dict[str, Architecture] = {}
 
 
 def _layer(config: Config) -> list[str]:
     return biased_layer(config, "qkv", default=True, packed_mlp=True)
 
 
-FAMILIES["glm"] = Family(
+ARCHITECTURES["glm"] = Architecture(
     summary="GLM 4: gate and up are one tensor, half of each head is rotated, neighbours with each other.",
     model_class="GlmForCausalLM",
     layer=_layer,
@@ -36,7 +36,7 @@ FAMILIES["glm"] = Family(
 _NORMS = ["post_self_attn_layernorm.weight", "post_mlp_layernorm.weight"]
 
 
-FAMILIES["glm4"] = Family(
+ARCHITECTURES["glm4"] = Architecture(
     summary="GLM 4 0414: GLM's layers, where what a block gives is normed too.",
     model_class="Glm4ForCausalLM",
     layer=lambda config: [*_layer(config), *_NORMS],
@@ -54,7 +54,7 @@ def _attention(config: Config) -> list[str]:
     return biased_layer(config, "qkv", qk_norms=bool(config.get("use_qk_norm")))
 
 
-FAMILIES["glm4_moe"] = Family(
+ARCHITECTURES["glm4_moe"] = Architecture(
     summary=(
         "GLM 4.5 and 4.6: half of each head is rotated, dense layers first, then experts by group beside shared ones."
     ),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from llmc.compiler.architectures.shared.base import NO_ROPE, Config, Family, tied_by_default
+from llmc.compiler.architectures.shared.base import NO_ROPE, Architecture, Config, tied_by_default
 from llmc.compiler.architectures.shared.names import Names, with_biases
 from llmc.compiler.architectures.shared.sharding import rules
 from llmc.compiler.architectures.shared.size import ModelSize
@@ -43,9 +43,9 @@ def size(config: Mapping[str, Any], source: str) -> ModelSize:
     return replace(ModelSize.ungated(config, source), positions=positions)
 
 
-FAMILIES: dict[str, Family] = {}
+ARCHITECTURES: dict[str, Architecture] = {}
 
-FAMILIES["gpt2"] = Family(
+ARCHITECTURES["gpt2"] = Architecture(
     summary=(
         "GPT-2: learned positions, LayerNorm, weights [in, out] (transformers' Conv1D), queries, keys and values in "
         "one."
@@ -77,7 +77,7 @@ def _bigcode_derived(config: Config) -> dict[str, Any]:
     return {**derived(config), "num_key_value_heads": heads}
 
 
-FAMILIES["gpt_bigcode"] = Family(
+ARCHITECTURES["gpt_bigcode"] = Architecture(
     summary=(
         "GPT-BigCode (StarCoder, SantaCoder): GPT-2's layers with weights [out, in], and one head of keys and values."
     ),
@@ -113,7 +113,7 @@ def _gptj_layer(config: Config) -> list[str]:
     return [*with_biases("ln_1", "mlp.fc_in", "mlp.fc_out"), *projections]
 
 
-FAMILIES["gptj"] = Family(
+ARCHITECTURES["gptj"] = Architecture(
     summary=(
         "GPT-J: attention and MLP read one norm side by side, a part of each head is rotated, neighbours with each "
         "other."
@@ -140,8 +140,8 @@ FAMILIES["gptj"] = Family(
 )  # fmt: skip
 
 
-FAMILIES["codegen"] = replace(
-    FAMILIES["gptj"],
+ARCHITECTURES["codegen"] = replace(
+    ARCHITECTURES["gptj"],
     summary="CodeGen: GPT-J's layers with queries, values and keys in one tensor, in four parts.",
     model_class="CodeGenForCausalLM",
     layer=lambda config: [
@@ -174,7 +174,7 @@ def _rope(config: Config) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": part}}
 
 
-FAMILIES["gpt_neox"] = Family(
+ARCHITECTURES["gpt_neox"] = Architecture(
     summary=(
         "GPT-NeoX (Pythia): attention and MLP read the same hidden states, a part of each head is rotated, all has "
         "biases."
@@ -219,7 +219,7 @@ def _bloom_derived(config: Config) -> dict[str, Any]:
     }
 
 
-FAMILIES["bloom"] = Family(
+ARCHITECTURES["bloom"] = Architecture(
     summary=(
         "BLOOM: ALiBi in place of positions, LayerNorm, also after the embedding, queries, keys and values in one "
         "tensor."
@@ -283,7 +283,7 @@ def _falcon_derived(config: Config) -> dict[str, Any]:
     }
 
 
-FAMILIES["falcon"] = Family(
+ARCHITECTURES["falcon"] = Architecture(
     summary="Falcon: attention and MLP side by side, one head of keys and values or groups of heads, rotated or ALiBi.",
     model_class="FalconForCausalLM",
     layer=_falcon_layer,
@@ -328,7 +328,7 @@ def _mpt_derived(config: Config) -> dict[str, Any]:
     }
 
 
-FAMILIES["mpt"] = Family(
+ARCHITECTURES["mpt"] = Architecture(
     summary="MPT: ALiBi in place of positions, no biases, queries, keys and values in one tensor.",
     model_class="MptForCausalLM",
     layer=lambda config: [
@@ -389,7 +389,7 @@ def _size(config: Config, source: str) -> ModelSize:
     return replace(ModelSize.ungated(config, source), positions=positions)
 
 
-FAMILIES["opt"] = Family(
+ARCHITECTURES["opt"] = Architecture(
     summary=(
         "OPT: learned positions from row 2 on, LayerNorm, ReLU, and embeddings that may be narrower than the layers."
     ),

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from llmc.compiler.architectures.shared.base import TINY, WINDOW, Family
+from llmc.compiler.architectures.shared.base import TINY, WINDOW, Architecture
 from llmc.compiler.architectures.shared.cache import cache_in_turn
 from llmc.compiler.architectures.shared.experts import EXPERT_RULES, Experts, ExpertsSize, expert_layer
 from llmc.compiler.architectures.shared.names import biased_layer
 from llmc.compiler.architectures.shared.sharding import LAYER, Rule
 
-FAMILIES: dict[str, Family] = {}
+ARCHITECTURES: dict[str, Architecture] = {}
 
 _ROUTER = ("router.weight", "router.bias", "experts.gate_up_proj_bias", "experts.down_proj_bias")
 
 
-FAMILIES["gpt_oss"] = Family(
+ARCHITECTURES["gpt_oss"] = Architecture(
     summary="gpt-oss: attention with sinks, windows in turn, and clamped experts whose gate and input lie in turn.",
     model_class="GptOssForCausalLM",
     layer=lambda config: [

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from llmc.compiler.architectures.shared.base import TINY, Family
+from llmc.compiler.architectures.shared.base import TINY, Architecture
 from llmc.compiler.architectures.shared.experts import EXPERT_RULES, Experts, ExpertsSize, expert_layer
 from llmc.compiler.architectures.shared.names import biased_layer
 
-FAMILIES: dict[str, Family] = {}
+ARCHITECTURES: dict[str, Architecture] = {}
 
-FAMILIES["granite"] = Family(
+ARCHITECTURES["granite"] = Architecture(
     summary=(
         "Granite 3: Llama's layers, where keys of the configuration scale embeddings, scores, residuals and logits."
     ),
@@ -25,7 +25,7 @@ FAMILIES["granite"] = Family(
 )  # fmt: skip
 
 
-FAMILIES["granitemoe"] = Family(
+ARCHITECTURES["granitemoe"] = Architecture(
     summary=(
         "Granite with experts: multipliers of the embedding, attention, residuals and logits; routing after the "
         "choice."

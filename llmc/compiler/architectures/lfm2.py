@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmc.compiler.architectures.shared.base import Config, Family, tiny_without
+from llmc.compiler.architectures.shared.base import Architecture, Config, tiny_without
 from llmc.compiler.architectures.shared.cache import ATTENTION, attention_layer, hybrid_cache
 from llmc.compiler.architectures.shared.names import Names, with_biases
 from llmc.compiler.architectures.shared.sharding import rules
 from llmc.compiler.architectures.shared.size import CountedSize, attention_weights
 from llmc.runtime.cache_shape import CacheShape, CacheTensor
 
-FAMILIES: dict[str, Family] = {}
+ARCHITECTURES: dict[str, Architecture] = {}
 
 NAMES = Names(others=lambda config: ["model.embedding_norm.weight"])
 
@@ -68,7 +68,7 @@ def _size(config: Config, source: str) -> CountedSize:
     return CountedSize.counted({**config, "intermediate_size": _width(config)}, source, inner=inner)
 
 
-FAMILIES["lfm2"] = Family(
+ARCHITECTURES["lfm2"] = Architecture(
     summary="LFM2: layers of a short gated convolution, between which some attend with normed queries and keys.",
     model_class="Lfm2ForCausalLM",
     layer_at=_layer,

@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any
 
-from llmc.compiler.architectures.shared.base import TINY, WINDOW, Config, Family, Gguf, tied_by_default, tiny_without
+from llmc.compiler.architectures.shared.base import (
+    TINY,
+    WINDOW,
+    Architecture,
+    Config,
+    Gguf,
+    tied_by_default,
+    tiny_without,
+)
 from llmc.compiler.architectures.shared.cache import SLIDING, attention_cache, cache_in_turn
 from llmc.compiler.architectures.shared.names import Names, biased_layer, layer, ungated, with_biases
 from llmc.compiler.architectures.shared.sharding import PROJECTIONS, rules
 from llmc.compiler.architectures.shared.size import ModelSize, tied_size
 from llmc.runtime.cache_shape import CacheShape
 
-FAMILIES: dict[str, Family] = {}
+ARCHITECTURES: dict[str, Architecture] = {}
 _LAYER_NORM = Names(others=lambda config: with_biases("model.norm"))
 """Of models whose last norm has a bias."""
 
@@ -21,7 +29,7 @@ def _gguf_config(tensors: Container[str]) -> dict[str, Any]:
     return {"attention_bias": "blk.0.attn_q.bias" in tensors, "mlp_bias": "blk.0.ffn_up.bias" in tensors}
 
 
-FAMILIES["llama"] = Family(
+ARCHITECTURES["llama"] = Architecture(
     summary="Llama, and whatever has its layers: biases are optional, GGUF files have the rows of q and k interleaved.",
     model_class="LlamaForCausalLM",
     layer=biased_layer,
@@ -31,7 +39,7 @@ FAMILIES["llama"] = Family(
 )
 
 
-FAMILIES["arcee"] = Family(
+ARCHITECTURES["arcee"] = Architecture(
     summary="Arcee's AFM: Llama's layers with an MLP that has no gate, and squares what ReLU leaves.",
     model_class="ArceeForCausalLM",
     layer=lambda config: ungated(biased_layer(config)),
@@ -41,7 +49,7 @@ FAMILIES["arcee"] = Family(
 )
 
 
-FAMILIES["cwm"] = Family(
+ARCHITECTURES["cwm"] = Architecture(
     summary="CWM: Llama 3's layers, of which only every fourth sees more than a window.",
     model_class="CwmForCausalLM",
     reads=frozenset({"sliding_window", "layer_types"}),
@@ -58,7 +66,7 @@ def _exaone4_layer(config: Config) -> list[str]:
     return ["post_feedforward_layernorm.weight", *(part for part in parts if part != "input_layernorm.weight")]
 
 
-FAMILIES["exaone4"] = Family(
+ARCHITECTURES["exaone4"] = Architecture(
     summary=(
         "EXAONE 4: what a block gives is normed, not what it takes; layers without a window have no rotary positions."
     ),
@@ -73,7 +81,7 @@ FAMILIES["exaone4"] = Family(
 )  # fmt: skip
 
 
-FAMILIES["helium"] = Family(
+ARCHITECTURES["helium"] = Architecture(
     summary="Helium: Llama's layers, which rotate neighbours of a head with each other.",
     model_class="HeliumForCausalLM",
     layer=lambda config: biased_layer(config, "qkv"),
@@ -87,7 +95,7 @@ def _hunyuan_layer(config: Config) -> list[str]:
     return [*found, "self_attn.query_layernorm.weight", "self_attn.key_layernorm.weight"]
 
 
-FAMILIES["hunyuan_v1_dense"] = Family(
+ARCHITECTURES["hunyuan_v1_dense"] = Architecture(
     summary="Hunyuan's dense models: Llama's layers, where queries and keys are normed after they are rotated.",
     model_class="HunYuanDenseV1ForCausalLM",
     layer=_hunyuan_layer,
@@ -109,7 +117,7 @@ def _jais2_layer(config: Config) -> list[str]:
     return [*norms, *ungated(found)]
 
 
-FAMILIES["jais2"] = Family(
+ARCHITECTURES["jais2"] = Architecture(
     summary=(
         "Jais 2: Llama's layers with LayerNorms and biases, and an MLP without a gate that squares what ReLU leaves."
     ),
@@ -132,7 +140,7 @@ def _nemotron_layer(config: Config) -> list[str]:
     return [*norms, *ungated(found)]
 
 
-FAMILIES["nemotron"] = Family(
+ARCHITECTURES["nemotron"] = Architecture(
     summary=(
         "Nemotron 4 and Minitron: LayerNorms that add one to their weight, half of each head rotated, squared ReLU."
     ),
@@ -157,7 +165,7 @@ def _cache(config: Config) -> CacheShape:
     return attention_cache({**config, "layer_types": config.get("layer_types") or types})
 
 
-FAMILIES["smollm3"] = Family(
+ARCHITECTURES["smollm3"] = Architecture(
     summary="SmolLM3: Llama's layers, some of them without rotary positions, by layer or every so many.",
     model_class="SmolLM3ForCausalLM",
     layer=biased_layer,
@@ -185,7 +193,7 @@ def _stablelm_layer(config: Config) -> list[str]:
     return parts
 
 
-FAMILIES["stablelm"] = Family(
+ARCHITECTURES["stablelm"] = Architecture(
     summary="StableLM: Llama's layers with LayerNorm, a part of each head rotated, and optionally norms of each head.",
     model_class="StableLmForCausalLM",
     layer=_stablelm_layer,
@@ -212,7 +220,7 @@ def _starcoder2_layer(config: Config) -> list[str]:
     return norms + (with_biases(*linear) if config.get("use_bias", True) else [f"{name}.weight" for name in linear])
 
 
-FAMILIES["starcoder2"] = Family(
+ARCHITECTURES["starcoder2"] = Architecture(
     summary=(
         "StarCoder 2: grouped heads, LayerNorm, biases everywhere by a key, an MLP without a gate, a sliding window."
     ),

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from llmc.compiler.architectures.shared.base import NO_ROPE, TINY, Config, Family, tied_by_default, tiny_without
+from llmc.compiler.architectures.shared.base import NO_ROPE, TINY, Architecture, Config, tied_by_default, tiny_without
 from llmc.compiler.architectures.shared.cache import ATTENTION, attention_layer, hybrid_cache
 from llmc.compiler.architectures.shared.experts import Experts, expert_layer
 from llmc.compiler.architectures.shared.names import Names, with_biases
@@ -166,7 +166,7 @@ def _backbone_size(config: Config, source: str, layer: Mamba | Selective) -> Cou
     return CountedSize.counted(plain, source, inner=config["num_hidden_layers"] * layer.weights)
 
 
-FAMILIES: dict[str, Family] = {}
+ARCHITECTURES: dict[str, Architecture] = {}
 
 
 def _mamba(config: Config) -> Selective:
@@ -176,7 +176,7 @@ def _mamba(config: Config) -> Selective:
     )  # fmt: skip
 
 
-FAMILIES["mamba"] = Family(
+ARCHITECTURES["mamba"] = Architecture(
     summary="Mamba: layers of the first form alone, which keep states and no keys and values.",
     model_class="MambaForCausalLM",
     layer=lambda config: ["norm.weight", *selective_layer("mixer", **_biases(config, ""))],
@@ -194,8 +194,8 @@ FAMILIES["mamba"] = Family(
 )
 
 
-FAMILIES["falcon_mamba"] = replace(
-    FAMILIES["mamba"],
+ARCHITECTURES["falcon_mamba"] = replace(
+    ARCHITECTURES["mamba"],
     summary="Falcon Mamba: Mamba's layers, with norms without weights over what a token chooses.",
     model_class="FalconMambaForCausalLM",
     reads=READS | {"time_step_rank", "mixer_rms_eps"},
@@ -210,7 +210,7 @@ def _mamba2(config: Config) -> Mamba:
     )  # fmt: skip
 
 
-FAMILIES["mamba2"] = Family(
+ARCHITECTURES["mamba2"] = Architecture(
     summary="Mamba 2: layers of the second form alone, whose heads share how they fade, and no keys and values.",
     model_class="Mamba2ForCausalLM",
     layer=lambda config: ["norm.weight", *mamba_layer("mixer", **_biases(config, ""))],
@@ -253,7 +253,7 @@ def _bamba_size(config: Config, source: str) -> CountedSize:
     return CountedSize.counted(config, source, inner=inner)
 
 
-FAMILIES["bamba"] = Family(
+ARCHITECTURES["bamba"] = Architecture(
     summary="Bamba: Mamba 2's layers, between which some attend, rotated by half; each is followed by a gated MLP.",
     model_class="BambaForCausalLM",
     layer_at=_bamba_layer,
@@ -305,7 +305,7 @@ def _falcon_h1_size(config: Config, source: str) -> CountedSize:
     return CountedSize.counted(config, source, inner=inner)
 
 
-FAMILIES["falcon_h1"] = Family(
+ARCHITECTURES["falcon_h1"] = Architecture(
     summary=(
         "Falcon-H1: each layer attends and has a Mamba 2 layer beside, over one norm; multipliers scale what they "
         "take."
@@ -368,7 +368,7 @@ def _granite_size(config: Config, source: str) -> CountedSize:
     )  # fmt: skip
 
 
-FAMILIES["granitemoehybrid"] = Family(
+ARCHITECTURES["granitemoehybrid"] = Architecture(
     summary="Granite 4: Mamba 2's layers, some attend, with or without positions; experts beside a shared MLP.",
     model_class="GraniteMoeHybridForCausalLM",
     layer_at=_granite_layer,
@@ -440,7 +440,7 @@ def _jamba_size(config: Config, source: str) -> CountedSize:
     )
 
 
-FAMILIES["jamba"] = Family(
+ARCHITECTURES["jamba"] = Architecture(
     summary=(
         "Jamba: Mamba's first layers, between which some attend without positions; experts in every other MLP's "
         "place."
@@ -548,7 +548,7 @@ def _nemotron_size(config: Config, source: str) -> CountedSize:
     )  # fmt: skip
 
 
-FAMILIES["nemotron_h"] = Family(
+ARCHITECTURES["nemotron_h"] = Architecture(
     summary=(
         "Nemotron-H and Nemotron 3: each layer is one thing, Mamba 2, attention without positions, an MLP, or "
         "experts."

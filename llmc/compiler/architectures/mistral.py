@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from llmc.compiler.architectures.shared.base import TINY, WINDOW, Family
+from llmc.compiler.architectures.shared.base import TINY, WINDOW, Architecture
 from llmc.compiler.architectures.shared.cache import attention_cache
 from llmc.compiler.architectures.shared.experts import EXPERT_RULES, Experts, ExpertsSize, expert_layer
 from llmc.compiler.architectures.shared.names import layer
 
-FAMILIES: dict[str, Family] = {}
+ARCHITECTURES: dict[str, Architecture] = {}
 
-FAMILIES["mistral"] = Family(
+ARCHITECTURES["mistral"] = Architecture(
     summary=(
         "Mistral: Llama's layers without biases, and attention within a sliding window. GGUF files say that it is a "
         "Llama."
@@ -21,7 +21,7 @@ FAMILIES["mistral"] = Family(
 )
 
 
-FAMILIES["ministral"] = Family(
+ARCHITECTURES["ministral"] = Architecture(
     summary="Ministral: Mistral's layers, whose windows differ by layer.",
     model_class="MinistralForCausalLM",
     reads=frozenset({"sliding_window", "layer_types"}),
@@ -33,7 +33,7 @@ FAMILIES["ministral"] = Family(
 )  # fmt: skip
 
 
-FAMILIES["ministral3"] = Family(
+ARCHITECTURES["ministral3"] = Architecture(
     summary=(
         "Ministral 3: Mistral's layers, whose queries grow with the logarithm of how often their position passed a "
         "length."
@@ -49,7 +49,7 @@ FAMILIES["ministral3"] = Family(
 )  # fmt: skip
 
 
-FAMILIES["mixtral"] = Family(
+ARCHITECTURES["mixtral"] = Architecture(
     summary="Mixtral: Mistral's attention, and two of eight MLPs a token, whose weights sum to 1.",
     model_class="MixtralForCausalLM",
     layer=lambda config: expert_layer(layer()),

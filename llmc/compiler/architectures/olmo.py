@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from llmc.compiler.architectures.shared.base import TINY, WINDOW, Config, Family, tiny_without
+from llmc.compiler.architectures.shared.base import TINY, WINDOW, Architecture, Config, tiny_without
 from llmc.compiler.architectures.shared.cache import cache_in_turn
 from llmc.compiler.architectures.shared.experts import EXPERT_RULES, Experts, ExpertsSize, expert_layer
 from llmc.compiler.architectures.shared.names import Names, biased_layer
 
-FAMILIES: dict[str, Family] = {}
+ARCHITECTURES: dict[str, Architecture] = {}
 
 
 def _olmo_layer(config: Config) -> list[str]:
     return [part for part in biased_layer(config) if "layernorm" not in part]
 
 
-FAMILIES["olmo"] = Family(
+ARCHITECTURES["olmo"] = Architecture(
     summary="OLMo: Llama's layers with LayerNorms that have no weights; a key clips queries, keys and values.",
     model_class="OlmoForCausalLM",
     layer=_olmo_layer,
@@ -32,7 +32,7 @@ def _olmo2_layer(config: Config) -> list[str]:
     return ["post_feedforward_layernorm.weight", *(part for part in found if part != "input_layernorm.weight")]
 
 
-FAMILIES["olmo2"] = Family(
+ARCHITECTURES["olmo2"] = Architecture(
     summary=(
         "OLMo 2: what a block gives is normed, not what it takes; queries and keys are normed over all heads together."
     ),
@@ -43,7 +43,7 @@ FAMILIES["olmo2"] = Family(
 )
 
 
-FAMILIES["olmo3"] = Family(
+ARCHITECTURES["olmo3"] = Architecture(
     summary="OLMo 3: OLMo 2's layers, some with a sliding window; those without one may scale their RoPE.",
     model_class="Olmo3ForCausalLM",
     layer=_olmo2_layer,
@@ -62,7 +62,7 @@ FAMILIES["olmo3"] = Family(
 )  # fmt: skip
 
 
-FAMILIES["olmoe"] = Family(
+ARCHITECTURES["olmoe"] = Architecture(
     summary="OLMoE: queries and keys are normed over all heads at once, and each token takes some of many small MLPs.",
     model_class="OlmoeForCausalLM",
     layer=lambda config: expert_layer(biased_layer(config, qk_norms=True)),

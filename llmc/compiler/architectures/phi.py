@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from llmc.compiler.architectures.shared.base import TINY, WINDOW, Config, Family, tiny_without
+from llmc.compiler.architectures.shared.base import TINY, WINDOW, Architecture, Config, tiny_without
 from llmc.compiler.architectures.shared.experts import EXPERT_RULES, Experts, ExpertsSize, expert_layer
 from llmc.compiler.architectures.shared.names import HEAD, Names, biased_layer, with_biases
 from llmc.compiler.architectures.shared.sharding import PACKED_RULES, rules
 from llmc.compiler.architectures.shared.size import ModelSize
 
-FAMILIES: dict[str, Family] = {}
+ARCHITECTURES: dict[str, Architecture] = {}
 
 NAMES = Names(others=lambda config: [*with_biases("model.final_layernorm"), "lm_head.bias"])
 
@@ -19,7 +19,7 @@ def _layer(config: Config) -> list[str]:
     return with_biases("input_layernorm", *parts, *norms)
 
 
-FAMILIES["phi"] = Family(
+ARCHITECTURES["phi"] = Architecture(
     summary=(
         "Phi 1, 1.5 and 2: attention and MLP read the same hidden states, heads are rotated in part, the head has a "
         "bias."
@@ -47,7 +47,7 @@ _LAYER = [
 ]  # fmt: skip
 
 
-FAMILIES["phi3"] = Family(
+ARCHITECTURES["phi3"] = Architecture(
     summary="Phi-3 and Phi-4: Llama's layers whose q, k and v, and gate and up, are one tensor each.",
     model_class="Phi3ForCausalLM",
     layer=lambda config: list(_LAYER),
@@ -68,7 +68,7 @@ def _others(config: Config) -> list[str]:
     return [*with_biases("model.norm"), *(["lm_head.bias"] if config.get("lm_head_bias") else [])]
 
 
-FAMILIES["phimoe"] = Family(
+ARCHITECTURES["phimoe"] = Architecture(
     summary=(
         "Phi with experts (Phi-3.5-MoE): LayerNorm, and two experts a token, each weighed among those that are near "
         "it."

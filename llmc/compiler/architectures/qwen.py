@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
-from llmc.compiler.architectures.shared.base import TINY, Config, Family, Gguf, tiny_without
+from llmc.compiler.architectures.shared.base import TINY, Architecture, Config, Gguf, tiny_without
 from llmc.compiler.architectures.shared.cache import attention_cache, late_window_cache
 from llmc.compiler.architectures.shared.experts import (
     EXPERT_RULES,
@@ -155,9 +155,9 @@ def expert_delta_size(config: Mapping[str, Any], source: str) -> CountedSize:
     )  # fmt: skip
 
 
-FAMILIES: dict[str, Family] = {}
+ARCHITECTURES: dict[str, Architecture] = {}
 
-FAMILIES["qwen2"] = Family(
+ARCHITECTURES["qwen2"] = Architecture(
     summary="Qwen2 and Qwen2.5: q, k and v have biases, which no key switches off.",
     model_class="Qwen2ForCausalLM",
     layer=lambda config: layer("qkv"),
@@ -169,7 +169,7 @@ FAMILIES["qwen2"] = Family(
 )
 
 
-FAMILIES["qwen2_moe"] = Family(
+ARCHITECTURES["qwen2_moe"] = Architecture(
     summary="Qwen2 with experts: biases on q, k and v, and beside the experts an MLP that all take, through a gate.",
     model_class="Qwen2MoeForCausalLM",
     layer_at=mixed_layers(
@@ -200,7 +200,7 @@ FAMILIES["qwen2_moe"] = Family(
 )  # fmt: skip
 
 
-FAMILIES["qwen3"] = Family(
+ARCHITECTURES["qwen3"] = Architecture(
     summary=(
         "Qwen3: queries and keys are normed before they are rotated, so that their projections stay apart when fused."
     ),
@@ -220,7 +220,7 @@ def _cache(config: Config) -> CacheShape:
     return attention_cache({**config, "sliding_window": window})
 
 
-FAMILIES["qwen3_moe"] = Family(
+ARCHITECTURES["qwen3_moe"] = Architecture(
     summary="Qwen3 with experts: its attention, and MLPs of which each token takes some.",
     model_class="Qwen3MoeForCausalLM",
     layer_at=mixed_layers(
@@ -247,7 +247,7 @@ FAMILIES["qwen3_moe"] = Family(
 )  # fmt: skip
 
 
-FAMILIES["qwen3_next"] = Family(
+ARCHITECTURES["qwen3_next"] = Architecture(
     summary=(
         "Qwen3-Next: layers of the gated delta rule, each fourth one of gated attention, many experts and a shared one."
     ),
@@ -265,7 +265,7 @@ FAMILIES["qwen3_next"] = Family(
 )
 
 
-FAMILIES["qwen3_5_text"] = Family(
+ARCHITECTURES["qwen3_5_text"] = Architecture(
     summary=(
         "Qwen3.5's text part: layers of the gated delta rule, each fourth one of gated attention; norms add 1 to "
         "weights."
@@ -280,7 +280,7 @@ FAMILIES["qwen3_5_text"] = Family(
 )
 
 
-FAMILIES["qwen3_5_moe_text"] = Family(
+ARCHITECTURES["qwen3_5_moe_text"] = Architecture(
     summary="Qwen3.5's text part with experts: its layers, each with many small MLPs and one that all tokens take.",
     model_class="Qwen3_5MoeForCausalLM",
     layer_at=expert_delta_layer,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmc.compiler.architectures.shared.families import family_or_plain
+from llmc.compiler.architectures.shared.architectures import architecture_or_plain
 from llmc.compiler.checkpoint.base import ADAPTER_CONFIG, CONFIG, Checkpoint, QuantisedBlocks
 from llmc.errors import CheckpointError
 from llmc.paths import exists, expanded, is_dir, is_file
@@ -171,12 +171,12 @@ def _opened(path: str | Path) -> Checkpoint:
     if is_dir(found):
         from llmc.compiler.checkpoint.huggingface import HuggingFaceCheckpoint, read_config_file
 
-        experts = family_or_plain(read_config_file(found / CONFIG, family_or_plain)).experts
+        experts = architecture_or_plain(read_config_file(found / CONFIG, architecture_or_plain)).experts
         if experts is None:
-            return HuggingFaceCheckpoint(found, name, family_or_plain)
+            return HuggingFaceCheckpoint(found, name, architecture_or_plain)
         from llmc.compiler.checkpoint.experts import ExpertsCheckpoint
 
-        return ExpertsCheckpoint(found, name, family_or_plain, experts.stored, experts.count)
+        return ExpertsCheckpoint(found, name, architecture_or_plain, experts.stored, experts.count)
     if found.suffix == ".gguf" or is_gguf(found):
         from llmc.compiler.checkpoint.gguf import GgufCheckpoint
 
@@ -184,7 +184,7 @@ def _opened(path: str | Path) -> Checkpoint:
     if found.suffix == ".json":
         from llmc.compiler.checkpoint.huggingface import ConfigCheckpoint
 
-        return ConfigCheckpoint(found, name, family_or_plain)
+        return ConfigCheckpoint(found, name, architecture_or_plain)
     raise CheckpointError(
         f"{found}: not a checkpoint: neither a GGUF file nor a folder; for a Hugging Face model pass the "
         "folder that holds config.json and the safetensors"
@@ -249,7 +249,7 @@ def read_config(path: str | Path | Checkpoint) -> Mapping[str, Any]:
         return build_config(read_header(found))
     from llmc.compiler.checkpoint.huggingface import read_config_file
 
-    return read_config_file(found / CONFIG if is_dir(found) else found, family_or_plain)
+    return read_config_file(found / CONFIG if is_dir(found) else found, architecture_or_plain)
 
 
 def _inside(path: Path) -> Path:

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from llmc.compiler.architectures.shared.base import Family, Gguf
-from llmc.compiler.architectures.shared.families import by_gguf_architecture, family
+from llmc.compiler.architectures.shared.architectures import architecture, by_gguf_architecture
+from llmc.compiler.architectures.shared.base import Architecture, Gguf
 from llmc.compiler.checkpoint.gguf_header import GgufHeader, StringArray
 from llmc.errors import CheckpointError
 
@@ -65,14 +65,14 @@ class Metadata:
         return by_gguf_architecture()[self.arch]
 
     @cached_property
-    def family(self) -> Family:
+    def architecture(self) -> Architecture:
         """The family of `arch`."""
-        return family({"model_type": self.model_type})
+        return architecture({"model_type": self.model_type})
 
     @cached_property
     def gguf(self) -> Gguf:
         """How GGUF files hold the family."""
-        found = self.family.gguf
+        found = self.architecture.gguf
         assert found is not None  # the architecture is one of those in GGUF files
         return found
 
@@ -147,7 +147,7 @@ def build_config(header: GgufHeader) -> dict[str, Any]:
     context = meta.integer("{arch}.context_length")
     config: dict[str, Any] = {
         "model_type": meta.model_type,
-        "architectures": [meta.family.model_class],
+        "architectures": [meta.architecture.model_class],
         "vocab_size": _vocab_size(meta),
         "hidden_size": hidden,
         "intermediate_size": meta.integer("{arch}.feed_forward_length"),

@@ -26,10 +26,9 @@ from llmc.compiler.checkpoint.safetensors_file import SafetensorsFile
 from llmc.errors import CheckpointError, NoTokenizerError
 
 if TYPE_CHECKING:
-    from llmc.compiler.architectures.shared.base import Family
     from llmc.compiler.architectures.shared.block_form import BlockForm
 
-Facts: TypeAlias = "Callable[[Mapping[str, Any]], Family]"
+Facts: TypeAlias = "Callable[[Mapping[str, Any]], Architecture]"
 """The family of a configuration. It is given: what reads weights is in keys, and families are not."""
 
 SINGLE = "model.safetensors"
@@ -219,7 +218,7 @@ def read_config_file(path: Path, facts: Facts | None = None) -> dict[str, Any]:
     """A config.json, its rope fields moved to `rope_parameters` (transformers 5). Raises CheckpointError.
 
     Of a model of several parts it is the text part's (`text_config`). With `facts` it is in common terms too
-    (`Family.in_common_terms`).
+    (`Architecture.in_common_terms`).
     """
     config = read_json(path)
     if not isinstance(config.get("model_type"), str):

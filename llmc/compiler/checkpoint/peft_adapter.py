@@ -173,17 +173,17 @@ class PeftAdapter:
         if name.endswith(".bias"):
             built: FloatArray = weight + scale * parts["bias"]
             return built
-        product = scale * (high @ low)
-        transposed = "embedding_A" in parts or self._is_transposed(weight.shape, product.shape)
-        built = weight + (product.T if transposed else product)
+        matmul = scale * (high @ low)
+        transposed = "embedding_A" in parts or self._is_transposed(weight.shape, matmul.shape)
+        built = weight + (matmul.T if transposed else matmul)
         if self.config.get("use_dora"):
             rows = built.T if transposed else built
             rows *= (parts["magnitude"].ravel() / np.linalg.norm(rows, axis=1))[:, None]
         return built
 
-    def _is_transposed(self, weight: tuple[int, ...], product: tuple[int, ...]) -> bool:
+    def _is_transposed(self, weight: tuple[int, ...], matmul: tuple[int, ...]) -> bool:
         """Of a square weight the configuration says it, of another its shape."""
-        return bool(self.config.get("fan_in_fan_out")) if product[0] == product[1] else product != weight
+        return bool(self.config.get("fan_in_fan_out")) if matmul[0] == matmul[1] else matmul != weight
 
     def _scale(self, module: str, rank: int) -> float:
         """Source: PEFT's update_layer and get_pattern_key; names, not patterns: those of a stranger are not run."""

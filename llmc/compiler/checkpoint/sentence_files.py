@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llmc.compiler.architectures.encoders import encoder_family
+from llmc.compiler.architectures.encoders import encoder_architecture
 from llmc.compiler.checkpoint.huggingface import read_json
 from llmc.compiler.checkpoint.safetensors_file import SafetensorsFile
 from llmc.errors import CheckpointError
@@ -61,7 +61,7 @@ def task_of(checkpoint: Checkpoint) -> Task | None:
     if (path / MODULES).is_file():
         return "embed"
     try:
-        causal = encoder_family(checkpoint.config).causal
+        causal = encoder_architecture(checkpoint.config).causal
     except CheckpointError:
         return None
     return None if causal and not str(classes[0]).endswith("Model") else "embed"
@@ -119,7 +119,7 @@ def labels_of(config: Mapping[str, Any]) -> int:
 
 def _longest(checkpoint: Checkpoint, folder: Path) -> int:
     """Tokens of a text: what sentence_bert_config.json or the tokenizer says, within what positions reach."""
-    reach = encoder_family(checkpoint.config).longest(checkpoint.config)
+    reach = encoder_architecture(checkpoint.config).longest(checkpoint.config)
     said = _optional(folder / "sentence_bert_config.json").get("max_seq_length")
     said = said or _optional(folder / "tokenizer_config.json").get("model_max_length") or reach
     if not isinstance(said, int | float) or not said >= 1:
@@ -129,7 +129,7 @@ def _longest(checkpoint: Checkpoint, folder: Path) -> int:
 
 def _modules(checkpoint: Checkpoint, folder: Path) -> tuple[list[Module], dict[str, NDArray[Any]]]:
     if not (folder / MODULES).is_file():
-        return [Pooling(("lasttoken" if encoder_family(checkpoint.config).causal else "mean",))], {}
+        return [Pooling(("lasttoken" if encoder_architecture(checkpoint.config).causal else "mean",))], {}
     found: list[Module] = []
     arrays: dict[str, NDArray[Any]] = {}
     width = 0

@@ -18,7 +18,7 @@ from llmc.buckets.bucket import Bucket
 from llmc.buckets.cost.bench import Bench
 from llmc.buckets.limits import Limits
 from llmc.buckets.render.text import table
-from llmc.compiler.architectures.shared.families import size_of
+from llmc.compiler.architectures.shared.architectures import size_of
 from llmc.compiler.architectures.shared.size import Weights
 from llmc.compiler.checkpoint import DEMO, Checkpoint, open_checkpoint, read_config
 from llmc.compiler.estimates.durations import Durations, of_target, typical

@@ -17,12 +17,12 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from llmc.compiler.architectures import require_supported
+from llmc.compiler.architectures.shared.architectures import architecture
 from llmc.compiler.architectures.shared.config_keys import HARMLESS, NEUTRAL, READ, ROPE
-from llmc.compiler.architectures.shared.families import family
 from llmc.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from llmc.compiler.architectures.shared.base import Family
+    from llmc.compiler.architectures.shared.base import Architecture
     from llmc.compiler.checkpoint.base import Checkpoint
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -83,7 +83,7 @@ def _vocabulary(checkpoint: Checkpoint) -> Iterator[str]:
     size = checkpoint.config.get("vocab_size")
     if not isinstance(size, int):
         return
-    names = family(checkpoint.config).names
+    names = architecture(checkpoint.config).names
     for name in sorted({names.embedding, names.head}.intersection(checkpoint.tensor_names())):
         if (rows := checkpoint.shape(name)[0]) != size:
             yield f"vocab_size is {size}, and {name} has {rows} rows"
@@ -127,8 +127,8 @@ def require_consumed(checkpoint: Checkpoint) -> None:
             "changes no number, take it out of config.json; else the model is not supported"
         )
     needed = tensor_names(checkpoint.config)
-    computed = (*COMPUTED, *family(checkpoint.config).computed)
-    ignored = family(checkpoint.config).ignored(checkpoint.config)
+    computed = (*COMPUTED, *architecture(checkpoint.config).computed)
+    ignored = architecture(checkpoint.config).ignored(checkpoint.config)
     tensors = [
         name
         for name in checkpoint.tensor_names()
@@ -143,11 +143,11 @@ def require_consumed(checkpoint: Checkpoint) -> None:
 
 def tensor_names(config: Mapping[str, Any]) -> set[str]:
     """The names of every tensor that the model of a supported configuration has; a tied head's too."""
-    return family(config).tensor_names(config)
+    return architecture(config).tensor_names(config)
 
 
 def _left_over_keys(config: Mapping[str, Any]) -> Iterator[str]:
-    own = family(config)
+    own = architecture(config)
     stated = own.in_common_terms({name: v for name, v in config.items() if name not in own.unread})
     known = READ - own.unread | own.reads | own.harmless | frozenset().union(*HARMLESS.values())
     known |= {*own.keys, *own.keys.values(), *own.derived(stated)}
@@ -163,7 +163,7 @@ def _left_over_keys(config: Mapping[str, Any]) -> Iterator[str]:
         yield from _left_over_rope("rope_parameters", config["rope_parameters"], own)
 
 
-def _left_over_rope(where: str, rope: Any, own: Family) -> Iterator[str]:
+def _left_over_rope(where: str, rope: Any, own: Architecture) -> Iterator[str]:
     if not isinstance(rope, Mapping):
         yield f"{where}: {rope!r:.60}"
         return

@@ -21,7 +21,7 @@ from torch.export import Dim, ExportedProgram
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.utils import logging as transformers_logging
 
-from llmc.compiler.architectures.encoders import encoder_family
+from llmc.compiler.architectures.encoders import encoder_architecture
 from llmc.compiler.checkpoint.base import coded_names
 from llmc.compiler.frontend.in_place import without_writes
 from llmc.errors import CheckpointError, CompileError
@@ -40,12 +40,12 @@ class Encode(nn.Module):
 
     def __init__(self, checkpoint: Checkpoint, task: Task, judges: tuple[int, int] | None = None) -> None:
         super().__init__()
-        self.family = encoder_family(checkpoint.config)
-        self.padding = self.family.padding_position(checkpoint.config)
-        self.typed = self.family.token_types(checkpoint.config)
+        self.architecture = encoder_architecture(checkpoint.config)
+        self.padding = self.architecture.padding_position(checkpoint.config)
+        self.typed = self.architecture.token_types(checkpoint.config)
         self.model = _load(checkpoint, task, judges is not None)
         self.task = task
-        self.last = task == "score" and self.family.causal
+        self.last = task == "score" and self.architecture.causal
         if judges is not None:
             head = self.model.get_output_embeddings().weight
             difference = (head[judges[1]] - head[judges[0]]).detach().clone()
@@ -73,7 +73,7 @@ class Encode(nn.Module):
     def _result(self, token_ids: Tensor, lengths: Tensor, type_ids: Tensor | None, **inputs: Any) -> Tensor:
         if type_ids is not None:
             inputs["token_type_ids"] = type_ids
-        if self.family.causal:
+        if self.architecture.causal:
             inputs["use_cache"] = False
         out = self.model(input_ids=token_ids, **inputs)
         if self.judge is not None:
@@ -187,7 +187,7 @@ def _load(checkpoint: Checkpoint, task: Task, generative: bool) -> nn.Module:
         )
     extra: dict[str, Any] = {"add_pooling_layer": False} if task == "embed" else {}
     try:
-        model, info = _from_pretrained(kind, folder, encoder_family(checkpoint.config).attention, extra)
+        model, info = _from_pretrained(kind, folder, encoder_architecture(checkpoint.config).attention, extra)
     except Exception as e:
         raise CheckpointError(f"{folder}: transformers cannot load it as a model that {task}s: {e}") from e
     missing = sorted(info["missing_keys"])

@@ -142,7 +142,7 @@ def _chosen_only(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_
 
 
 def _every_expert(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    def products(rows: Tensor, matrix: tuple[Tensor, Tensor | None]) -> Tensor:
+    def matmuls(rows: Tensor, matrix: tuple[Tensor, Tensor | None]) -> Tensor:
         weight, bias = matrix
         out = torch.matmul(rows, weight if module.is_transposed else weight.transpose(1, 2))
         return out if bias is None else out + bias[:, None]
@@ -150,7 +150,7 @@ def _every_expert(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
     into, out = _matrices(module)
     chosen = top_k_index[:, :, None] == torch.arange(into[0].shape[0])
     shares = torch.where(chosen, top_k_weights[:, :, None], 0.0).sum(1).transpose(0, 1)[:, :, None]
-    rows = _normed(module, products(_gated(module, products(hidden_states[None], into)), out))
+    rows = _normed(module, matmuls(_gated(module, matmuls(hidden_states[None], into)), out))
     # an expert may overflow on tokens that it never sees, and 0 × infinity is NaN: so it is replaced, not weighted by 0
     return (torch.where(shares != 0, rows, 0.0) * shares).sum(0).to(hidden_states.dtype)
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from llmc.artifacts.key import Key
-from llmc.compiler.architectures.shared.families import size_of
+from llmc.compiler.architectures.shared.architectures import size_of
 from llmc.compiler.estimates.footprint import Footprint
 from llmc.compiler.model_size import weights_in
 from llmc.compiler.pipeline.bind import why_unverified

@@ -386,7 +386,7 @@ def fuse_adapters(graph: Graph) -> None:
         if node.op != "add":
             continue
         for added, base in zip(node.inputs, reversed(node.inputs), strict=True):
-            if product := _product(m, added):
+            if product := _matmul(m, added):
                 high, low, masks = product
                 ends = np.cumsum(graph.tables[masks].sum(1).astype(np.int64))
                 node.op, node.attrs = "adapted", {"ends": ends.tolist()}
@@ -394,7 +394,7 @@ def fuse_adapters(graph: Graph) -> None:
                 break
 
 
-def _product(m: Matcher, value: Value | None) -> tuple[Node, Node, Value] | None:
+def _matmul(m: Matcher, value: Value | None) -> tuple[Node, Node, Value] | None:
     """The products with B and with A, and the table of masks, that make a value which nothing else reads."""
     high = m.made_by(value, "linear") if value is not None and m.sole(value) else None
     masked = m.made_by(high.inputs[0], "mul") if high else None

@@ -55,11 +55,11 @@ class Inputs:
     follows: Array
 
     @classmethod
-    def of(cls, products: Array) -> Inputs:
+    def of(cls, matmuls: Array) -> Inputs:
         """By the sum of x xᵀ over inputs x, [K, K]."""
-        squares = np.diagonal(products)
+        squares = np.diagonal(matmuls)
         order = np.argsort(-squares, kind="stable")
-        damped = products[np.ix_(order, order)].astype(np.float64)
+        damped = matmuls[np.ix_(order, order)].astype(np.float64)
         diagonal = np.einsum("ii->i", damped)
         squares = np.maximum(squares, _LEAST * squares.mean() or 1)
         diagonal[:] = squares[order] * (1 + DAMPING)
@@ -117,8 +117,8 @@ def calibrate(
         nonlocal end, done
         built: dict[nn.Module, Tensor] = {}
         for group in groups.take():
-            weight, products = group.weight(), _products(replayed, layer, group, ways, built)
-            quantized, scales, minimums = gptq4(weight, Inputs.of(products.numpy()), BLOCK)
+            weight, matmuls = group.weight(), _matmuls(replayed, layer, group, ways, built)
+            quantized, scales, minimums = gptq4(weight, Inputs.of(matmuls.numpy()), BLOCK)
             built |= group.split((quantized * scales[..., None] + minimums[..., None]).reshape(weight.shape))
             start = 0
             for module, name in group.modules.items():
@@ -140,7 +140,7 @@ def calibrate(
     return matrices
 
 
-def _products(
+def _matmuls(
     replayed: ReplayedModel,
     layer: nn.Module,
     group: MatrixGroup,
@@ -148,11 +148,11 @@ def _products(
     built: Mapping[nn.Module, Tensor],
 ) -> Tensor:
     """The sum of x xᵀ over inputs x of a group, [K, K], where matrices before it in the layer are as `built`."""
-    products = torch.zeros(group.width, group.width)
+    matmuls = torch.zeros(group.width, group.width)
 
     def seen(_: nn.Module, given: tuple[Tensor, ...]) -> None:
         rows = given[0].reshape(-1, group.width)
-        products.addmm_(rows.T, rows)
+        matmuls.addmm_(rows.T, rows)
         raise _SeenError
 
     hook = next(iter(group.modules)).register_forward_pre_hook(seen)
@@ -160,7 +160,7 @@ def _products(
         with suppress(_SeenError):
             replayed.through(layer, way.branch(), built)
     hook.remove()
-    return products
+    return matmuls
 
 
 class _SeenError(Exception):

@@ -178,8 +178,8 @@ def _fitted(w: Array, start: Array, scale: Array, counts: Array) -> tuple[Array,
 
 
 def _dot(a: Array, b: Array) -> Array:
-    products: Array = np.einsum("abk,abk->ab", a, b)
-    return products[..., None]
+    matmuls: Array = np.einsum("abk,abk->ab", a, b)
+    return matmuls[..., None]
 
 
 def changed(name: str, what: str, block: int) -> CheckpointError:

@@ -22,4 +22,4 @@ def drop_in(name: str, file: str, text: str, folder: Path, monkeypatch: pytest.M
     found = importlib.import_module(module)
     del sys.modules[module]
     monkeypatch.setitem(sys.modules, module, found)  # and takes it out again
-    monkeypatch.setitem(tiny.ARCHITECTURES, name, tiny.of_family(name))
+    monkeypatch.setitem(tiny.ARCHITECTURES, name, tiny.of_architecture(name))

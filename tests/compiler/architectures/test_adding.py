@@ -9,7 +9,7 @@ import pytest
 
 from llmc.artifacts.store.store import Store
 from llmc.compiler.architectures import require_supported, supported
-from llmc.compiler.architectures.shared.families import by_gguf_architecture, family, size_of
+from llmc.compiler.architectures.shared.architectures import architecture, by_gguf_architecture, size_of
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.frontend.consumed import require_consumed, tensor_names
 from llmc.compiler.frontend.skeleton import build_skeleton
@@ -72,7 +72,7 @@ def test_what_its_file_does_not_say_is_refused(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("dropped")
 def test_it_is_listed_and_sized_with_the_others() -> None:
     assert NAME in supported()
-    assert family({"model_type": NAME}).model_class == "SeedOssForCausalLM"
+    assert architecture({"model_type": NAME}).model_class == "SeedOssForCausalLM"
     assert size_of(tiny.config(NAME), "config.json").vocabulary == VOCAB
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from llmc.compiler.architectures.shared.architectures import size_of
 from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.architectures.shared.experts import ExpertsSize
-from llmc.compiler.architectures.shared.families import size_of
 from llmc.compiler.architectures.shared.size import Weights
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.frontend.consumed import require_consumed, tensor_names

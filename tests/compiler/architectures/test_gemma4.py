@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from llmc.compiler.architectures.shared.architectures import architecture
 from llmc.compiler.architectures.shared.caches import cache_of
-from llmc.compiler.architectures.shared.families import family
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.frontend.attention import TraceState
 from llmc.compiler.frontend.consumed import require_consumed
@@ -24,7 +24,7 @@ from llmc.runtime.cache_shape import CacheShape, key_value
 from tests.compiler import tiny
 from tests.tiers import full
 
-TINY = tiny.of_family("gemma4_text")
+TINY = tiny.of_architecture("gemma4_text")
 PLAIN = {**TINY, "enable_moe_block": False, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}
 CASES = {"all": TINY, "plain": PLAIN, "own values": {**TINY, "attention_k_eq_v": False}}
 
@@ -32,7 +32,7 @@ CASES = {"all": TINY, "plain": PLAIN, "own values": {**TINY, "attention_k_eq_v":
 @pytest.mark.parametrize("config", CASES.values(), ids=CASES)
 def test_parameters_are_those_of_transformers_matrices(config: dict[str, Any]) -> None:
     matrices = sum(p.numel() for p in build_skeleton(config).parameters() if p.dim() > 1)
-    assert family(config).size(config, "config.json").parameters == matrices
+    assert architecture(config).size(config, "config.json").parameters == matrices
 
 
 def test_a_configuration_that_transformers_saved_has_the_same_cache() -> None:

@@ -29,7 +29,7 @@ OTHERS: dict[str, tuple[code.Maker, ...]] = {
     "references of safetensors": (probes_stage, HuggingFaceCheckpoint),
     "executables for a CPU": (open_target("onnxruntime").compile,),
 }
-FAMILIES = {f"llmc.compiler.architectures.{file}" for file in FILES.values()}
+ARCHITECTURES = {f"llmc.compiler.architectures.{file}" for file in FILES.values()}
 
 
 @pytest.fixture
@@ -44,12 +44,12 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.parametrize("what", READERS)
 def test_what_reads_a_family_is_keyed_by_the_files_of_all(what: str) -> None:
-    assert set(code.closure(*READERS[what])) >= FAMILIES
+    assert set(code.closure(*READERS[what])) >= ARCHITECTURES
 
 
 @pytest.mark.parametrize("what", OTHERS)
 def test_what_reads_none_is_keyed_by_none(what: str) -> None:
-    assert not set(code.closure(*OTHERS[what])) & FAMILIES
+    assert not set(code.closure(*OTHERS[what])) & ARCHITECTURES
 
 
 @pytest.mark.parametrize("what", READERS)

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from llmc.compiler.architectures import supported
+from llmc.compiler.architectures.shared.architectures import architecture
 from llmc.compiler.architectures.shared.caches import cache_of
-from llmc.compiler.architectures.shared.families import family
 from llmc.compiler.frontend.skeleton import model_config
 from tests.compiler import tiny
 
 IN_TURN = [
     name
     for name in supported()
-    if "layer_types" in family({"model_type": name}).reads and not cache_of(tiny.of_family(name)).states
+    if "layer_types" in architecture({"model_type": name}).reads and not cache_of(tiny.of_architecture(name)).states
 ]
 """Layers with a state come between layers that see all."""
 LAYERS = 9
@@ -29,7 +29,7 @@ SAYINGS: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize("name", IN_TURN)
 def test_windows_are_those_of_transformers_layer_types(name: str, said: dict[str, Any]) -> None:
     left_out = ("layer_types", "sliding_window", "no_rope_layers")
-    config = {k: v for k, v in tiny.of_family(name).items() if k not in left_out}
+    config = {k: v for k, v in tiny.of_architecture(name).items() if k not in left_out}
     config |= {"num_hidden_layers": LAYERS, **said}
     found: Any = model_config(config)
     shape = cache_of(config)

@@ -15,7 +15,7 @@ from llmc.compiler.checkpoint import open_checkpoint
 from llmc.errors import CheckpointError
 from tests.compiler import tiny
 
-FAMILIES = {
+ARCHITECTURES = {
     "mixtral": "model.layers.0.block_sparse_moe.experts.3.w2.weight",
     "qwen3_moe": "model.layers.0.mlp.experts.3.down_proj.weight",
     "granitemoe": "model.layers.0.block_sparse_moe.output_linear.weight",
@@ -30,10 +30,10 @@ def write(folder: Path, name: str, change: Callable[[dict[str, Tensor]], dict[st
     return folder
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_tensors_are_those_of_the_model_however_they_are_stored(name: str, tmp_path: Path) -> None:
     written = write(tmp_path / "model", name)
-    assert FAMILIES[name] in load_file(written / "model.safetensors")
+    assert ARCHITECTURES[name] in load_file(written / "model.safetensors")
     found = open_checkpoint(written)
     wanted = tiny.model(name).state_dict()
     assert set(found.tensor_names()) == set(wanted)
@@ -49,7 +49,7 @@ def test_experts_that_are_one_tensor_already_are_read_as_they_are(tmp_path: Path
     np.testing.assert_array_equal(found.tensor(name), wanted[name].numpy())
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_another_number_of_experts_than_the_configuration_says_is_refused(name: str, tmp_path: Path) -> None:
     path = write(tmp_path / "model", name) / "config.json"
     config = json.loads(path.read_text())

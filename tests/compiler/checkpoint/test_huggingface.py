@@ -9,7 +9,7 @@ import struct
 import numpy as np
 import pytest
 
-from llmc.compiler.architectures.shared.base import Family
+from llmc.compiler.architectures.shared.base import Architecture
 from llmc.compiler.architectures.shared.names import Names
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.safetensors_file import SafetensorsFile
@@ -254,11 +254,11 @@ def test_tensors_of_a_checkpoint_without_a_head_and_under_older_names_have_the_m
 
 
 def test_sizes_under_a_familys_own_keys_are_in_common_terms_too() -> None:
-    family = Family(
+    architecture = Architecture(
         model_class="", tiny={}, keys={"hidden_size": "n_embd"},
         derived=lambda config: {"intermediate_size": config.get("n_inner") or 4 * config["hidden_size"]},
     )  # fmt: skip
-    common = family.in_common_terms({"n_embd": 8})
-    assert common == {"n_embd": 8, "hidden_size": 8, "intermediate_size": 32} == family.in_common_terms(common)
+    common = architecture.in_common_terms({"n_embd": 8})
+    assert common == {"n_embd": 8, "hidden_size": 8, "intermediate_size": 32} == architecture.in_common_terms(common)
     with pytest.raises(CheckpointError, match="sizes of a None model cannot be read: KeyError"):
-        family.in_common_terms({})
+        architecture.in_common_terms({})

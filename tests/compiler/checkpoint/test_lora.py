@@ -121,8 +121,8 @@ CASES: dict[str, tuple[str, Sequence[str], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_merged_is_what_runs_beside(tmp_path: Path, case: str) -> None:
-    family, modules, config = CASES[case]
-    model = tiny.write_model(tmp_path / "model", family)
+    architecture, modules, config = CASES[case]
+    model = tiny.write_model(tmp_path / "model", architecture)
     adapter = write_adapter(tmp_path / "adapter", model, modules, **config)
     base = load_real_model(open_checkpoint(model))
     plain = base(IDS).logits.detach()

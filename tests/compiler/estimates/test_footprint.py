@@ -12,7 +12,7 @@ from llmc.buckets.bucket import Bucket
 from llmc.buckets.cost.bench import Bench, Measurement
 from llmc.buckets.limits import Limits
 from llmc.buckets.planner.planner import make_plan
-from llmc.compiler.architectures.shared.families import size_of
+from llmc.compiler.architectures.shared.architectures import size_of
 from llmc.compiler.architectures.shared.size import ModelSize, Weights
 from llmc.compiler.checkpoint.gguf_types import BLOCK_TYPES
 from llmc.compiler.estimates.footprint import Footprint
@@ -276,9 +276,9 @@ def test_a_model_that_keeps_states_alone_has_no_kv_cache_and_a_plain_one_no_stat
 
 
 def test_a_plain_decoders_cache_is_what_its_sizes_say():
-    of_family, of_sizes = size_of(LLAMA_8B, "config.json"), ModelSize.of(LLAMA_8B, "config.json")
-    assert of_family.cache is not None and of_sizes.cache is None
-    assert of_family.cache_values == of_sizes.cache_values == 2 * 32 * 8 * 128
+    of_architecture, of_sizes = size_of(LLAMA_8B, "config.json"), ModelSize.of(LLAMA_8B, "config.json")
+    assert of_architecture.cache is not None and of_sizes.cache is None
+    assert of_architecture.cache_values == of_sizes.cache_values == 2 * 32 * 8 * 128
 
 
 def test_active_parameters_stand_beside_all_where_there_are_experts():

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from llmc.compiler.architectures import supported
+from llmc.compiler.architectures.shared.architectures import architecture
 from llmc.compiler.architectures.shared.config_keys import READ, ROPE
-from llmc.compiler.architectures.shared.families import family
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.frontend.consumed import require_consumed, tensor_names
 from llmc.compiler.frontend.skeleton import build_skeleton, model_config
@@ -202,7 +202,7 @@ def test_every_key_that_counts_as_read_is_read(kind: str) -> None:
             del PretrainedConfig.__getattribute__  # one of object's would stay on the class, which tracing refuses
         else:
             PretrainedConfig.__getattribute__ = before  # type: ignore[method-assign]
-    own = family(tiny.config(kind))
+    own = architecture(tiny.config(kind))
     assert READ - own.unread | own.reads <= seen | REWRITTEN
 
 

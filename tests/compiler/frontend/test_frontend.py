@@ -16,8 +16,8 @@ from torch.export.graph_signature import InputKind
 
 from llmc.artifacts.store.store import Store
 from llmc.compiler.architectures import supported
+from llmc.compiler.architectures.shared.architectures import architecture
 from llmc.compiler.architectures.shared.caches import cache_of
-from llmc.compiler.architectures.shared.families import family
 from llmc.compiler.frontend.attention import attention_name
 from llmc.compiler.frontend.trace import TracedStep, WeightlessStep, trace
 from llmc.compiler.frontend.traceable import build_traceable
@@ -104,7 +104,7 @@ def test_the_fused_graph_has_one_operator_for_what_compilers_have_kernels_for(ca
     layers = config["num_hidden_layers"]
     graph = fuse(import_program(fused(case), 128))
     counts = Counter(node.op for node in graph.nodes)
-    stated = family(config).fused
+    stated = architecture(config).fused
     assert counts["gqa"] == layers
     assert counts["linear"] == 1 + layers * stated["linear"]
     assert counts["rms_norm"] == 1 + layers * stated["rms_norm"]

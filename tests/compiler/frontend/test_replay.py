@@ -19,9 +19,9 @@ CALLS = np.random.default_rng(0).integers(0, 250, (3, 12)).tolist()
 
 
 @default_cases(2)
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gemma4_text", "bloom", "qwen3_next"])
-def test_a_way_with_the_same_weights_ends_in_the_models_logits(tmp_path: Path, family: str) -> None:
-    checkpoint = open_checkpoint(tiny.write_model(tmp_path / "model", family))
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "gemma4_text", "bloom", "qwen3_next"])
+def test_a_way_with_the_same_weights_ends_in_the_models_logits(tmp_path: Path, architecture: str) -> None:
+    checkpoint = open_checkpoint(tiny.write_model(tmp_path / "model", architecture))
     ways = [Way(call) for call in range(len(CALLS))]
 
     def leaving(layer: nn.Module) -> None:

@@ -26,7 +26,7 @@ from tests.tiers import default_cases
 
 PROMPTS = [[5, 9, 2, 7], [3, 1], [8, 8, 4, 100, 6, 2, 9]]
 COUNTS = [4, 2, 5]
-FAMILIES = ["llama", "gemma3_text", "gpt2", "qwen3_moe", "gpt_oss", "qwen3_next", "deepseek_v3", "mamba", "falcon"]
+ARCHITECTURES = ["llama", "gemma3_text", "gpt2", "qwen3_moe", "gpt_oss", "qwen3_next", "deepseek_v3", "mamba", "falcon"]
 """Tied and scaled embeddings, learned positions, experts, sinks, states, latent attention, and what is traced whole."""
 
 
@@ -45,11 +45,11 @@ def predicted(reference: TransformersReference) -> tuple[list[list[int]], list[n
 
 
 @default_cases(4)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_predictions_are_those_of_the_whole_model(
-    tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    tmp_path: Path, architecture: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    checkpoint = open_checkpoint(tiny.write_model(tmp_path / "model", family))
+    checkpoint = open_checkpoint(tiny.write_model(tmp_path / "model", architecture))
     whole = predicted(TransformersReference(checkpoint))
     request.getfixturevalue("streaming")
     reference = TransformersReference(checkpoint)

@@ -10,8 +10,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
 
+from llmc.compiler.architectures.shared.architectures import architecture
 from llmc.compiler.architectures.shared.caches import cache_of
-from llmc.compiler.architectures.shared.families import family
 from llmc.compiler.frontend.attention import DIALECTS, Dialect, attention_name, fused_attention, slopes_of_heads
 from llmc.compiler.frontend.skeleton import model_config
 from llmc.compiler.frontend.trace import TracedStep
@@ -35,7 +35,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("form", FORMS)
 def test_forms_that_tiny_configurations_have_not(form: str, dialect: Dialect) -> None:
     name, keys = FORMS[form]
-    own = family({"model_type": name})
+    own = architecture({"model_type": name})
     config = own.in_common_terms({"model_type": name, "vocab_size": 250, **own.tiny, **keys})
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(model_config(config), dtype=torch.float32).eval()
@@ -71,7 +71,7 @@ def test_the_reference_of_an_operator_with_slopes_is_that_of_plain_arithmetic() 
 
 @pytest.mark.parametrize(("member", "value"), [("alibi", False), ("prefix_lm", True), ("alibi_bias_max", 16)])
 def test_attention_that_transformers_does_not_compute_is_refused(member: str, value: object) -> None:
-    own = family({"model_type": "mpt"})
+    own = architecture({"model_type": "mpt"})
     with pytest.raises(CheckpointError, match=f"attn_config has {member} {value}, and transformers computes"):
         own.in_common_terms({"model_type": "mpt", **own.tiny, "attn_config": {member: value}})
 

@@ -11,11 +11,11 @@ from llmc.compiler.frontend.attention import attention_name
 from tests.compiler import tiny
 
 
-def experts(family: str) -> nn.Module:
+def experts(architecture: str) -> nn.Module:
     module: nn.Module = (
-        tiny.model(family)
+        tiny.model(architecture)
         .model.layers[0]
-        .get_submodule("block_sparse_moe.experts" if family == "granitemoe" else "mlp.experts")
+        .get_submodule("block_sparse_moe.experts" if architecture == "granitemoe" else "mlp.experts")
     )
     return module
 
@@ -27,11 +27,11 @@ def routed(tokens: int) -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(tokens, 64, generator=draw), ids, torch.rand(tokens, 2, generator=draw)
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "granitemoe"])
+@pytest.mark.parametrize("architecture", ["mixtral", "qwen3_moe", "granitemoe"])
 @pytest.mark.parametrize("dialect", ["fused", "two_part"])
 @pytest.mark.parametrize("tokens", [1, 7])
-def test_results_are_transformers_own(family: str, dialect: str, tokens: int) -> None:
-    module, given = experts(family), routed(tokens)
+def test_results_are_transformers_own(architecture: str, dialect: str, tokens: int) -> None:
+    module, given = experts(architecture), routed(tokens)
     wanted = ALL_EXPERTS_FUNCTIONS["batched_mm"](module, *given)
     built = ALL_EXPERTS_FUNCTIONS[attention_name(dialect)](module, *given)
     torch.testing.assert_close(built, wanted, atol=1e-4, rtol=1e-4)

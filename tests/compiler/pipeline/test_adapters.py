@@ -107,12 +107,12 @@ def test_in_8_bits_by_llmcs_kernels(tmp_path: Path, model: str, store: Store) ->
 
 @default_cases(2)
 @pytest.mark.parametrize(
-    ("requested", "products"),
+    ("requested", "matmuls"),
     [({"quantize": "none"}, 8), ({"quantize": "int8", "group_size": 32}, 8), ({"quantize": "int8"}, 9),
      ({"quantize": "int4", "verify": "none"}, 12)],
 )  # fmt: skip
 def test_openvino_multiplies_by_the_second_matrix_with_the_weights(
-    tmp_path: Path, model: str, store: Store, requested: dict[str, Any], products: int
+    tmp_path: Path, model: str, store: Store, requested: dict[str, Any], matmuls: int
 ) -> None:
     """Of q, k and v, of o, of gate and up and of down; by itself where one form does not hold both: 4 bits, and groups
     of 64 of a width that these do not divide, which is down's."""
@@ -121,7 +121,7 @@ def test_openvino_multiplies_by_the_second_matrix_with_the_weights(
     bundle = Bundle.open(tmp_path / "bundle")
     xml = bytes(bundle.files.read(bundle.executable("any", None, None, None).blob)).decode()
     head = 1
-    assert len(re.findall('type="FullyConnected(?:Compressed)?"', xml)) == head + 2 * products
+    assert len(re.findall('type="FullyConnected(?:Compressed)?"', xml)) == head + 2 * matmuls
     if options.verify == "all":
         assert built.verification["rows"] >= 3 * 3
         assert built.verification["mean_kl"] < (1e-9 if options.quantize == "none" else 0.005)
@@ -168,11 +168,11 @@ def test_no_hybrid(tmp_path: Path, model: str, store: Store) -> None:
 def test_modules_that_are_no_linear_ones(tmp_path: Path, store: Store) -> None:
     """The head, and weights that are kept transposed."""
     requested = CompileOptions.of("onnxruntime", quantize="none", verify="none")
-    for family, module, words in (
+    for architecture, module, words in (
         ("llama", "lm_head", "lm_head is a Linear"), ("gpt2", "transformer.h.0.attn.c_proj", "c_proj is a Conv1D"),
     ):  # fmt: skip
-        base = tiny.write_model(tmp_path / family, family)
-        adapter = write_lora(tmp_path / f"{family}-lora", base, [module])
+        base = tiny.write_model(tmp_path / architecture, architecture)
+        adapter = write_lora(tmp_path / f"{architecture}-lora", base, [module])
         with pytest.raises(CheckpointError, match=words):
             compile_bundle(
                 with_choices(base, {"x": adapter}), tmp_path / "bundle", PLAN, requested, store, lambda _: None

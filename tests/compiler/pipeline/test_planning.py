@@ -9,7 +9,7 @@ import pytest
 
 from llmc.buckets.report.text import plan_text
 from llmc.compiler.architectures.shared import caches
-from llmc.compiler.architectures.shared.base import Family
+from llmc.compiler.architectures.shared.base import Architecture
 from llmc.compiler.pipeline.planning import plan_for
 from llmc.runtime.cache_shape import CacheShape, CacheTensor, key_value
 
@@ -30,8 +30,8 @@ def test_contexts_are_planned_for_models_that_read_cached_tokens(
 ) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(CONFIG))
-    own = Family(model_class="", tiny={}, cache=lambda config: CacheShape(2, tensors))
-    monkeypatch.setattr(caches, "family_or_plain", lambda config: own)
+    own = Architecture(model_class="", tiny={}, cache=lambda config: CacheShape(2, tensors))
+    monkeypatch.setattr(caches, "architecture_or_plain", lambda config: own)
     plan = plan_for(str(config), max_model_len=512, max_num_seqs=2)
     assert plan.limits.contexts is contexts
     assert any(bucket.context for bucket in plan.decode) is contexts

@@ -12,14 +12,14 @@ from tests.compiler import tiny
 from tests.tiers import default_cases
 
 
-def graph(family: str) -> Graph:
-    return import_program(trace(tiny.config(family), "fused"), 128)
+def graph(architecture: str) -> Graph:
+    return import_program(trace(tiny.config(architecture), "fused"), 128)
 
 
 @default_cases(1)
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
-def test_a_layers_experts_are_one_operator(family: str) -> None:
-    found = graph(family)
+@pytest.mark.parametrize("architecture", ["mixtral", "qwen3_moe"])
+def test_a_layers_experts_are_one_operator(architecture: str) -> None:
+    found = graph(architecture)
     fuse_experts(found)
     found.prune()
     assert not [n for n in found.nodes if n.op == "expert_linear"]

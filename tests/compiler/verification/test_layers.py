@@ -101,7 +101,7 @@ def test_a_layer_that_lets_padding_in_is_found_by_its_poison(folder: Path, monke
     assert "after layer 0 of 0 … 1" in first_difference(open_checkpoint(folder), 24)
 
 
-@pytest.mark.parametrize("family", tiny.REPRESENTATIVES)
-def test_a_model_that_is_right_differs_in_no_layer(family: str, tmp_path: Path) -> None:
-    said = first_difference(open_checkpoint(tiny.write_model(tmp_path / "model", family)), 24)
+@pytest.mark.parametrize("architecture", tiny.REPRESENTATIVES)
+def test_a_model_that_is_right_differs_in_no_layer(architecture: str, tmp_path: Path) -> None:
+    said = first_difference(open_checkpoint(tiny.write_model(tmp_path / "model", architecture)), 24)
     assert said.startswith("traced, all ") and "over 24 tokens" in said

@@ -216,7 +216,7 @@ def test_matrices_are_kept_with_their_inputs_in_the_order_of_groups(
 
 
 @pytest.mark.parametrize("runtime", list(RUNTIMES))
-def test_matrices_side_by_side_that_want_different_orders_are_rounded_where_they_are_one_product(
+def test_matrices_side_by_side_that_want_different_orders_are_rounded_where_they_are_one_matmul(
     runtime: str, store: Store, tmp_path: Path
 ) -> None:
     pack = {name: packers.gptq(act_order=True, seed=name == "k_proj") for name in packers.PROJECTIONS}

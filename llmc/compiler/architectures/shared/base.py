@@ -1,4 +1,4 @@
-"""The contract of a family: one `Family` says all that llmc knows of a model type beside its code.
+"""The contract of a family: one `Architecture` says all that llmc knows of a model type beside its code.
 
 The code of a model is transformers' own, traced unmodified. Defaults are those of a plain decoder (Llama's layers
 without biases), so that a family states what differs. Families are part of keys: the key of every result that reads a
@@ -39,7 +39,7 @@ TINY: Mapping[str, Any] = {
 
 
 def tied_by_default(config: Config) -> dict[str, Any]:
-    """For `Family.derived`: the head is tied unless config.json says otherwise."""
+    """For `Architecture.derived`: the head is tied unless config.json says otherwise."""
     return {"tie_word_embeddings": config.get("tie_word_embeddings", True)}
 
 
@@ -77,7 +77,7 @@ class Gguf:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family:
+class Architecture:
     """A model type. Source: transformers' configuration and modeling files of it, which tests hold this to."""
 
     model_class: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmc.compiler.architectures.shared.families import family_or_plain
+from llmc.compiler.architectures.shared.architectures import architecture_or_plain
 from llmc.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def cache_of(config: Config) -> CacheShape:
     """The shape of a model's cache, as its family says. Raises CheckpointError where the configuration lacks a size."""
     try:
-        return family_or_plain(config).cache(config)
+        return architecture_or_plain(config).cache(config)
     except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as e:
         kind = config.get("model_type")
         raise CheckpointError(

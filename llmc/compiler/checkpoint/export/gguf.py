@@ -15,9 +15,9 @@ import numpy as np
 from gguf import GGUFWriter, TokenType, get_tensor_name_map
 from gguf.constants import MODEL_ARCH_NAMES, GGMLQuantizationType, LlamaFileType
 
+from llmc.compiler.architectures.shared.architectures import architecture, by_gguf_architecture
 from llmc.compiler.architectures.shared.base import Gguf
 from llmc.compiler.architectures.shared.caches import uniform_cache_of
-from llmc.compiler.architectures.shared.families import by_gguf_architecture, family
 from llmc.compiler.checkpoint.base import Checkpoint
 from llmc.compiler.checkpoint.gguf import interleaved
 from llmc.compiler.checkpoint.gguf_tokenizer import PRE_TOKENIZERS
@@ -31,7 +31,7 @@ def write_gguf(checkpoint: Checkpoint, path: Path) -> None:
     known = by_gguf_architecture()
     if kind not in known.values():
         raise _unsupported(checkpoint, f"architecture {kind!r}", ", ".join(known.values()))
-    gguf = family(config).gguf
+    gguf = architecture(config).gguf
     assert gguf is not None  # its kind is among the known ones
     rope = config.get("rope_parameters") or {}
     if rope.get("rope_type", "default") != "default":

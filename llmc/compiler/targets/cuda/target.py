@@ -160,7 +160,7 @@ class CudaTarget(DescribedTarget):
 
     def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
         """With the kernels that `--tuning` chooses; the header says for how many products."""
-        from llmc.compiler.targets.cuda.products import choosing, noted
+        from llmc.compiler.targets.cuda.matmuls import choosing, noted
         from llmc.compiler.targets.xla.build import build
 
         job = self._job(lowered, shape, options)
@@ -187,7 +187,7 @@ class CudaTarget(DescribedTarget):
     ) -> dict[str, Any]:
         """And the card, for the host that opens the bundle: its product, and the compute capability that the machine
         code is for ("9.0")."""
-        from llmc.compiler.targets.cuda.products import noted_in
+        from llmc.compiler.targets.cuda.matmuls import noted_in
         from llmc.compiler.targets.cuda.tuning import summary
 
         card = self.topology.card

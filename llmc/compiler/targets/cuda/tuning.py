@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.stages import Stages
     from llmc.compiler.targets.base import Lowered
-    from llmc.compiler.targets.cuda.products import Looked
+    from llmc.compiler.targets.cuda.matmuls import Looked
 
 VERSION = 3
 """Of AutotuneResults, the only one that XLA reads (kVersion)."""
@@ -238,7 +238,7 @@ def summary(looked: Looked | None, lowered: Lowered, options: CompileOptions) ->
     found: dict[str, Any] = {"by": value if value in WORDS else "results"}
     if INPUT in lowered.components:
         found["results"] = lowered.components[INPUT]
-    return found if looked is None else {**found, "tuned": looked.tuned, "of": looked.products}
+    return found if looked is None else {**found, "tuned": looked.tuned, "of": looked.matmuls}
 
 
 def reported(found: Mapping[str, Any]) -> list[str]:

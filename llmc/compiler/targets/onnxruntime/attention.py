@@ -142,12 +142,12 @@ class _Plain:
         self.to.add("Split", [x, self.to.const(widths)], names, axis=-1)
         low, high, rest = names
         c, s = (self._angles(table) for table in (cos, sin))
-        products = [
+        matmuls = [
             self._add("Mul", [a, b], f"{what}_{i}")
             for i, (a, b) in enumerate(((low, c), (high, s), (high, c), (low, s)))
         ]
-        first = self._add("Sub", products[:2], f"{what}_first")
-        second = self._add("Add", products[2:], f"{what}_second")
+        first = self._add("Sub", matmuls[:2], f"{what}_first")
+        second = self._add("Add", matmuls[2:], f"{what}_second")
         x = self._add("Concat", [first, second, rest], f"{what}_whole", axis=-1)
         return self._add("Reshape", [x, self.to.const([0, 0, -1])], f"{what}_flat")
 
@@ -264,7 +264,7 @@ class _Plain:
         if table := self.node.optional(9):
             return self._by_table(table)
         slopes = np.asarray(self.node.attrs["slopes"], np.float32)
-        name, to = f"by_place_{zlib.crc32(slopes.tobytes()):x}", self.to
+        name, to = f"by_offset_{zlib.crc32(slopes.tobytes()):x}", self.to
         if name not in to.shared:
             to.shared[name] = name
             offsets = to.add("Cast", [self._capacity()], [f"{name}_places"], to=TensorProto.FLOAT)
@@ -272,7 +272,7 @@ class _Plain:
         return name
 
     def _by_table(self, table: Value) -> str:
-        name, to = f"{table.name}_by_place", self.to
+        name, to = f"{table.name}_by_offset", self.to
         if name not in to.shared:
             to.shared[name] = name
             offsets = to.add("Min", [self._capacity(), to.const(int(table.shape[1]) - 1)], [f"{name}_places"])

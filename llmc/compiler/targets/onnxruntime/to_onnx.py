@@ -140,7 +140,7 @@ class OnnxGraph:
 
 
 @dataclass(frozen=True)
-class Product:
+class Matmul:
     """x [.., width] · Wᵀ + bias as `out`, W [rows, width] of sources one above the other; names, "" for no bias."""
 
     x: str
@@ -316,9 +316,9 @@ class _Model(Emitter):
             held = self.options.format(sources[each], width, normed, head)
             if held.order:
                 x = self.add("Gather", [x, self.const(held.order)], [f"{outs[i]}_in_order"], axis=-1)
-            one = Product(x, outs[i], sources[each], rows, width, self._bias(biases[each], rows), held)
+            one = Matmul(x, outs[i], sources[each], rows, width, self._bias(biases[each], rows), held)
             if self.options.panels:
-                self._own_product(one, gated, of_tokens=len(node.out.shape) == _OF_TOKENS)
+                self._own_matmul(one, gated, of_tokens=len(node.out.shape) == _OF_TOKENS)
             else:
                 self._nbits(one, len(node.out.shape))
         if len(runs) > 1:
@@ -340,7 +340,7 @@ class _Model(Emitter):
         size = panel_bytes(*shape, held.block, held.bits, held.offsets)
         return self.external(recipe, TensorProto.UINT8, (size,))
 
-    def _own_product(self, one: Product, gated: bool, of_tokens: bool) -> None:
+    def _own_matmul(self, one: Matmul, gated: bool, of_tokens: bool) -> None:
         panels = self._panels(one.sources, (one.rows, one.width), one.held, "gated" if gated else "panels")
         names = [one.x, panels, one.bias, DECODING if of_tokens and self.options.prompts == BF16 else ""]
         while not names[-1]:
@@ -350,7 +350,7 @@ class _Model(Emitter):
             **_matrix(one.rows, one.width, one.held), gated=int(gated),
         )  # fmt: skip
 
-    def _nbits(self, one: Product, rank: int) -> None:
+    def _nbits(self, one: Matmul, rank: int) -> None:
         held = one.held
         data, scales = self._blocks(one.sources, one.rows, one.width, held)
         folds = held.offsets and self.options.fold and held.block >= FOLDED_BLOCK
@@ -368,7 +368,7 @@ class _Model(Emitter):
         elif apart:
             self._add_offsets(one, rank)
 
-    def _add_offsets(self, one: Product, rank: int) -> None:
+    def _add_offsets(self, one: Matmul, rank: int) -> None:
         """blocksum(x) · offsetsᵀ, added to the product with the codes."""
         held, stem, blocks = one.held, one.out, -(-one.width // one.held.block)
         if one.width % held.block:

@@ -73,10 +73,10 @@ class Array:
     __hash__ = None  # type: ignore[assignment]
 
     def __matmul__(self, other: Any) -> Array:
-        return self._with(_product, other)
+        return self._with(_matmul, other)
 
     def __rmatmul__(self, other: Any) -> Array:
-        return self._with(_product, other, turned=True)
+        return self._with(_matmul, other, turned=True)
 
     def sum(self, axis: int) -> Array:
         """Over an axis."""
@@ -173,5 +173,5 @@ class Arrays:
         return Array(self, ops.broadcast(x.node, self.small(list(shape))))
 
 
-def _product(a: Any, b: Any) -> Any:
+def _matmul(a: Any, b: Any) -> Any:
     return ops.matmul(a, b, False, False)

@@ -157,12 +157,12 @@ class GraphModel:
 
     def _op_linear(self, node: Node) -> Any:
         count = len(node.attrs.get("parts", [0]))
-        return self.product(self.get(node.inputs[0]), node.inputs[1 : 1 + count], node.inputs[1 + count :])
+        return self.matmul(self.get(node.inputs[0]), node.inputs[1 : 1 + count], node.inputs[1 + count :])
 
     def _op_adapted(self, node: Node) -> Any:
         return emit_adapted(self, node, self._widened.get(node))
 
-    def product(
+    def matmul(
         self, x: Any, matrices: Sequence[Value | None], biases: Sequence[Value | None] = (),
         beside: Sequence[Value | None] = (),
     ) -> Any:  # fmt: skip
@@ -272,7 +272,7 @@ class Multiplying(Building, Protocol):
     masks: dict[tuple[Value, str], Any]
     """Of adapters' ranks, by what chooses them."""
 
-    def product(
+    def matmul(
         self, x: Any, matrices: Sequence[Value | None], biases: Sequence[Value | None] = (),
         beside: Sequence[Value | None] = (),
     ) -> Any:  # fmt: skip
@@ -285,26 +285,26 @@ def widened(graph: Graph, weights: WeightFormat) -> dict[Node, Node]:
     for node in graph.nodes:
         if node.op == "adapted":
             base, low, high = node.inputs[0], node.inputs[3], node.inputs[4:]
-            product = m.made_by(base, "linear") if base is not None and m.sole(base) else None
-            if product is None or product.inputs[0] is not node.inputs[1]:
+            matmul = m.made_by(base, "linear") if base is not None and m.sole(base) else None
+            if matmul is None or matmul.inputs[0] is not node.inputs[1]:
                 continue
-            matrices = product.inputs[1 : 1 + len(high)]
+            matrices = matmul.inputs[1 : 1 + len(high)]
             assert low is not None
             rows, width = (int(d) for d in low.shape)
             if [_rows(v) for v in matrices] == [_rows(v) for v in high] and weights.holds_beside(width, rows):
-                found[node] = product
+                found[node] = matmul
     return found
 
 
-def emit_adapted(to: Multiplying, node: Node, product: Node | None) -> Any:
-    """`product`: the one that takes B's columns, if one does."""
+def emit_adapted(to: Multiplying, node: Node, matmul: Node | None) -> Any:
+    """`matmul`: the one that takes B's columns, if one does."""
     base, x, adapters, low, *high = node.inputs
     assert low is not None
-    chosen = ops.multiply(to.product(to.get(x), [low]), _mask(to, adapters, int(low.shape[0]), node.attrs["ends"]))
-    if product is None:
-        return ops.add(to.get(base), to.product(chosen, high))
-    matrices, biases = product.inputs[1 : 1 + len(high)], product.inputs[1 + len(high) :]
-    return to.product(ops.concat([to.get(x), chosen], -1), matrices, biases, beside=high)
+    chosen = ops.multiply(to.matmul(to.get(x), [low]), _mask(to, adapters, int(low.shape[0]), node.attrs["ends"]))
+    if matmul is None:
+        return ops.add(to.get(base), to.matmul(chosen, high))
+    matrices, biases = matmul.inputs[1 : 1 + len(high)], matmul.inputs[1 + len(high) :]
+    return to.matmul(ops.concat([to.get(x), chosen], -1), matrices, biases, beside=high)
 
 
 def _rows(value: Value | None) -> int:

@@ -81,7 +81,7 @@ def build(job: XlaJob, machine: Machine) -> bytes:
         tuple((len(outputs) - len(job.donated) + i, given) for i, given in enumerate(job.donated)),
     )  # fmt: skip
     try:
-        flops = product_flops(function.trace(*shaped).jaxpr)
+        flops = matmul_flops(function.trace(*shaped).jaxpr)
         portable = bytes(export.export(function, platforms=EXPORT_PLATFORMS)(*shaped).serialize())
         if job.native is None:
             compiled = compile_exported(portable, header, machine.devices, job.name, machine.compiler_options)
@@ -180,7 +180,7 @@ def first_lines(error: Exception) -> str:
     return " ".join(str(error).split("\n")[:3])[:600]
 
 
-def product_flops(jaxpr: Any) -> int:
+def matmul_flops(jaxpr: Any) -> int:
     """2 · B · M · N · K of each `dot_general` of a (closed) jaxpr, those of a scan's body as often as it runs.
 
     XLA's own count takes the body of a loop once; a step of rolled layers is mostly loop.
@@ -195,5 +195,5 @@ def product_flops(jaxpr: Any) -> int:
         times = equation.params["length"] if equation.primitive.name == "scan" else 1
         for value in equation.params.values():
             if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
-                total += times * product_flops(value)
+                total += times * matmul_flops(value)
     return total

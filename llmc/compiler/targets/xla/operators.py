@@ -39,7 +39,7 @@ class Quantised(NamedTuple):
     quantized: Array
     scale: Array
 
-    def product(self, x: Array, precision: Any) -> Array:
+    def matmul(self, x: Array, precision: Any) -> Array:
         """[…, K] × [N, K] → […, N] in x's dtype."""
         out = lax.dot_general(
             x, self.quantized.astype(x.dtype), (((x.ndim - 1,), (1,)), ((), ())), precision=precision,
@@ -79,7 +79,7 @@ def _precision(x: Array) -> Any:
 def _linear(input: Array, weight: Array, bias: Array | None = None) -> Array:  # noqa: A002 - ATen's name
     """[…, in] × [out, in] → […, out]."""
     if isinstance(weight, Quantised):
-        out = weight.product(input, _precision(input))
+        out = weight.matmul(input, _precision(input))
     else:
         out = lax.dot_general(
             input, weight, (((input.ndim - 1,), (1,)), ((), ())), precision=_precision(input),
@@ -95,8 +95,8 @@ def _matmul(self: Array, other: Array | None = None, mat2: Array | None = None) 
 
 @_rule("addmm.default")
 def _addmm(self: Array, mat1: Array, mat2: Array, beta: float = 1, alpha: float = 1) -> Array:
-    product = jnp.matmul(mat1, mat2, precision=_precision(mat1))
-    return (self if beta == 1 else beta * self) + (product if alpha == 1 else alpha * product)
+    matmul = jnp.matmul(mat1, mat2, precision=_precision(mat1))
+    return (self if beta == 1 else beta * self) + (matmul if alpha == 1 else alpha * matmul)
 
 
 # arithmetic, comparison and choice

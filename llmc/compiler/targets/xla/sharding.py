@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llmc.compiler.architectures.shared.families import family_or_plain
+from llmc.compiler.architectures.shared.architectures import architecture_or_plain
 from llmc.compiler.checkpoint.adapter_layout import HIGH, LOW
 from llmc.compiler.weights.weightless import SCALE
 from llmc.errors import CompileError, InputError
@@ -168,7 +168,7 @@ def require_degree(degree: int, devices: int, config: Mapping[str, Any], topolog
             f"--tensor-parallel {degree}: {topology} has {_count(devices, 'device')}; choose at most {devices}, or a "
             "larger topology (`llmc devices` lists them)"
         )
-    fields = {rule.parts: rule.noun for rule in family_or_plain(config).sharding if rule.parts}
+    fields = {rule.parts: rule.noun for rule in architecture_or_plain(config).sharding if rule.parts}
     if all(_parts(config, name) % degree for name in fields):
         sizes = ", ".join(f"{_parts(config, name)} {noun}" for name, noun in fields.items())
         raise InputError(
@@ -213,7 +213,7 @@ def _rules(config: Mapping[str, Any]) -> Sequence[Rule]:
     """The family's, and that of what is no family's."""
     from llmc.compiler.architectures.shared.sharding import Rule
 
-    return *family_or_plain(config).sharding, Rule("adapters' masks", r"adapter_masks\.\w+", None)
+    return *architecture_or_plain(config).sharding, Rule("adapters' masks", r"adapter_masks\.\w+", None)
 
 
 def _axis(config: Mapping[str, Any], field: str, degree: int) -> str | None:

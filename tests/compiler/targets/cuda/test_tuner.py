@@ -48,10 +48,10 @@ class Card:
         assert options["xla_gpu_autotune_level"] == 4
         if file := options.get("xla_gpu_load_autotune_results_from"):
             self.known |= {e.hlo: e.result for e in parse(Path(file).read_bytes()) if e.device == self.device}
-        for product in bytes(blob).decode().split():
-            if product not in self.known:
-                self.timed.append(product)
-                self.known[product] = b"fast"
+        for matmul in bytes(blob).decode().split():
+            if matmul not in self.known:
+                self.timed.append(matmul)
+                self.known[matmul] = b"fast"
         Path(options["xla_gpu_dump_autotune_results_to"]).write_bytes(serialise(self.known, self.device))
 
 
@@ -66,9 +66,9 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     return built
 
 
-def bundle(products: str) -> Any:
+def bundle(matmuls: str) -> Any:
     """One whose executable's portable program has these products."""
-    file = write_envelope(HEADER.to_json(), {"export": products.encode(), "native": b""}, FORM)
+    file = write_envelope(HEADER.to_json(), {"export": matmuls.encode(), "native": b""}, FORM)
     return SimpleNamespace(path=Path("bundle"), files=SimpleNamespace(read=lambda name: file))
 
 

@@ -16,7 +16,7 @@ from llmc.compiler.stages import Stages
 from llmc.compiler.targets.base import Lowered
 from llmc.compiler.targets.cuda import tuning
 from llmc.compiler.targets.cuda.cards import card_of
-from llmc.compiler.targets.cuda.products import Looked
+from llmc.compiler.targets.cuda.matmuls import Looked
 from llmc.compiler.targets.cuda.tuning import STAGE, Tuning, made_for, parse, reported, summary
 from llmc.compiler.targets.tuning import RESULTS, Results, write_results
 from llmc.errors import ArtifactError, InputError
@@ -123,7 +123,7 @@ def test_people_are_told_how_many_products_were_tuned() -> None:
 def test_results_choose_a_product_s_tiles_and_those_of_others_are_passed_over() -> None:
     root = Path(__file__).parents[4]
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.compiler.targets.cuda.one_product"],
+        [sys.executable, "-m", "tests.compiler.targets.cuda.one_matmul"],
         capture_output=True,
         text=True,
         cwd=root,

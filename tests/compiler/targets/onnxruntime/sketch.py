@@ -180,7 +180,7 @@ _OWN: dict[str, Callable[..., Any]] = {
     ),
     "index": lambda node, x, *ids: torch.ops.aten.index(x, ids),
     "attention": lambda node, *given: torch.ops.llmc.attention(
-        *given[:7], **node.attrs, **dict(zip(("by_place",), given[7:], strict=False))
+        *given[:7], **node.attrs, **dict(zip(("by_offset",), given[7:], strict=False))
     ),
     "layer_norm": lambda node, x, weight, bias: torch.layer_norm(x, weight=weight, bias=bias, **node.attrs),
     "cat": lambda node, *given: torch.cat(given, **node.attrs),

@@ -47,7 +47,7 @@ class Case:
         more = [s.weight("sinks", self.heads) if self.sinks else None]
         if self.by_offset:
             table = np.random.default_rng(2).normal(0, 1, (self.heads, INDICES)).astype(np.float32)
-            more.append(s.table("by_place", table))
+            more.append(s.table("by_offset", table))
         if self.turned:
             q, k = (self.rotated(s, x) for x in (q, k))
         built = s.node(

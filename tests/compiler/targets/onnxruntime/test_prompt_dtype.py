@@ -119,13 +119,13 @@ def norm(out: str) -> Any:
     return helper.make_node("AddNorm", ["x", "", "weight"], [out], domain=OWN)
 
 
-def product(x: str, out: str, *, rows: int = 64, gated: int = 0, of_prompts: bool = True) -> Any:
+def matmul(x: str, out: str, *, rows: int = 64, gated: int = 0, of_prompts: bool = True) -> Any:
     inputs = [x, "panels", "", DECODING] if of_prompts else [x, "panels"]
     return helper.make_node("Linear", inputs, [out, f"{out}_scratch"], domain=OWN, rows=rows, gated=gated)
 
 
 def test_norms_and_gates_hand_on_what_products_alone_read() -> None:
-    nodes = [norm("a"), product("a", "b", gated=1), product("b", "c"), norm("d"), product("d", "e"), product("d", "f")]
+    nodes = [norm("a"), matmul("a", "b", gated=1), matmul("b", "c"), norm("d"), matmul("d", "e"), matmul("d", "f")]
     hand_on_words(nodes, ["c"])
     assert list(nodes[0].input) == ["x", "", "weight", DECODING]
     assert list(nodes[0].output) == ["a", "", "a_words"]
@@ -139,18 +139,18 @@ def test_norms_and_gates_hand_on_what_products_alone_read() -> None:
     [
         [helper.make_node("Add", ["a", "one"], ["z"])],
         [helper.make_node("Adapted", ["base", "a"], ["z"], domain=OWN)],
-        [product("x", "y"), helper.make_node("Linear", ["x", "a", "", DECODING], ["z"], domain=OWN, rows=64, gated=0)],
-        [product("a", "z", of_prompts=False)],
+        [matmul("x", "y"), helper.make_node("Linear", ["x", "a", "", DECODING], ["z"], domain=OWN, rows=64, gated=0)],
+        [matmul("a", "z", of_prompts=False)],
     ],
 )
 def test_what_others_read_stays_as_it_is(others: list[Any]) -> None:
-    nodes = [norm("a"), product("a", "b", rows=96, gated=1), product("b", "c"), *others]
+    nodes = [norm("a"), matmul("a", "b", rows=96, gated=1), matmul("b", "c"), *others]
     hand_on_words(nodes, [])
     assert all(len(node.output) < 3 for node in nodes), "a gate of 48 numbers fills no words, either"
 
 
 def test_what_a_graph_gives_or_nobody_reads_stays_as_it_is() -> None:
-    nodes = [norm("a"), product("a", "b"), norm("d")]
+    nodes = [norm("a"), matmul("a", "b"), norm("d")]
     hand_on_words(nodes, ["a"])
     assert all(len(node.output) < 3 for node in nodes)
 

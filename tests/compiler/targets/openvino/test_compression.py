@@ -17,7 +17,7 @@ from llmc.compiler.checkpoint.base import QuantisedBlocks
 from llmc.compiler.checkpoint.gguf import GgufCheckpoint
 from llmc.compiler.checkpoint.gguf_types import BLOCK_TYPES
 from llmc.compiler.targets.openvino import compression
-from llmc.compiler.weights.recipes import FAMILIES
+from llmc.compiler.weights.recipes import ARCHITECTURES
 from llmc.errors import CheckpointError
 from tests.compiler.checkpoint.writers import write_gguf
 
@@ -89,7 +89,7 @@ def four_bits(parts: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
 
 def test_every_family_is_registered() -> None:
     families = ("i8", "u4", "u4kept", "i8kept", "u8kept", "f16")
-    assert {f: FAMILIES[f] for f in families} == {f: f"{compression.__name__}:{f}" for f in families}
+    assert {f: ARCHITECTURES[f] for f in families} == {f: f"{compression.__name__}:{f}" for f in families}
 
 
 @pytest.mark.parametrize("group", [0, 32, 48])

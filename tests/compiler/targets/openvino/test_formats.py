@@ -45,7 +45,7 @@ class Built:
         self.compiled = open_core().compile_model(read, "CPU", EXACT)
         self.width = shapes[0][1]
 
-    def product(self) -> NDArray[np.float32]:
+    def matmul(self) -> NDArray[np.float32]:
         """Wᵀ, as the identity times it."""
         return np.array(self.compiled([np.eye(self.width, dtype=np.float32), np.zeros(1, np.int64)])[0])
 
@@ -91,7 +91,7 @@ def test_a_format_is_held_as_such_and_multiplies_and_looks_up_within_its_error(
     built = Built(format_for(quantize, dtype, group), source, [Q], tmp_path)
     wanted = source.tensor(Q)
     tolerance = error * np.abs(wanted).max() + 1e-6
-    np.testing.assert_allclose(built.product().T, wanted, atol=tolerance)
+    np.testing.assert_allclose(built.matmul().T, wanted, atol=tolerance)
     np.testing.assert_allclose(built.rows([5, 0, 5]), wanted[[5, 0, 5]], atol=tolerance)
     assert built.held() == types
 
@@ -100,7 +100,7 @@ def test_a_format_is_held_as_such_and_multiplies_and_looks_up_within_its_error(
 def test_kept_blocks_multiply_as_the_checkpoint_reads(tmp_path: Path, kind: str, type_: str) -> None:
     source = Source(stored={Q: stored(kind)})
     built = Built(format_for("keep", stored=source.forms()), source, [Q], tmp_path)
-    np.testing.assert_allclose(built.product().T, source.tensor(Q), atol=1e-4 if kind == "Q8_0" else 1e-5)
+    np.testing.assert_allclose(built.matmul().T, source.tensor(Q), atol=1e-4 if kind == "Q8_0" else 1e-5)
     np.testing.assert_allclose(built.rows([3]), source.tensor(Q)[[3]], atol=1e-4 if kind == "Q8_0" else 1e-5)
     assert built.held() == (type_, type_)
 
@@ -110,13 +110,13 @@ def test_a_block_of_one_value_is_kept_exactly(tmp_path: Path) -> None:
     constant.scale[:] = 0
     source = Source(stored={Q: constant})
     built = Built(format_for("keep", stored=source.forms()), source, [Q], tmp_path)
-    np.testing.assert_array_equal(built.product().T, source.tensor(Q))
+    np.testing.assert_array_equal(built.matmul().T, source.tensor(Q))
 
 
 def test_kept_matrices_of_different_types_stacked_are_eight_bit_codes_that_keep_each(tmp_path: Path) -> None:
     source = Source({V: matrix(3)}, {Q: stored("Q4_1", 1), "k": stored("Q8_0", 2)})
     built = Built(format_for("keep", stored=source.forms()), source, [Q, "k", V], tmp_path)
-    q, k, v = np.split(built.product().T, 3)
+    q, k, v = np.split(built.matmul().T, 3)
     np.testing.assert_allclose(q, source.tensor(Q), atol=1e-5)
     np.testing.assert_allclose(k, source.tensor("k"), atol=1e-4)
     np.testing.assert_allclose(v, source.tensor(V), atol=0.5 / 127 * np.abs(source.tensor(V)).max() + 1e-6)

@@ -135,11 +135,11 @@ def test_heads_of_all_tokens_follow_their_tokens() -> None:
 
 
 def test_a_matrix_times_tokens_that_are_columns_is_each_tokens_product() -> None:
-    def product(s: Sketch, x: Value, _: Value) -> Value:
+    def matmul(s: Sketch, x: Value, _: Value) -> Value:
         columns = s.transpose(x, shape=("B", WIDTH, "Q"), dim0=1, dim1=2)
         return s.matmul(s.weight("w", 3, WIDTH), columns, shape=("B", 3, "Q"))
 
-    (got,) = by_openvino(sketched(product), feed())
+    (got,) = by_openvino(sketched(matmul), feed())
     np.testing.assert_allclose(got, feed()["x"].reshape(-1, WIDTH) @ weight_of("w", (3, WIDTH)).T, rtol=2e-5, atol=2e-6)
 
 

@@ -38,14 +38,14 @@ def model(scales: Floats, looked_up: bool) -> ov.Model:
     matrix = ops.reshape(built, ops.constant(np.array([ROWS, WIDTH])), False)
     x = ops.parameter([-1, WIDTH], np.float32, name="x")
     ids = ops.parameter([-1], np.int64, name="ids")
-    product = ops.matmul(x, matrix, False, True)
+    matmul = ops.matmul(x, matrix, False, True)
     if not looked_up:
-        return ov.Model([ops.result(product)], [x], "made")
+        return ov.Model([ops.result(matmul)], [x], "made")
     rows = ops.gather(matrix, ids, ops.constant(np.int64(0)))
-    return ov.Model([ops.result(product), ops.result(rows)], [x, ids], "made")
+    return ov.Model([ops.result(matmul), ops.result(rows)], [x, ids], "made")
 
 
-def product_of(compiled: ov.CompiledModel) -> Floats:
+def matmul_of(compiled: ov.CompiledModel) -> Floats:
     given: list[Any] = [np.eye(WIDTH, dtype=np.float32), np.zeros(1, np.int64)][: len(compiled.inputs)]
     return np.array(compiled(given)[0])
 
@@ -65,7 +65,7 @@ def test_scales_stay_in_the_type_that_holds_them_on_disk_and_in_memory(
     tmp_path: Path, kind: str, looked_up: bool, wanted: str
 ) -> None:
     built, out = model(scales_in(kind), looked_up), io.BytesIO()
-    expected = product_of(open_core().compile_model(built, "CPU", EXACT))
+    expected = matmul_of(open_core().compile_model(built, "CPU", EXACT))
     xml = finish(built, EXACT, FinishedWeights(out))
     (tmp_path / "weights").write_bytes(out.getvalue())
     size = ROWS * WIDTH // GROUP * (4 if wanted == "f32" else 2)
@@ -74,7 +74,7 @@ def test_scales_stay_in_the_type_that_holds_them_on_disk_and_in_memory(
     weights = MappedWeights(tmp_path / "weights")
     read = read_paged(xml.encode(), weights, CacheShape.plain(1, 1, 16), "here")
     again = open_core().compile_model(read, "CPU", EXACT)
-    np.testing.assert_array_equal(product_of(again), expected)
+    np.testing.assert_array_equal(matmul_of(again), expected)
     assert held(again) == wanted
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmc.compiler.targets.xla.build import product_flops
+from llmc.compiler.targets.xla.build import matmul_flops
 from llmc.compiler.targets.xla.report import lines
 
 
@@ -46,5 +46,5 @@ def test_products_count_twice_their_sizes_and_those_of_a_scan_as_often_as_it_run
     def often(x: jax.Array) -> jax.Array:
         return lax.scan(lambda carry, _: (jnp.tanh(carry @ w), None), once(x), None, length=5)[0]
 
-    assert product_flops(jax.make_jaxpr(once)(x)) == 2 * 3 * 4 * 4
-    assert product_flops(jax.make_jaxpr(jax.jit(often))(x)) == 6 * 2 * 3 * 4 * 4
+    assert matmul_flops(jax.make_jaxpr(once)(x)) == 2 * 3 * 4 * 4
+    assert matmul_flops(jax.make_jaxpr(jax.jit(often))(x)) == 6 * 2 * 3 * 4 * 4

@@ -39,7 +39,7 @@ PLAN = Plan(
     + tuple(Bucket("decode", batch, 1, LONGEST) for batch in (1, 3)),
     Provenance("test"),
 )
-FAMILIES = ["mistral", "gpt_oss"]
+ARCHITECTURES = ["mistral", "gpt_oss"]
 """Windows in all layers; in every second one, with sinks."""
 
 
@@ -53,7 +53,7 @@ def small() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=ARCHITECTURES)
 def bundles(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A bundle with rings, every bucket verified and poisoned to the plan's last token, and one that holds all."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -126,7 +126,7 @@ def test_a_bundle_says_its_rings(bundles: tuple[Path, Path]) -> None:
     assert not Bundle.open(bundles[1]).cache_shape.rewind.rings
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=ARCHITECTURES)
 def specialised(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle of fixed shapes, every bucket verified and poisoned: staging and decode have rings of their own."""
     folder = tmp_path_factory.mktemp(f"{request.param}-specialised")

@@ -49,11 +49,11 @@ def built(library: Library, inputs: Arrays) -> NDArray[np.float32]:
 def expected(inputs: Arrays) -> NDArray[np.float64]:
     x, base = inputs["x"][0].astype(np.float64), inputs["base"][0].astype(np.float64)
     low, high = (inputs[part].view(np.int8).astype(np.float64) for part in ("low", "high"))
-    products = x @ low[:, : x.shape[1]].T * inputs["scales"]
+    matmuls = x @ low[:, : x.shape[1]].T * inputs["scales"]
     for token, adapter in enumerate(inputs["adapters"][0]):
         kept = range(ENDS[adapter - 1], ENDS[adapter]) if adapter else ()
-        products[token, np.isin(np.arange(32), list(kept), invert=True)] = 0
-    return base + products @ high[:, : base.shape[1]]
+        matmuls[token, np.isin(np.arange(32), list(kept), invert=True)] = 0
+    return base + matmuls @ high[:, : base.shape[1]]
 
 
 @pytest.mark.parametrize(("tokens", "width", "rows"), [(1, 64, 64), (7, 83, 21), (40, 576, 200), (5, 5, 130)])

@@ -103,8 +103,8 @@ def summed(x: Array, pair: Callable[[Any, Any], Any]) -> Any:
 
 
 def of_bytes(a: Array, b: Array, c: Array) -> Array:
-    products = a.view(np.uint8).astype(np.int64) * b.view(np.int8)
-    return (products.reshape(LANES, 4).sum(-1) + c).astype(np.int32)
+    matmuls = a.view(np.uint8).astype(np.int64) * b.view(np.int8)
+    return (matmuls.reshape(LANES, 4).sum(-1) + c).astype(np.int32)
 
 
 def looked_up(a: Array, b: Array) -> Array:

@@ -43,7 +43,7 @@ def wanted(x: Array, ids: NDArray[np.int64], weights: list[Array], bias: Array |
     return np.array(built, np.float32)
 
 
-def product(library: Library, x: Array, ids: NDArray[np.int64], panels: NDArray[np.uint8], bias: Array | None,
+def matmul(library: Library, x: Array, ids: NDArray[np.int64], panels: NDArray[np.uint8], bias: Array | None,
             attrs: dict[str, int]) -> Array:  # fmt: skip
     return run(library, "ExpertLinear", [("x", x), ("ids", ids), ("w", panels), ("b", bias)], ["y"], **attrs)["y"]
 
@@ -58,7 +58,7 @@ def test_each_token_meets_its_experts(library: Path, bits: int, once: str) -> No
         for shape in ((tokens, WIDTH), (tokens, 3, WIDTH)):
             x = random.normal(0, 1, shape).astype(np.float32)
             for b in (None, bias):
-                built = product(library, x, ids, panels, b, attrs)
+                built = matmul(library, x, ids, panels, b, attrs)
                 assert close(built, wanted(x, ids, weights, b)), (tokens, shape, b is None)
 
 
@@ -66,9 +66,9 @@ def test_a_token_s_results_are_the_same_whatever_others_there_are(library: Path)
     panels, _, attrs = experts(8, "symmetric")
     random = np.random.default_rng(1)
     x, ids = random.normal(0, 1, (200, WIDTH)).astype(np.float32), random.integers(0, COUNT, (200, 2))
-    whole = product(library, x, ids, panels, None, attrs)
+    whole = matmul(library, x, ids, panels, None, attrs)
     for each in (slice(0, 1), slice(17, 22), slice(100, 200)):
-        assert (product(library, x[each], ids[each], panels, None, attrs) == whole[each]).all()
+        assert (matmul(library, x[each], ids[each], panels, None, attrs) == whole[each]).all()
 
 
 @full
@@ -77,6 +77,6 @@ def test_every_set_gives_the_same_bits(library: Path, others: dict[str, Library]
     random = np.random.default_rng(1)
     x, ids = random.normal(0, 1, (9, WIDTH)).astype(np.float32), random.integers(0, COUNT, (9, 2))
     bias = random.normal(0, 1, (COUNT, ROWS)).astype(np.float32)
-    own = product(library, x, ids, panels, bias, attrs)
+    own = matmul(library, x, ids, panels, bias, attrs)
     for name, other in others.items():
-        assert own.tobytes() == product(other, x, ids, panels, bias, attrs).tobytes(), name
+        assert own.tobytes() == matmul(other, x, ids, panels, bias, attrs).tobytes(), name

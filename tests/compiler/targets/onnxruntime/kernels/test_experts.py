@@ -54,8 +54,8 @@ class Layer:
         out = np.zeros((len(x), self.hidden))
         for t, chosen in enumerate(ids):
             for expert, share in zip(chosen, shares[t], strict=True):
-                product = (quantised(x[t : t + 1], self.group) @ self.gate_up[expert].T).astype(np.float64)
-                gate, up = product[:, : self.features], product[:, self.features :]
+                matmul = (quantised(x[t : t + 1], self.group) @ self.gate_up[expert].T).astype(np.float64)
+                gate, up = matmul[:, : self.features], matmul[:, self.features :]
                 built = (gate / (1 + np.exp(-np.clip(gate, -700, 700))) * up).astype(np.float32)
                 out[t] += share * (quantised(built, self.down_group) @ self.down[expert].T)[0]
         return out.astype(np.float32)

@@ -22,7 +22,7 @@ from tests.compiler.checkpoint.writers import BLOCK_KINDS, write_blocks
 from tests.compiler.targets.onnxruntime.kernels.single import run
 from tests.tiers import default_cases
 
-FAMILIES = {
+ARCHITECTURES = {
     "kept4": pkept4, "kept6": pkept6, "kept8": pkept8, "keptiq4": pkeptiq4, "keptfloat4": pkeptfloat4,
 }  # fmt: skip
 HALF = [case for case in packers.EXACT if "float32" not in case and case != "nvfp4-pack-quantized"]
@@ -57,7 +57,7 @@ def read_back(library: Path, checkpoint: Checkpoint) -> dict[str, NDArray[np.flo
         held = options.format([name], width, normed="down_proj" not in name)
         offsets = ZEROS if held.zeros else int(held.offsets)
         part = {ZEROS: "panels+zeros", 1: "panels+offsets", 0: "panels"}[offsets]
-        panels = FAMILIES[held.family]([name], checkpoint, held.block)[part]
+        panels = ARCHITECTURES[held.family]([name], checkpoint, held.block)[part]
         found[name] = run(
             library, "Embedding", [("ids", np.arange(rows)[None]), ("w", panels)], ["y"],
             rows=rows, width=width, group=held.block, bits=held.bits, offsets=offsets, table=TABLES.index(held.table),

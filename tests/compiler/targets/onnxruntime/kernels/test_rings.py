@@ -36,7 +36,7 @@ PLAN = toy_plan([(1, STEP, 0), (3, 5, 0), (1, STEP, 304)], [(3, LONGEST - 1)], L
 BACK = SPARE + 1
 """Tokens before the last one written, after which a step may start."""
 
-FAMILIES = {"mistral": 2, "gemma3_text": 1}
+ARCHITECTURES = {"mistral": 2, "gemma3_text": 1}
 """How many of their two layers have a window."""
 
 CACHES = {"mistral": "f16", "gemma3_text": "f16", "gemma3_text in bfloat16": "bf16", "mistral in 8 bits": "int8"}
@@ -178,5 +178,5 @@ def test_a_bundle_says_its_rings_and_memory_is_theirs(bundles: Pair, request: py
     bundle, seqs = both.rings.bundle, PLAN.limits.max_num_seqs
     assert held * seqs == bundle.cache_bytes * SLOTS
     assert bundle.manifest.options["kv_cache_dtype"] == CACHES[request.node.callspec.params["bundles"]]
-    layers = FAMILIES[request.node.callspec.params["bundles"].partition(" ")[0]]
+    layers = ARCHITECTURES[request.node.callspec.params["bundles"].partition(" ")[0]]
     assert held * 2 * LONGEST == all_tokens * (layers * RING + (2 - layers) * LONGEST)

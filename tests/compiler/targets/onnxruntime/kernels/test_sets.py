@@ -24,7 +24,7 @@ from tests.compiler.targets.onnxruntime.kernels.test_coded_cache import CACHES, 
 from tests.compiler.targets.onnxruntime.kernels.test_experts import Layer, step
 from tests.compiler.targets.onnxruntime.kernels.test_linear import ONCE, attributes, formats, matrix, tabled
 from tests.compiler.targets.onnxruntime.kernels.test_rounded_cache import ROUNDED
-from tests.compiler.targets.onnxruntime.kernels.test_rounded_product import product
+from tests.compiler.targets.onnxruntime.kernels.test_rounded_matmul import matmul
 from tests.compiler.targets.onnxruntime.kernels.test_states import ALL, computed, ends_met, named
 from tests.compiler.targets.onnxruntime.kernels.test_words import Given, norm, rows_of
 from tests.tiers import pairwise
@@ -83,7 +83,7 @@ def test_products_of_prompts(
         same_everywhere(
             library,
             others,
-            lambda built, x=x, d=decoding, a=attrs: {"y": product(built, x, held[f"panels{part}"], a, decoding=d)},
+            lambda built, x=x, d=decoding, a=attrs: {"y": matmul(built, x, held[f"panels{part}"], a, decoding=d)},
         )
 
 
@@ -109,7 +109,7 @@ def test_products_of_prompts_with_a_table(library: Path, others: dict[str, Libra
     held, _ = tabled(100, 96, 16, table)
     attrs = attributes(100, 96, 16, 4, 0, TABLES.index(table))
     x = np.random.default_rng(1).normal(0, 1, (37, 96)).astype(np.float32)
-    same_everywhere(library, others, lambda built: {"y": product(built, x, held["panels"], attrs)})
+    same_everywhere(library, others, lambda built: {"y": matmul(built, x, held["panels"], attrs)})
 
 
 def test_products_on_a_team_of_threads(library: Path, others: dict[str, Library]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from llmc.compiler.targets.onnxruntime.kernels import build
-from tests.compiler.targets.onnxruntime.kernels import test_rounded_product
+from tests.compiler.targets.onnxruntime.kernels import test_rounded_matmul
 from tests.compiler.targets.onnxruntime.kernels.host import may_tile
 from tests.compiler.targets.onnxruntime.kernels.test_linear import attributes, matrix
 from tests.compiler.targets.onnxruntime.kernels.test_rounded_cache import ROUNDED
@@ -34,16 +34,16 @@ assert libc.syscall(158, 0x1023, 18) == -1, "tiles are allowed"
 """What a process does that Linux refuses tiles."""
 
 
-def product(library: Path, decoding: int = ROWS) -> NDArray[np.float32]:
+def matmul(library: Path, decoding: int = ROWS) -> NDArray[np.float32]:
     """Of more rows than one tile has."""
     held, _ = matrix(*SIZE, 8, False)
     x = np.random.default_rng(0).normal(0, 1, (ROWS, SIZE[1])).astype(np.float32)
-    return test_rounded_product.product(library, x, held["panels"], attributes(*SIZE, 8, 0), decoding=decoding)
+    return test_rounded_matmul.matmul(library, x, held["panels"], attributes(*SIZE, 8, 0), decoding=decoding)
 
 
 def prompts(library: Path) -> NDArray[np.float32]:
     """The same in bfloat16."""
-    return product(library, decoding=0)
+    return matmul(library, decoding=0)
 
 
 def attention(library: Path) -> NDArray[np.float32]:
@@ -54,7 +54,7 @@ def attention(library: Path) -> NDArray[np.float32]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("built", [product, prompts, attention], ids=lambda built: built.__name__)
+@pytest.mark.parametrize("built", [matmul, prompts, attention], ids=lambda built: built.__name__)
 def test_where_tiles_are_refused_the_same_bits_are_made_without(
     tmp_path: Path, built: Callable[[Path], NDArray[np.float32]]
 ) -> None:

@@ -13,7 +13,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 from tests.compiler.targets.onnxruntime.kernels.single import Library, run
 from tests.compiler.targets.onnxruntime.kernels.test_emulated import to_bf16
 from tests.compiler.targets.onnxruntime.kernels.test_linear import attributes, matrix
-from tests.compiler.targets.onnxruntime.kernels.test_rounded_product import product
+from tests.compiler.targets.onnxruntime.kernels.test_rounded_matmul import matmul
 
 Given = list[tuple[str, NDArray[Any] | None]]
 ROWS, DEPTH = 16, 32
@@ -62,7 +62,7 @@ def test_a_gate_rounds_the_tokens_of_prompts(library: Path, half: int, count: in
     x = np.random.default_rng(1).normal(0, 1, (count, 64)).astype(np.float32)
     given: Given = [("x", x), ("w", held["gated"]), ("b", None), ("d", np.array([decoding]))]
     attrs = attributes(2 * half, 64, 32, 8, 0)
-    plain = product(library, x, held["gated"], attrs, gated=1, decoding=decoding)
+    plain = matmul(library, x, held["gated"], attrs, gated=1, decoding=decoding)
     built = run(library, "Linear", given, ["y", "-s", "words"], **attrs, gated=1)
     assert (built["y"][:decoding] == plain[:decoding]).all()
     rounded = rows_of(built["words"], count - decoding, half)
@@ -75,7 +75,7 @@ def test_a_product_takes_what_is_rounded(library: Path, width: int, count: int, 
     held, _ = matrix(48, width, 8, 8, offsets=False)
     x = np.random.default_rng(1).normal(0, 1, (count, width)).astype(np.float32)
     attrs = attributes(48, width, 8, 8, 0)
-    plain = product(library, x, held["panels"], attrs, decoding=decoding)
+    plain = matmul(library, x, held["panels"], attrs, decoding=decoding)
     given: Given = [
         ("x", np.where(np.arange(count)[:, None] < decoding, x, np.float32(np.nan))), ("w", held["panels"]),
         ("b", None), ("d", np.array([decoding])), ("words", words_of(x[decoding:])),

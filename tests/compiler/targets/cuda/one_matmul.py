@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from llmc.compiler.targets.cuda.products import choosing
+from llmc.compiler.targets.cuda.matmuls import choosing
 from llmc.compiler.targets.cuda.target import COMPILER_OPTIONS
 from llmc.compiler.targets.cuda.topology import parse_topology
 from llmc.compiler.targets.cuda.tuning import serialise
@@ -42,7 +42,7 @@ def main() -> None:
         traced = jax.jit(jax.numpy.matmul, out_shardings=where).trace(*shapes)
         text = traced.lower(lowering_platforms=("cuda",)).compile({**COMPILER_OPTIONS, **options}).as_text()
     warps, tile = re.findall(r'"num_warps":"(\d+)","output_tiles":\[\{"sizes":\[([^]]*)\]', text)[0]
-    print(f"{looked.tuned} of {looked.products} tuned; tiles {tile}; {warps} warps")
+    print(f"{looked.tuned} of {looked.matmuls} tuned; tiles {tile}; {warps} warps")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from tests.tiers import full
 
 pytestmark = full
 
-FAMILIES = ("deepseek_v3", "gemma2", "gemma4_text", "granitemoehybrid", "mamba", "mamba2", "qwen3_5_text")
+ARCHITECTURES = ("deepseek_v3", "gemma2", "gemma4_text", "granitemoehybrid", "mamba", "mamba2", "qwen3_5_text")
 PLAIN = {"gemma2": {"attention"}, "mamba": {"states"}}
 """What plain operators run, over rows of one length."""
 HYBRID = "qwen3_5_text"
@@ -53,7 +53,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compile:
     return compile_
 
 
-@pytest.mark.parametrize("case", FAMILIES)
+@pytest.mark.parametrize("case", ARCHITECTURES)
 def test_every_bucket_is_verified_and_greedy_tokens_are_transformers_own(compiled: Compile, case: str) -> None:
     """Prompts of three lengths share steps with each other and with decode."""
     result = compiled(case, verify="all")

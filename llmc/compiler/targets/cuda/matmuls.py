@@ -46,17 +46,17 @@ _MISS = re.compile(r"\] Autotune cache miss")
 class Looked:
     """How many products of one executable, counted once where they are alike, XLA looked up, and how many it found."""
 
-    products: int = 0
+    matmuls: int = 0
     tuned: int = 0
 
 
 def noted(data: bytes, looked: Looked) -> bytes:
     """The executable file `data` with a member "products" of its header, {"of": …, "tuned": …}; as it is where XLA told
     nothing."""
-    if not looked.products:
+    if not looked.matmuls:
         return data
     parsed = ExecutableFile.parse(data, "an executable", FORM)
-    members = {**parsed.header, _MEMBER: {"of": looked.products, "tuned": looked.tuned}}
+    members = {**parsed.header, _MEMBER: {"of": looked.matmuls, "tuned": looked.tuned}}
     return write_envelope(members, {name: bytes(parsed.section(name)) for name in parsed.names}, FORM)
 
 
@@ -111,6 +111,6 @@ def _counting(looked: Looked) -> Iterator[None]:
             taken.seek(0)
             for line in taken.read().decode(errors="replace").splitlines(keepends=True):
                 looked.tuned += bool(_HIT.search(line))
-                looked.products += bool(_HIT.search(line) or _MISS.search(line))
+                looked.matmuls += bool(_HIT.search(line) or _MISS.search(line))
                 if line.strip() and not _LINE.match(line):
                     os.write(2, line.encode())

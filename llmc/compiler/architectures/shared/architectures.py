@@ -9,21 +9,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from llmc.compiler.architectures import FILES, require_supported, supported
-from llmc.compiler.architectures.shared.base import Family
+from llmc.compiler.architectures.shared.base import Architecture
 from llmc.errors import CheckpointError
 
 if TYPE_CHECKING:
     from llmc.compiler.architectures.shared.base import Config
     from llmc.compiler.architectures.shared.size import ModelSize
 
-PLAIN = Family(model_class="", tiny={})
+PLAIN = Architecture(model_class="", tiny={})
 """The family assumed for an unsupported model type when only sizes are needed."""
 
 
-def family(config: Config) -> Family:
+def architecture(config: Config) -> Architecture:
     """The family of a configuration; raises CheckpointError where its model type is not supported."""
     name = require_supported(config)
-    found: Family = import_module(f"llmc.compiler.architectures.{FILES[name]}").FAMILIES[name]
+    found: Architecture = import_module(f"llmc.compiler.architectures.{FILES[name]}").ARCHITECTURES[name]
     return found
 
 
@@ -35,19 +35,19 @@ def by_gguf_architecture() -> dict[str, str]:
 @cache
 def _by_gguf_architecture(names: tuple[str, ...]) -> dict[str, str]:
     """Of these model types; found once, since opening a file asks several times."""
-    known = {name: family({"model_type": name}).gguf for name in names}
+    known = {name: architecture({"model_type": name}).gguf for name in names}
     return {gguf.architecture: name for name, gguf in known.items() if gguf is not None}
 
 
-def family_or_plain(config: Config) -> Family:
+def architecture_or_plain(config: Config) -> Architecture:
     """The family of a configuration, that of a plain decoder where its model type is not supported."""
-    return family(config) if config.get("model_type") in supported() else PLAIN
+    return architecture(config) if config.get("model_type") in supported() else PLAIN
 
 
 def size_of(config: Config, source: str) -> ModelSize:
     """How large the model of any configuration is, with its cache as its family says. Raises CheckpointError, naming
     `source`, where a size is missing."""
-    found = family_or_plain(config)
+    found = architecture_or_plain(config)
     size = found.size(config, source)
     with suppress(KeyError, TypeError, ValueError, AttributeError, ArithmeticError, CheckpointError):
         size = replace(size, cache=found.cache(config))  # else the sizes say what a plain decoder's is

@@ -15,9 +15,15 @@ import transformers
 
 from llmc.compiler import architectures
 from llmc.compiler.architectures import supported
-from llmc.compiler.architectures.shared.base import Family
+from llmc.compiler.architectures.shared.architectures import (
+    PLAIN,
+    architecture,
+    architecture_or_plain,
+    by_gguf_architecture,
+    size_of,
+)
+from llmc.compiler.architectures.shared.base import Architecture
 from llmc.compiler.architectures.shared.caches import cache_of
-from llmc.compiler.architectures.shared.families import PLAIN, by_gguf_architecture, family, family_or_plain, size_of
 from llmc.compiler.architectures.shared.names import HEADS
 from llmc.compiler.architectures.shared.size import ModelSize
 from llmc.compiler.checkpoint import open_checkpoint
@@ -29,16 +35,16 @@ from llmc.errors import CheckpointError
 from tests.compiler import tiny
 from tests.tiers import default_cases
 
-GGUF = [name for name in supported() if family({"model_type": name}).gguf is not None]
+GGUF = [name for name in supported() if architecture({"model_type": name}).gguf is not None]
 
 
-def of(name: str) -> Family:
-    return family({"model_type": name})
+def of(name: str) -> Architecture:
+    return architecture({"model_type": name})
 
 
 def test_the_table_lists_what_every_file_defines() -> None:
     files = {file.stem for file in (Path(architectures.__file__).parent).glob("*.py")} - {"__init__", "encoders"}
-    defined = {name: file for file in files for name in import_module(f"{architectures.__name__}.{file}").FAMILIES}
+    defined = {name: file for file in files for name in import_module(f"{architectures.__name__}.{file}").ARCHITECTURES}
     assert defined == architectures.FILES
 
 
@@ -99,7 +105,7 @@ def test_keys_in_common_terms_are_what_transformers_reads(name: str) -> None:
 
 def test_sizes_of_what_is_not_supported_are_a_plain_decoders() -> None:
     config = tiny.config("llama") | {"model_type": "ctrl"}
-    assert family_or_plain(config) is PLAIN
+    assert architecture_or_plain(config) is PLAIN
     assert size_of(config, "config.json") == replace(ModelSize.of(config, "config.json"), cache=cache_of(config))
     with pytest.raises(CheckpointError, match=r"config.json: intermediate_size is None, not a size"):
         size_of({**config, "intermediate_size": None}, "config.json")

@@ -29,7 +29,7 @@ def rounded(x: Array) -> Array:
     return (to_bf16(x).astype(np.uint32) << 16).view(np.float32).reshape(x.shape)
 
 
-def product(
+def matmul(
     library: Library, x: Array, panels: NDArray[np.uint8], attrs: dict[str, int], *, bias: Array | None = None,
     gated: int = 0, decoding: int = 0,
 ) -> Array:  # fmt: skip
@@ -56,7 +56,7 @@ def test_products_of_every_number_of_rows(library: Path, size: tuple[int, int, i
         x = random.normal(0, 1, (count, size[1])).astype(np.float32)
         wanted = rounded(x).astype(np.float64) @ rounded(weights).T.astype(np.float64)
         for b in (None, bias):
-            built = product(library, x, held[f"panels{part}"], attributes(*size, bits, offsets), bias=b)
+            built = matmul(library, x, held[f"panels{part}"], attributes(*size, bits, offsets), bias=b)
             assert near(built, wanted + (0 if b is None else b)), (count, b is None)
 
 
@@ -64,7 +64,7 @@ def test_products_of_every_number_of_rows(library: Path, size: tuple[int, int, i
 def test_codes_with_a_table(library: Path, table: str) -> None:
     held, weights = tabled(100, 96, 16, table)
     x = np.random.default_rng(1).normal(0, 1, (37, 96)).astype(np.float32)
-    built = product(library, x, held["panels"], attributes(100, 96, 16, 4, 0, TABLES.index(table)))
+    built = matmul(library, x, held["panels"], attributes(100, 96, 16, 4, 0, TABLES.index(table)))
     assert near(built, rounded(x).astype(np.float64) @ rounded(weights).T)
 
 
@@ -72,7 +72,7 @@ def test_codes_with_a_table(library: Path, table: str) -> None:
 def test_a_gate_lets_through_what_it_should(library: Path, half: int) -> None:
     held, weights = matrix(2 * half, 64, 32, 4, offsets=True)
     x = np.random.default_rng(1).normal(0, 1, (21, 64)).astype(np.float32)
-    built = product(library, x, held["gated+offsets"], attributes(2 * half, 64, 32, 4, 1), gated=1)
+    built = matmul(library, x, held["gated+offsets"], attributes(2 * half, 64, 32, 4, 1), gated=1)
     whole = rounded(x).astype(np.float64) @ rounded(weights).T
     gate, other = whole[:, :half], whole[:, half:]
     assert (
@@ -85,10 +85,10 @@ def test_rows_that_decode_have_the_bits_that_they_have_alone(library: Path, deco
     held, _ = matrix(96, 576, 32, 8, offsets=False)
     attrs, panels = attributes(96, 576, 32, 8, 0), held["panels"]
     x = np.random.default_rng(1).normal(0, 1, (37, 576)).astype(np.float32)
-    built = product(library, x, panels, attrs, decoding=decoding)
+    built = matmul(library, x, panels, attrs, decoding=decoding)
     alone = run(library, "Linear", [("x", x), ("w", panels)], ["y", "-s"], **attrs, gated=0)["y"]
     assert (built[:decoding] == alone[:decoding]).all()
-    assert (built[decoding:] == product(library, x, panels, attrs)[decoding:]).all()
+    assert (built[decoding:] == matmul(library, x, panels, attrs)[decoding:]).all()
     assert (built[decoding:] != alone[decoding:]).any(axis=1).all(), "the others are computed otherwise"
 
 
@@ -96,9 +96,9 @@ def test_many_rows_are_the_same_as_a_few(library: Path) -> None:
     held, _ = matrix(144, 576, 32, 8, offsets=False)  # nine panels: one is left of pairs
     x = np.random.default_rng(1).normal(0, 1, (1412, 576)).astype(np.float32)
     attrs = attributes(144, 576, 32, 8, 0)
-    whole = product(library, x, held["panels"], attrs)
+    whole = matmul(library, x, held["panels"], attrs)
     for first in (0, 500, 700, 1407):
-        assert (product(library, x[first : first + 5], held["panels"], attrs) == whole[first : first + 5]).all()
+        assert (matmul(library, x[first : first + 5], held["panels"], attrs) == whole[first : first + 5]).all()
 
 
 @pytest.mark.parametrize("threads", [1, 2, 16])
@@ -108,11 +108,11 @@ def test_rows_that_no_cache_holds_are_the_same_as_a_few(library: Path, threads: 
     held, weights = matrix(*size, 8, offsets=False)
     x = np.random.default_rng(1).normal(0, 1, (532, size[1])).astype(np.float32)
     attrs, team = attributes(*size, 8, 0), Team(str(library), threads)
-    whole = product(library, x, held["panels"], attrs)
+    whole = matmul(library, x, held["panels"], attrs)
     team.close()
     assert near(whole, rounded(x).astype(np.float64) @ rounded(weights).T.astype(np.float64))
     for first in (0, 253, 510, 527):
-        assert (product(library, x[first : first + 5], held["panels"], attrs) == whole[first : first + 5]).all()
+        assert (matmul(library, x[first : first + 5], held["panels"], attrs) == whole[first : first + 5]).all()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -120,7 +120,7 @@ def test_what_is_no_number_stays_none_and_in_its_row(library: Path, value: float
     held, _ = matrix(32, 64, 32, 8, offsets=True)
     x = np.ones((6, 64), np.float32)
     x[2, 40] = value
-    built = product(library, x, held["panels+offsets"], attributes(32, 64, 32, 8, 1))
+    built = matmul(library, x, held["panels+offsets"], attributes(32, 64, 32, 8, 1))
     assert not np.isfinite(built[2]).any()
     assert np.isfinite(np.delete(built, 2, axis=0)).all()
 
@@ -129,4 +129,4 @@ def test_what_is_no_number_stays_none_and_in_its_row(library: Path, value: float
 def test_more_rows_that_decode_than_there_are_is_an_error(library: Path, decoding: int) -> None:
     held, _ = matrix(32, 64, 32, 8, offsets=False)
     with pytest.raises(InvalidArgument, match="more rows decode than there are"):
-        product(library, np.ones((6, 64), np.float32), held["panels"], attributes(32, 64, 32, 8, 0), decoding=decoding)
+        matmul(library, np.ones((6, 64), np.float32), held["panels"], attributes(32, 64, 32, 8, 0), decoding=decoding)
