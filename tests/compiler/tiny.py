@@ -99,7 +99,8 @@ OTHERS = {
     },
     SIZES: {
         **of_architecture("gemma4_text"), "num_hidden_layers": 2,
-        "layer_types": ["sliding_attention", "full_attention"],        "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "enable_moe_block": False,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "enable_moe_block": False,
     }
 }  # fmt: skip
 """A layer with a window, and one without whose heads are of another number and width, traced in half of the time; and

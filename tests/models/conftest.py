@@ -46,5 +46,5 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    if "family" in getattr(item, "fixturenames", ()):
+    if "architecture" in getattr(item, "fixturenames", ()):
         item.add_marker(default_cases(*MECHANISMS))

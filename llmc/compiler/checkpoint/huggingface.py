@@ -26,10 +26,11 @@ from llmc.compiler.checkpoint.safetensors_file import SafetensorsFile
 from llmc.errors import CheckpointError, NoTokenizerError
 
 if TYPE_CHECKING:
+    from llmc.compiler.architectures.shared.base import Architecture
     from llmc.compiler.architectures.shared.block_form import BlockForm
 
 Facts: TypeAlias = "Callable[[Mapping[str, Any]], Architecture]"
-"""The family of a configuration. It is given: what reads weights is in keys, and families are not."""
+"""The architecture of a configuration. It is given: what reads weights is in keys, and architectures are not."""
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -82,12 +82,12 @@ def test_it_is_gone_after_a_test() -> None:
 
 
 OWN = """
-from llmc.compiler.architectures.shared.base import TINY, Family, Gguf
+from llmc.compiler.architectures.shared.base import TINY, Architecture, Gguf
 from llmc.compiler.architectures.shared.sharding import Rule
 from llmc.compiler.architectures.shared.size import ModelSize
 
-FAMILIES = {
-    "odd": Family(
+ARCHITECTURES = {
+    "odd": Architecture(
         model_class="OddForCausalLM",
         gguf=Gguf("odd-in-gguf"),
         sharding=(Rule("all", r".*", 0, "vocab_size", "words", "all"),),
