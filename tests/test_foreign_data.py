@@ -178,7 +178,7 @@ def test_members_of_a_manifest(toy: Toy, members: dict[str, Any], member: str, d
         ("options", "sample_top_k", 1.5), ("options", "sample_top_k", 2**70),
     ],
 )  # fmt: skip
-def test_numbers_out_of_range_are_told_by_name(
+def test_numbers_out_of_range_are_reported_by_name(
     toy: Toy, members: dict[str, Any], member: str, name: str, value: object
 ) -> None:
     with pytest.raises(LlmcError, match=f"{member}.{name}|no memory|sizes that the manifest states"):
@@ -233,7 +233,7 @@ class _Files:
 
 @fuzzed
 @given(changed(INDICES))
-def test_places_of_weights(locations: object) -> None:
+def test_locations_of_weights(locations: object) -> None:
     def read() -> None:
         for location in read_placements(_Files(as_json(locations))).values():  # type: ignore[arg-type]
             assert all(type(size) is int for size in location["shape"]) and type(location["offset"]) is int

@@ -95,7 +95,7 @@ def test_every_package_of_this_environment_stands_in_the_lock_with_its_version()
     assert not wrong
 
 
-def test_what_is_asked_for_is_locked_at_a_version_that_is_admitted() -> None:
+def test_what_is_requested_is_locked_at_a_version_that_is_admitted() -> None:
     locked = entries(LOCK)
     names = set()
     for requested in declared():

@@ -232,7 +232,7 @@ def test_a_kill_leaves_all_whole_and_the_next_round_does_it(toy: Toy, recording:
     assert read_manifest(what.folder.current).digest == done.digest
 
 
-def test_a_kill_between_swap_and_link_is_made_good(live: Live, toy: Toy, recording: Path) -> None:
+def test_a_kill_between_swap_and_link_is_built_good(live: Live, toy: Toy, recording: Path) -> None:
     what = served_by(live, toy, recording)
     done = ran(toy, what)
     what.folder.point(toy.bundle)

@@ -110,7 +110,7 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("name", PLATFORMS)
-def test_every_extra_asks_for_what_is_built_there_and_for_all_of_that(name: str) -> None:
+def test_every_extra_requests_what_is_built_there_and_for_all_of_that(name: str) -> None:
     everything = {extra: extra_of("Linux x86-64", extra) for extra in PROJECT["optional-dependencies"]}
     for extra, packages in everything.items():
         assert extra_of(name, extra) == packages - LACKS[name], extra
@@ -118,13 +118,13 @@ def test_every_extra_asks_for_what_is_built_there_and_for_all_of_that(name: str)
 
 
 @pytest.mark.parametrize("name", PLATFORMS)
-def test_what_the_core_asks_for_is_built_everywhere(name: str) -> None:
+def test_what_the_core_requests_is_built_everywhere(name: str) -> None:
     assert len({package for line in PROJECT["dependencies"] for package in requested(name, line)}) == 9
 
 
 @default_cases(2)
 @pytest.mark.parametrize("name", PLATFORMS)
-def test_the_lock_counts_wherever_a_package_is_asked_for(name: str) -> None:
+def test_the_lock_counts_wherever_a_package_is_requested(name: str) -> None:
     for line in (ROOT / "requirements.lock").read_text().splitlines()[1:]:
         locked = Requirement(line)
         if canonicalize_name(locked.name) in extra_of(name, "dev"):
@@ -230,7 +230,7 @@ def test_a_tpu_is_refused_in_one_line_where_libtpu_does_not_exist(
     )
 
 
-def test_a_package_without_a_build_is_told_so_where_its_version_is_asked(on: Any) -> None:
+def test_a_package_without_a_build_is_reported_so_where_its_version_is_requested(on: Any) -> None:
     on("Windows ARM")
     with pytest.raises(DeviceError, match="torch is not installed; it has no build for Windows on ARM64, only for"):
         version_of("torch")

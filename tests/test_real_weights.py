@@ -294,7 +294,7 @@ def test_int8_is_within_a_hundredth_of_a_nat_of_transformers(int8_bundle: Path, 
 
 
 @full
-def test_the_file_and_the_bundle_made_of_it_know_the_capital_of_france(int8_bundle: Path, plan: Plan) -> None:
+def test_the_file_and_the_bundle_built_of_it_know_the_capital_of_france(int8_bundle: Path, plan: Plan) -> None:
     params = llmc.SamplingParams(max_tokens=8, temperature=0)
     with llmc.LLM(demo_path(), plan=plan, verify="none", device="onnxruntime", quantize="int8") as llm:
         (from_file,) = llm.generate(["The capital of France is"], params)

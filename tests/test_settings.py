@@ -18,7 +18,7 @@ def read(**environ: str) -> Settings:
     return Settings.from_environment(environ)
 
 
-def test_an_empty_environment_asks_for_nothing():
+def test_an_empty_environment_requests_nothing():
     assert read() == Settings()
 
 
@@ -45,7 +45,7 @@ def test_the_key_of_the_server_has_two_spellings_and_no_blanks_around_it():
     assert "ours" not in repr(read(LLMC_API_KEY="ours"))
 
 
-def test_the_servers_warm_up_is_skipped_where_it_is_asked_for():
+def test_the_servers_warm_up_is_skipped_where_it_is_requested():
     assert [read(VLLM_SKIP_WARMUP=v).skip_warmup for v in ("true", "1", "false", "")] == [True, True, False, False]
 
 
@@ -227,7 +227,7 @@ def test_settings_of_attention_are_left_to_others():
         ("VLLM_ENABLE_BUCKETING", ["false", "False", "0"], ["true", "1", ""]),
     ],
 )
-def test_what_changes_no_plan_leaves_a_warning_only_where_it_asks_for_a_change(variable, without_effect, silent):
+def test_what_changes_no_plan_leaves_a_warning_only_where_it_requests_a_change(variable, without_effect, silent):
     for value in without_effect:
         (warning,) = read(**{variable: value}).warnings
         assert warning.startswith(f"{variable} has no effect")

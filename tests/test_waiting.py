@@ -29,7 +29,7 @@ def policy(environment: dict[str, str]) -> str:
 
 
 @full
-def test_openmp_is_told_before_torch_is_imported_unless_the_user_told_it() -> None:
+def test_openmp_is_reported_before_torch_is_imported_unless_the_user_reported_it() -> None:
     without = {name: value for name, value in os.environ.items() if name != POLICY}
     assert policy(without) == "PASSIVE"
     assert policy({**without, POLICY: "ACTIVE"}) == "ACTIVE"

@@ -185,7 +185,7 @@ def test_sampling_parameters_have_vllms_defaults_and_refuse_nonsense() -> None:
         llmc.SamplingParams(max_tokens=0)
 
 
-def test_steps_are_kept_when_asked_for(toy: Path) -> None:
+def test_steps_are_kept_when_requested(toy: Path) -> None:
     with llmc.LLM(toy, **SMALL, keep_steps=True) as llm:
         (output,) = llm.generate(["a river"], GREEDY)
         manifest = read_manifest(llm.bundle.path)

@@ -109,7 +109,7 @@ def test_a_key_survives_pickling_between_workers() -> None:
 
 
 @given(COMPONENTS, COMPONENTS)
-def test_differences_are_told_in_one_line_however_many_there_are(a: dict[str, str], b: dict[str, str]) -> None:
+def test_differences_are_reported_in_one_line_however_many_there_are(a: dict[str, str], b: dict[str, str]) -> None:
     found = Key("k", a).explain(Key("k", b))
     reported = tell(found)
     assert "\n" not in reported
@@ -129,11 +129,11 @@ def test_differences_are_told_in_one_line_however_many_there_are(a: dict[str, st
         ("a" * 50, "b", f"x: b → {'a' * 39}…"),
     ],
 )
-def test_a_difference_is_told_from_theirs_to_mine(mine: str, theirs: str, reported: str) -> None:
+def test_a_difference_is_reported_from_theirs_to_mine(mine: str, theirs: str, reported: str) -> None:
     assert tell([Difference("x", mine, theirs)]) == reported
 
 
-def test_what_people_can_read_is_told_before_digests() -> None:
+def test_what_people_can_read_is_reported_before_digests() -> None:
     mine = {f"a{i}": digest_bytes(b"%d" % i) for i in range(5)} | {"toolchain.torch": "2", "option.dtype": "f32"}
     theirs = {name: digest_bytes(value.encode()) for name, value in mine.items()} | {"toolchain.torch": "1"}
     theirs["option.dtype"] = "bf16"

@@ -74,7 +74,7 @@ def test_each_folder_and_file_of_another_user_is_named(location: Path, which: st
     assert found(location, users={STRANGER}) is None, "the owner of a shared store"
 
 
-def test_root_s_places_are_trusted(location: Path, give: Give, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_s_locations_are_trusted(location: Path, give: Give, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
     for path in (*location.parents, location, location / "blobs", location / "blobs" / "library"):
         give(path, 0)

@@ -93,7 +93,7 @@ def test_gc_removes_them_and_says_so(
     assert "temporary" not in gc()
 
 
-def test_a_child_keeps_what_its_parent_made(location: Path) -> None:
+def test_a_child_keeps_what_its_parent_built(location: Path) -> None:
     with temporary_folder("parent") as folder:
         child = os.fork()
         if not child:
@@ -130,7 +130,7 @@ def test_where_locks_mean_nothing_everything_stays(location: Path, monkeypatch: 
     assert [path.name for path in location.iterdir()] == ["llmc-left.tmp"]
 
 
-def test_one_that_is_swept_before_it_is_locked_is_made_again(location: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_is_swept_before_it_is_locked_is_built_again(location: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, built = tempfile.mkdtemp, []
 
     def swept_at_once(*names: str) -> str:

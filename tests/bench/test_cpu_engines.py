@@ -34,7 +34,7 @@ def run(folder: Path, *models: str) -> tuple[Figures, list[tuple[str, int, int]]
     return found, reported
 
 
-def test_every_measurement_is_made_of_every_bundle_and_reported(tmp_path: Path) -> None:
+def test_every_measurement_is_built_of_every_bundle_and_reported(tmp_path: Path) -> None:
     found, reported = run(tmp_path, "a", "b")
     assert {title: len(figures["b"]) for title, figures in found.rounds.items()} == AMOUNT.wanted()
     assert found.median(decode(4), "a") == pytest.approx(8.0)

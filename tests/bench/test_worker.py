@@ -26,7 +26,7 @@ def test_only_answers_are_read_and_all_else_is_in_the_log(tmp_path: Path) -> Non
     assert "noise on stdout" in log and "a complaint" in log
 
 
-def test_an_engine_is_told_its_options(tmp_path: Path) -> None:
+def test_an_engine_is_reported_its_options(tmp_path: Path) -> None:
     with engine(tmp_path, step_ms=5.0, unknown=3) as one:
         assert one.ask("decode", prompts=[[1]], steps=1)["steps"] == [0.005]
 
@@ -57,7 +57,7 @@ def test_an_engine_that_dies_leaves_its_exit_code_and_last_words(tmp_path: Path)
             one.ask("warm")
 
 
-def test_memory_is_looked_at_while_an_answer_is_made(tmp_path: Path) -> None:
+def test_memory_is_looked_at_while_an_answer_is_built(tmp_path: Path) -> None:
     with engine(tmp_path) as one:
         answer, most = one.ask_with_memory("warm")
     assert answer == {}

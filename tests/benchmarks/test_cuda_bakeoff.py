@@ -193,7 +193,7 @@ def test_an_interrupt_keeps_the_rounds_that_were_there(of: Any, tmp_path: Path) 
     assert saved == ["once"]
 
 
-def test_a_host_without_a_card_or_without_torch_is_told(of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_without_a_card_or_without_torch_is_reported(of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit, match="no CUDA card; --device cpu"):
         of("cuda_bakeoff").main(["--shape", "tiny"])
     monkeypatch.setitem(sys.modules, "torch", None)

@@ -70,7 +70,7 @@ def test_decode_gaps_follow_the_staircase():
 
 @PROPERTY
 @given(plan_arguments())
-def test_every_plan_made_covers_every_admissible_request(arguments):
+def test_every_plan_built_covers_every_admissible_request(arguments):
     try:
         plan = make_plan(**arguments)
     except InputError as error:

@@ -35,7 +35,7 @@ def test_neighbours_in_length_share_batches() -> None:
     assert [batch.rows for batch in built] == [(1,), (3,), (4, 2, 0)]
 
 
-def test_shorter_texts_join_a_longer_bucket_only_where_it_has_places_left() -> None:
+def test_shorter_texts_join_a_longer_bucket_only_where_it_has_locations_left() -> None:
     built = batches([700, 690, 680, 3, 4, 5, 6], PLAN, exact=False)
     assert [(batch.batch, batch.tokens) for batch in built] == [(4, 700), (4, 16)]
     assert [len(batch.rows) for batch in built] == [4, 3]

@@ -45,7 +45,7 @@ def test_ls_lists_what_is_stored(store: Store, monkeypatch: pytest.MonkeyPatch) 
     assert lines[-1] == f"3 entries; 1 blobs, {size_text(store.usage().total)} on disk in {store.root}"
 
 
-def test_ls_tells_shapes_first_and_digests_of_code_never(store: Store) -> None:
+def test_ls_reports_shapes_first_and_digests_of_code_never(store: Store) -> None:
     store.publish(
         key("trace", code="sha256:919d21 compiler.code=d1ce", **{"shape.batch": 2, "option.dtype": "f32"}), {}
     )

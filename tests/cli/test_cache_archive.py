@@ -91,7 +91,7 @@ def test_it_goes_through_a_pipe(llmc: Llmc, bundle: Path, here: Path) -> None:
     assert BundleFiles.open(here / "piped").verify() == []
 
 
-def test_an_archive_is_a_bundle_wherever_one_is_asked_for(llmc: Llmc, bundle: Path, here: Path) -> None:
+def test_an_archive_is_a_bundle_wherever_one_is_requested(llmc: Llmc, bundle: Path, here: Path) -> None:
     llmc("cache", "export", "b.tar", "bundle")
     expected = llmc("generate", "bundle", *PROMPT).json["token_ids"]
     digest = BundleFiles.open(bundle).manifest.digest
@@ -141,7 +141,7 @@ def test_a_signed_bundle_passes_and_a_wrong_signature_never(
     assert "signature is not valid" in llmc("cache", "import", "wrong.tar").failed(5)
 
 
-def test_mistakes_are_told(llmc: Llmc, bundle: Path, tmp_path: Path, here: Path) -> None:
+def test_mistakes_are_reported(llmc: Llmc, bundle: Path, tmp_path: Path, here: Path) -> None:
     assert "name an archive" in llmc("cache", "export", "b.tgz", "bundle").failed(2)
     assert "--json and the archive" in llmc("cache", "export", "-", "bundle", "--json").failed(2)
     assert "there is no bundle in" in llmc("cache", "export", "b.tar", "--cache-dir", tmp_path / "empty").failed(2)

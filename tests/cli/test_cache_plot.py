@@ -56,7 +56,7 @@ def column(page: Page, heading: str, number: int) -> list[str]:
     return page.locator(f"h3:has-text('{heading}') + div tbody td:nth-child({number})").all_text_contents()
 
 
-def test_a_page_tells_of_bundles_entries_and_pins(llmc: Llmc, bundle: Path) -> None:
+def test_a_page_reports_of_bundles_entries_and_pins(llmc: Llmc, bundle: Path) -> None:
     pinned = llmc("cache", "pin", bundle, "--json").json["pins"][0]["key"].removeprefix("sha256:")
     ran = llmc("cache", "ls", "--plot", "store.html")
     assert ran.err == "wrote store.html\n"
@@ -99,7 +99,7 @@ def test_a_store_that_does_not_exist_is_drawn_as_an_empty_one(llmc: Llmc, layout
     assert not layout.root.exists()
 
 
-def test_a_damaged_entry_is_put_aside_and_told(llmc: Llmc, layout: Layout) -> None:
+def test_a_damaged_entry_is_put_aside_and_reported(llmc: Llmc, layout: Layout) -> None:
     Store(layout.root).publish(key(), {})
     layout.entry("executable", key().hex).write_bytes(b"torn")
     assert llmc("cache", "ls", "--plot", "store.html").code == 0

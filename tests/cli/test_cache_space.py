@@ -103,7 +103,7 @@ def test_gc_of_a_store_that_cannot_be_written(llmc: Llmc, layout: Layout) -> Non
     assert "cannot be written" in llmc("cache", "gc").failed(5)
 
 
-def test_pins_are_made_listed_and_taken_back(llmc: Llmc, filled: Layout) -> None:
+def test_pins_are_built_listed_and_taken_back(llmc: Llmc, filled: Layout) -> None:
     assert llmc("cache", "pin").out == f"0 pinned in {filled.root}\n"
     short = key(batch=1).short
     assert llmc("cache", "pin", short, key(batch=2).digest).out.splitlines()[-1] == f"2 pinned in {filled.root}"
@@ -138,7 +138,7 @@ def test_a_bundle_is_pinned_by_its_folder(llmc: Llmc, bundle: Path, tmp_path: Pa
     assert llmc("cache", "unpin", bundle, "--cache-dir", other).out.startswith("0 pinned")
 
 
-def test_ls_tells_own_from_shared_and_what_is_kept(llmc: Llmc, filled: Layout) -> None:
+def test_ls_reports_own_from_shared_and_what_is_kept(llmc: Llmc, filled: Layout) -> None:
     llmc("cache", "pin", key(batch=1).short)
     user = Store(filled.root)
     assert user.lookup(key(batch=2)) is not None

@@ -121,7 +121,7 @@ def test_a_cache_of_jax_belongs_to_its_folder(store: Store, tmp_path: Path) -> N
     assert data(store, "unpack", key, "-o", folder)["present"]
 
 
-def test_what_nobody_could_check_is_told_and_strict_refuses_it(store: Store, tmp_path: Path) -> None:
+def test_what_nobody_could_check_is_reported_and_strict_refuses_it(store: Store, tmp_path: Path) -> None:
     key = pack(store, "gaudi", make_gaudi(tmp_path / "c"), "--fact", "num_hpu_blocks=2100")
     location = ("-o", tmp_path / "place")
     assert "not checked, as nothing here says them: device, num_hpu_blocks, synapse" in output(
@@ -151,7 +151,7 @@ def test_other_content_needs_a_word(store: Store, tmp_path: Path) -> None:
     assert isinstance(both, InputError) and "contradict each other" in str(both)
 
 
-def test_without_a_place_it_asks_for_one(store: Store, tmp_path: Path) -> None:
+def test_without_a_place_it_requests_one(store: Store, tmp_path: Path) -> None:
     key = pack(store, "jax", make_jax(tmp_path / "c"))
     found = str(error(store, "unpack", key))
     assert "name the folder with -o, or set JAX_COMPILATION_CACHE_DIR or VLLM_XLA_CACHE_PATH as for the server" in found

@@ -28,7 +28,7 @@ def static(tmp_path: Path, keys: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 CERTIFY = ("--certify", "c.json", "--requests", 40)
 
 
-def test_a_signed_certificate_is_made_and_checked(llmc: Llmc, static: Path, here: Path) -> None:
+def test_a_signed_certificate_is_built_and_checked(llmc: Llmc, static: Path, here: Path) -> None:
     ran = llmc("warmup", static, *CERTIFY, "--sign", "release", "-q")
     assert ran.code == 0, ran
     lines = ran.out.splitlines()

@@ -46,7 +46,7 @@ def test_every_place_shows_the_executor_s_count(llmc: Llmc, unfinished: Path) ->
     assert re.search(r"compilations while serving: 2$", ran.err, re.M), "one prompt bucket, one of decode"
 
 
-def test_asked_to_check_recompilation_no_command_goes_on_after_one(
+def test_requested_to_check_recompilation_no_command_goes_on_after_one(
     llmc: Llmc, unfinished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_XLA_CHECK_RECOMPILATION", "1")

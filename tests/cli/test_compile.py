@@ -41,7 +41,7 @@ def compile_(llmc: Llmc, toy: Path) -> Llmc:
 # What is said
 
 
-def test_the_outcome_is_told_in_words(compile_: Llmc) -> None:
+def test_the_outcome_is_reported_in_words(compile_: Llmc) -> None:
     ran = compile_()
     assert ran.code == 0
     first, second, third, fourth = ran.out.splitlines()
@@ -57,7 +57,7 @@ def test_the_outcome_is_told_in_words(compile_: Llmc) -> None:
     assert "not verified (--verify none)" in compile_("--verify", "none").out
 
 
-def test_top_logits_are_told_and_explained(compile_: Llmc, llmc: Llmc) -> None:
+def test_top_logits_are_reported_and_explained(compile_: Llmc, llmc: Llmc) -> None:
     assert "largest logits" not in compile_().out
     topped = compile_("--sample-top-k", 64, "-o", "topped")
     assert topped.out.splitlines()[2] == "graphs return the 64 largest logits and their ids beside all logits"
@@ -102,7 +102,7 @@ def test_json_is_one_document_with_the_counts(compile_: Llmc) -> None:
     assert compile_("--json").json["reused"] == BUCKETS
 
 
-def test_portable_executables_are_told_as_such_with_what_is_left(
+def test_portable_executables_are_reported_as_such_with_what_is_left(
     compile_: Llmc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(monkeypatch, state="portable")

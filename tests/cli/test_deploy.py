@@ -48,7 +48,7 @@ def test_an_image_in_a_layout_is_read_and_nodes_need_one_in_a_registry(
     assert ran.code == 0 and 'reference: "registry.example.com/models/toy:v1"' in ran.out
 
 
-def test_what_is_asked_for_has_to_be_clear(llmc: Llmc, here: Path) -> None:
+def test_what_is_requested_has_to_be_clear(llmc: Llmc, here: Path) -> None:
     assert "with -o DIR, or print the files with --print" in llmc("deploy", "docker").failed(2)
     assert f"known: {', '.join(KINDS.names())}" in llmc("deploy", "helm", "--print").failed(2)
     assert llmc("deploy", "docker", "--print").failed(2) == "llmc deploy docker needs --bundle"

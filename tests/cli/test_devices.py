@@ -66,7 +66,7 @@ def test_a_row_for_every_device_but_the_one_for_tests(llmc: Llmc) -> None:
     assert [name for name in listed if name.startswith("openvino")] == ["openvino", "openvino:GPU", "openvino:NPU"]
 
 
-def test_a_limit_of_the_cpu_is_told(llmc: Llmc, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_of_the_cpu_is_reported(llmc: Llmc, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llmc.runtime.host.host_features", lambda: ("x86_64", "amx_tile", "avx2", "f16c", "fma"))
     monkeypatch.setenv("LLMC_CPU_ISA", "avx2")
     assert " avx2 f16c fma (limited by LLMC_CPU_ISA=avx2); " in llmc("devices").out.splitlines()[0]

@@ -165,7 +165,7 @@ def test_every_optional_import_has_an_extra_that_its_error_names() -> None:
     assert set(EXTRAS.values()) <= set(project["optional-dependencies"])
 
 
-def test_a_python_that_is_too_old_is_told_so() -> None:
+def test_a_python_that_is_too_old_is_reported_so() -> None:
     old = "import sys; sys.version_info = (3, 10, 12, 'final', 0); sys.version = '3.10.12 (main)'; import llmc"
     done = subprocess.run([sys.executable, "-c", old], cwd=REPO, capture_output=True, text=True, check=False)
     said = done.stderr.splitlines()[-1]

@@ -58,7 +58,7 @@ def test_elsewhere_the_command_says_what_is_missing(llmc: Llmc, toy: Path, bundl
 
 
 @pytest.mark.usefixtures("device")
-def test_warm_up_finishes_first_unless_it_is_told_not_to(llmc: Llmc, bundle: Path) -> None:
+def test_warm_up_finishes_first_unless_it_is_reported_not_to(llmc: Llmc, bundle: Path) -> None:
     assert llmc("warmup", bundle, "--no-finish", "-q").code == 0 and states(bundle) == {"portable"}
     ran = llmc("warmup", bundle, "--json")
     assert ran.json["compilations"] == [] and states(bundle) == {"native"}

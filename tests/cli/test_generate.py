@@ -73,7 +73,7 @@ def test_another_bundle_may_compute_the_prompts(generate: Llmc, llmc: Llmc, toy:
     assert said["timings"]["handover"]["tokens"] == 7 and said["timings"]["handover"]["bytes"] > 0
 
 
-def test_several_prompts_are_told_apart(generate: Llmc, toy: Path) -> None:
+def test_several_prompts_are_reported_apart(generate: Llmc, toy: Path) -> None:
     ran = generate("--prompt", "one", "-p", "another one", "--prompt", "x")
     expected = "".join(f"> {p}\n{text_of(answer(toy, p))}\n" for p in ("one", "another one", "x"))
     assert ran.out == expected
@@ -324,7 +324,7 @@ def test_a_text_ends_before_a_stop_string(generate: Llmc, toy: Path) -> None:
     assert (found["text"], found["finish_reason"]) == (whole[:end], "stop")
 
 
-def test_the_end_token_ends_a_text_unless_told_otherwise(llmc: Llmc, tmp_path: Path) -> None:
+def test_the_end_token_ends_a_text_unless_reported_otherwise(llmc: Llmc, tmp_path: Path) -> None:
     """A toy whose end token is what it answers first."""
     toy = tmp_path / "ending"
     write_toy(toy)
@@ -410,7 +410,7 @@ def test_a_checkpoint_is_compiled_once_as_by_llmc_run(llmc: Llmc, toy: Path) -> 
 
 @pytest.mark.parametrize("name", ["weights", "tokenizer.json", "prompt", "decode"])
 @pytest.mark.parametrize("damage", [flip, truncate, Path.unlink])
-def test_damage_is_told_with_the_file_and_the_way_out(
+def test_damage_is_reported_with_the_file_and_the_way_out(
     generate: Llmc, bundle: Path, name: str, damage: Callable[[Path], None]
 ) -> None:
     manifest = read_manifest(bundle)

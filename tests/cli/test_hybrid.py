@@ -41,7 +41,7 @@ def test_neither_half_has_graphs_that_it_never_runs(hybrid: Path) -> None:
     assert len(prefill.plan["prompt"]) > 1
 
 
-def test_what_is_asked_of_a_compile_is_said_of_each_half(llmc: Llmc, toy: Path) -> None:
+def test_what_is_requested_of_a_compile_is_said_of_each_half(llmc: Llmc, toy: Path) -> None:
     said = json.loads(llmc("compile", toy, *PAIR, "-o", "hybrid", "--json").out)
     assert (said["prefill"]["native"], said["decode"]["native"]) == (said["prefill"]["built"], 1)
     assert said["hybrid"] == "hybrid" and said["variables"] == {}

@@ -77,7 +77,7 @@ def test_an_unknown_command_lists_the_known_ones(llmc: Llmc) -> None:
     assert message == f"unknown command 'compiel'; known: {', '.join(sorted(COMMANDS))}; did you mean 'compile'?"
 
 
-def test_what_is_called_otherwise_elsewhere_is_told_its_name(llmc: Llmc) -> None:
+def test_what_is_called_otherwise_elsewhere_is_reported_its_name(llmc: Llmc) -> None:
     for said, name in {"build": "compile", "infer": "run", "ask": "run", "start": "serve"}.items():
         assert llmc(said, "model").failed(2).endswith(f"did you mean {name!r}?")
     assert set(OTHER_NAMES.values()) <= set(COMMANDS) and not set(OTHER_NAMES) & set(COMMANDS)
@@ -91,7 +91,7 @@ def test_what_is_called_otherwise_elsewhere_is_told_its_name(llmc: Llmc) -> None
 @pytest.mark.parametrize(
     "command", ["compile nowhere", "plan nowhere", "run nowhere hi", "chat nowhere", "serve nowhere", "deploy docker"]
 )
-def test_a_device_that_there_is_not_is_told_before_all_else(llmc: Llmc, command: str) -> None:
+def test_a_device_that_there_is_not_is_reported_before_all_else(llmc: Llmc, command: str) -> None:
     known = ", ".join(name for name in devices() if name != "fake")
     for given in (["--device", "gaudi"], ["--device=gaudi:x"]):
         said = llmc(*command.split(), *given).failed(2)
@@ -113,7 +113,7 @@ def test_a_device_that_there_is_not_is_told_before_all_else(llmc: Llmc, command:
         ("completion zhs", "did you mean 'zsh'?"),
     ],
 )
-def test_what_is_misspelt_is_told_the_near_name(llmc: Llmc, toy: Path, command: str, near: str) -> None:
+def test_what_is_misspelt_is_reported_the_near_name(llmc: Llmc, toy: Path, command: str, near: str) -> None:
     ran = llmc(*(word.format(toy=toy) for word in command.split()))
     assert ran.code == 2 and near in ran.err, ran
 

@@ -52,7 +52,7 @@ def toy(built: Path) -> Path:
 
 @default_cases(15)
 @pytest.mark.parametrize(("command", "name"), CASES)
-def test_a_name_that_is_none_is_told_in_one_line(
+def test_a_name_that_is_none_is_reported_in_one_line(
     llmc: Llmc, toy: Path, here: Path, bundle: Path, command: str, name: str
 ) -> None:
     (here / "plain").write_text("")

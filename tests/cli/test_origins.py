@@ -171,7 +171,7 @@ WAYS = (by_folder, by_layout, by_archive, by_import, by_archive_of_several, by_c
 @default_cases(2)
 @pytest.mark.parametrize("signed", ["not", "by a stranger", "by a trusted key"])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_bundle_from_elsewhere_is_not_made_here(
+def test_a_bundle_from_elsewhere_is_not_built_here(
     mine: Machine, theirs: Machine, bundle: Path, tmp_path: Path, way: Callable[..., str], signed: str
 ) -> None:
     if signed != "not":
@@ -275,13 +275,15 @@ def test_outcomes_from_elsewhere_are_in_the_manifest(
         assert mine.origin("made") == ("unsigned", ())
 
 
-def test_a_compile_tells_what_it_took(mine: Machine, theirs: Machine, bundle: Path, toy: Path, tmp_path: Path) -> None:
+def test_a_compile_reports_what_it_took(
+    mine: Machine, theirs: Machine, bundle: Path, toy: Path, tmp_path: Path
+) -> None:
     how = read_through(mine, theirs, tmp_path / "far")
     ran = mine("compile", toy, *FLAGS, "-o", "made", **how)
     assert ran.out.splitlines()[-1] == f"from elsewhere: {OUTCOMES} of {OUTCOMES} outcomes unsigned"
 
 
-def test_what_is_run_here_counts_as_made_here(
+def test_what_is_run_here_counts_as_built_here(
     mine: Machine, theirs: Machine, bundle: Path, toy: Path, tmp_path: Path
 ) -> None:
     assert theirs("cache", "push", tmp_path / "far", "--kind", "verify").code == 0
@@ -306,7 +308,7 @@ def test_predictions_from_elsewhere_prove_nothing_here(
     assert mine.compile(toy) == {}, "the outcomes were of runs here, and the predictions are now"
 
 
-def test_where_signatures_are_required_outcomes_are_made_again(
+def test_where_signatures_are_required_outcomes_are_built_again(
     mine: Machine, theirs: Machine, bundle: Path, toy: Path, tmp_path: Path
 ) -> None:
     pulled(mine, theirs, tmp_path / "far")

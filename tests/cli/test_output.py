@@ -27,7 +27,7 @@ def test_a_stage_of_many_parts_says_now_and_then_how_far_it_is(
     assert capsys.readouterr().err.splitlines() == ["calibrate: 1 of 30", "calibrate: 61.5 s"]
 
 
-def test_a_silent_stage_and_a_long_compile_are_told(
+def test_a_silent_stage_and_a_long_compile_are_reported(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output, "quiet", False)
@@ -47,7 +47,7 @@ def test_a_silent_stage_and_a_long_compile_are_told(
     assert "this takes" not in capsys.readouterr().err
 
 
-def test_the_reading_of_a_large_checkpoint_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reading_of_a_large_checkpoint_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages_module, "LARGE", 1)
     monkeypatch.setattr(stages_module, "MB", 1)
     path, reported = tmp_path / "weights", list[StageReport]()

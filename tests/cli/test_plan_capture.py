@@ -85,7 +85,7 @@ def test_a_block_has_its_share_of_what_a_sequence_keeps(llmc: Llmc, plan: str, h
     assert memory["kv_cache"] == memory["kv_blocks"] * math.ceil(each)
 
 
-def test_with_traffic_the_share_of_steps_that_replay_a_graph_is_told(llmc: Llmc, plan: str, here: Path) -> None:
+def test_with_traffic_the_share_of_steps_that_replay_a_graph_is_reported(llmc: Llmc, plan: str, here: Path) -> None:
     minutes = [f"2023-11-16 18:{minute}:00,{tokens},2" for minute, tokens in enumerate((100, 100, 100, 1000), 10)]
     (here / "requests.csv").write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *minutes, ""]))
     alone = ("--graph-prompt-ratio", "1", "--graph-reserved-mem", "0.02", "--traffic", "requests.csv")

@@ -12,7 +12,7 @@ from tests.cli.helpers import Llmc
 from tests.compiler.checkpoint.writers import write_gguf
 
 
-def test_estimates_are_of_the_precision_that_is_asked_for(llmc: Llmc, here: Path) -> None:
+def test_estimates_are_of_the_precision_that_is_requested(llmc: Llmc, here: Path) -> None:
     config = {
         "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336,
         "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192,

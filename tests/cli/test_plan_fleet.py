@@ -155,12 +155,12 @@ def test_a_bad_file_is_one_line_that_says_where(llmc: Llmc, fleet: Any, members:
 
 
 @pytest.mark.parametrize("text", ["models: [", "a: b: c", "\t- x", "[1, 2]", "", "when: 2024-01-01"])
-def test_what_is_no_fleet_is_told(llmc: Llmc, here: Path, text: str) -> None:
+def test_what_is_no_fleet_is_reported(llmc: Llmc, here: Path, text: str) -> None:
     (here / "fleet.yaml").write_text(text)
     assert llmc("plan", "--fleet", "fleet.yaml").failed(2).startswith("fleet.yaml: ")
 
 
-def test_a_missing_file_is_told(llmc: Llmc) -> None:
+def test_a_missing_file_is_reported(llmc: Llmc) -> None:
     assert "cannot read the fleet nowhere.yaml" in llmc("plan", "--fleet", "nowhere.yaml").failed(2)
 
 

@@ -51,7 +51,7 @@ def test_json_has_the_numbers(llmc: Llmc, benches: tuple[str, ...]) -> None:
     assert {one["output"] for one in apart["break_even"]} == {16, 64, 256, 1024, 4096}
 
 
-def test_recorded_traffic_is_replayed_and_a_model_tells_its_keys_and_values(
+def test_recorded_traffic_is_replayed_and_a_model_reports_its_keys_and_values(
     llmc: Llmc, benches: tuple[str, ...], here: Path
 ) -> None:
     (here / "requests.csv").write_text("time,prompt_tokens,output_tokens\n" + "".join(f"{i},100,8\n" for i in range(9)))

@@ -62,7 +62,7 @@ def test_a_plan_goes_out_and_comes_back(llmc: Llmc) -> None:
     assert json.loads(Path("back.json").read_text()) == found
 
 
-def test_a_plan_that_is_made_is_printed_in_a_servers_form(llmc: Llmc) -> None:
+def test_a_plan_that_is_built_is_printed_in_a_servers_form(llmc: Llmc) -> None:
     built = ("plan", "--max-model-len", 2048, "--max-num-seqs", 8, "--block-size", 128, "--server", "vllm-gaudi")
     ran = llmc(*built, "--max-num-batched-tokens", 2048)
     assert ran.code == 0 and "# arguments\n--max-model-len 2048\n--max-num-seqs 8\n" in ran.out

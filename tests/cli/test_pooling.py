@@ -89,7 +89,7 @@ def test_what_cannot_be_done_is_one_line(llmc: Llmc, folder: Path, words: tuple[
     assert said in llmc(words[0], folder / words[1], *words[2:]).failed(2)
 
 
-def test_texts_that_are_too_long_are_cut_where_that_is_asked_for(llmc: Llmc, folder: Path) -> None:
+def test_texts_that_are_too_long_are_cut_where_that_is_requested(llmc: Llmc, folder: Path) -> None:
     found = llmc("embed", folder / "embed.llmc", "-t", "x" * 65, "--truncate", "--json").lines
     assert [one["prompt_tokens"] for one in found] == [64]
     words = ("--query", "x" * 40, "-d", "y" * 40, "--truncate", "--json")

@@ -35,7 +35,7 @@ def requested(monkeypatch: pytest.MonkeyPatch) -> Requested:
     return served
 
 
-def test_without_flags_it_listens_here_only_and_asks_for_no_key(llmc: Llmc, requested: Requested) -> None:
+def test_without_flags_it_listens_here_only_and_requests_no_key(llmc: Llmc, requested: Requested) -> None:
     assert llmc("serve", "bundle").code == 0
     assert requested.config == ServerConfig()
     assert requested.more["options"] == EngineOptions()
@@ -63,7 +63,7 @@ def test_every_flag_reaches_the_server(llmc: Llmc, requested: Requested) -> None
     ("--speculative-config",
      '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 3, "prompt_lookup_min": 1}'),
 ])  # fmt: skip
-def test_speculation_is_asked_for_by_flags_or_as_vllm_spells_it(
+def test_speculation_is_requested_by_flags_or_as_vllm_spells_it(
     llmc: Llmc, requested: Requested, flags: tuple[Any, ...]
 ) -> None:
     assert llmc("serve", "bundle", *flags).code == 0
@@ -89,7 +89,7 @@ def test_the_exit_code_is_the_servers(llmc: Llmc, requested: Requested) -> None:
     assert llmc("serve", "bundle").code == 143
 
 
-def test_warming_up_is_asked_for_by_flag_or_as_others_spell_it(
+def test_warming_up_is_requested_by_flag_or_as_others_spell_it(
     llmc: Llmc, requested: Requested, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def warm_up(*flags: str) -> str:
@@ -102,7 +102,7 @@ def test_warming_up_is_asked_for_by_flag_or_as_others_spell_it(
     assert llmc("serve", "bundle", "--warm-up", "some").failed(2) == "unknown warm-up 'some'; known: all, aside, open"
 
 
-def test_a_device_that_captures_graphs_is_told_how_to_divide_its_memory(
+def test_a_device_that_captures_graphs_is_reported_how_to_divide_its_memory(
     llmc: Llmc, requested: Requested, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_GRAPH_RESERVED_MEM", "0.4")
@@ -126,7 +126,7 @@ def test_the_key_comes_from_the_environment_unless_flags_give_keys(
 
 
 @pytest.mark.parametrize("key", ["", "  "])
-def test_an_empty_key_is_refused_rather_than_no_key_asked_for(llmc: Llmc, requested: Requested, key: str) -> None:
+def test_an_empty_key_is_refused_rather_than_no_key_requested(llmc: Llmc, requested: Requested, key: str) -> None:
     message = llmc("serve", "bundle", "--api-key", key).failed(2)
     assert message.startswith("--api-key is empty; leave it out to ask for none")
     assert not hasattr(requested, "config")
@@ -140,7 +140,7 @@ def test_a_bundle_is_opened_as_it_is(llmc: Llmc, requested: Requested, bundle: P
     assert requested.open_bundle(lambda _: None) == bundle
 
 
-def test_a_checkpoint_is_compiled_with_the_flags_and_tells_how_far_it_is(
+def test_a_checkpoint_is_compiled_with_the_flags_and_reports_how_far_it_is(
     llmc: Llmc, requested: Requested, toy: Path
 ) -> None:
     from llmc.runtime.bundle import Bundle
@@ -201,7 +201,7 @@ def test_without_the_extra_it_says_what_to_install() -> None:
 # What it tells a person
 
 
-def test_it_tells_what_happens_in_lines(capfd: pytest.CaptureFixture[str]) -> None:
+def test_it_reports_what_happens_in_lines(capfd: pytest.CaptureFixture[str]) -> None:
     reported = _Reported()
     for event in (
         Listening("http://0.0.0.0:8000", True), Progress("warm up", 1, 2, 3.0), Ready("toy", "fake", 1.25, 11, 0),
@@ -220,7 +220,9 @@ def test_it_tells_what_happens_in_lines(capfd: pytest.CaptureFixture[str]) -> No
     ]
 
 
-def test_long_loading_is_told_now_and_then(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_loading_is_reported_now_and_then(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(_Reported, "EVERY_S", 0.0)
     reported = _Reported()
     reported(Progress("open"))

@@ -39,7 +39,7 @@ def test_what_cannot_be_is_one_clear_error(llmc: Llmc, bundle: Path, flags: tupl
         ("file.gguf", 1, "the file is empty"),
     ],
 )
-def test_what_is_not_there_is_said_before_a_cluster_is_asked(
+def test_what_is_not_there_is_said_before_a_cluster_is_requested(
     llmc: Llmc, here: Path, monkeypatch: pytest.MonkeyPatch, model: str, code: int, message: str
 ) -> None:
     def connected(*_: object) -> None:

@@ -12,7 +12,7 @@ from tests.compiler.pipeline.test_tune import OnCard
 from tests.toy import Toy
 
 
-def test_it_tells_how_many_products_were_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llmc: Llmc) -> None:
+def test_it_reports_how_many_products_were_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llmc: Llmc) -> None:
     toy = Toy.make(tmp_path)
     toy.compile()
     monkeypatch.setattr(FakeTarget, "tuner", lambda self: OnCard())

@@ -19,7 +19,7 @@ from tests.manifests import edit_manifest
 from tests.tiers import default_cases
 
 
-def test_a_sound_bundle_is_told_in_two_lines(llmc: Llmc, bundle: Path) -> None:
+def test_a_sound_bundle_is_reported_in_two_lines(llmc: Llmc, bundle: Path) -> None:
     ran = llmc("verify", bundle)
     assert ran.code == 0
     first, second = ran.out.splitlines()

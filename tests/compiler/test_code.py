@@ -102,7 +102,7 @@ def test_a_module_that_is_named_in_a_string_counts_and_one_of_a_registry_does_no
     assert found.later == {"llmc.b"}
 
 
-def test_a_package_that_imports_its_modules_when_asked_for_a_name_counts_with_all_of_them(
+def test_a_package_that_imports_its_modules_when_requested_a_name_counts_with_all_of_them(
     written: Callable[..., code.Source],
 ) -> None:
     found = written({"a/__init__.py": "_HOMES = {}\n\n\ndef __getattr__(name):\n    pass\n", "a/b.py": ""}, "llmc.a")
@@ -256,7 +256,7 @@ def unwatched(function: Callable[..., Any]) -> Callable[..., Any]:
 # How it is told
 
 
-def test_a_changed_module_is_told_by_name() -> None:
+def test_a_changed_module_is_reported_by_name() -> None:
     whole = "sha256:" + "0" * 64
     one, other = f"{whole} compiler.a=1 compiler.b=1 compiler.c=1", f"{whole} compiler.a=2 compiler.b=1 compiler.d=1"
     assert changed_code(Difference("code", one, other)) == ["compiler.a", "compiler.c", "compiler.d"]

@@ -15,7 +15,7 @@ def dockerfile(folder: Path, model: str = "toy") -> str:
     return files("docker", facts(folder / "bundle", named(model)))["Dockerfile"]
 
 
-def test_a_build_asks_no_registry_but_that_of_the_base(tmp_path: Path) -> None:
+def test_a_build_requests_no_registry_but_that_of_the_base(tmp_path: Path) -> None:
     text = dockerfile(tmp_path)
     assert not re.search(r"^# *syntax *=", text, re.MULTILINE), "BuildKit fetches that image from Docker Hub"
     stages = re.findall(r"^FROM (\S+)(?: AS (\S+))?$", text, re.MULTILINE)

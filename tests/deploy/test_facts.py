@@ -85,7 +85,7 @@ def test_pods_are_closed(tmp_path: Path) -> None:
     assert yaml.safe_load(found["network-policy.yaml"])["spec"]["egress"] == []
 
 
-def test_the_autoscaler_asks_for_metrics_that_the_server_has(tmp_path: Path) -> None:
+def test_the_autoscaler_requests_metrics_that_the_server_has(tmp_path: Path) -> None:
     from llmc.server.telemetry.metrics import Metrics
 
     names = {family.name for family in Metrics().collect()}

@@ -118,7 +118,7 @@ def test_images_have_the_versions_that_compiled_the_bundle(tmp_path: Path) -> No
     assert facts(tmp_path / "other", lambda d: d.update(provenance={"runDetails": 1}, toolchain={})).constraints == ""
 
 
-def test_what_is_there_is_replaced_when_asked_to(tmp_path: Path) -> None:
+def test_what_is_there_is_replaced_when_requested_to(tmp_path: Path) -> None:
     write(tmp_path, {"a/b": "1", "c": "2"})
     write(tmp_path, {"a/b": "1", "c": "2"})  # the same again is no replacement
     with pytest.raises(InputError, match=r"/c would be replaced.*--force"):

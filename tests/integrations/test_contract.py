@@ -63,7 +63,7 @@ def test_a_graph_of_the_list_serves_the_step_of_its_shape(server: BucketRules, b
             assert server.work(built, family.name, found.shape) <= server.work(built, family.name, shape)
 
 
-def test_what_it_proposes_is_accepted_and_no_longer_than_asked(server: BucketRules, built: Setup) -> None:
+def test_what_it_proposes_is_accepted_and_no_longer_than_requested(server: BucketRules, built: Setup) -> None:
     demands = collect(server.demands(built, REQUESTS, AssumedStepTime()))
     assert demands and set(demands) <= {family.name for family in server.families}
     own = server.default(built)

@@ -27,7 +27,7 @@ def test_steps_of_one_shape_are_added_up_in_the_order_they_came() -> None:
     assert DEMANDS["tokens"][3,] == Demand("tokens", (3,), 20, 60)
 
 
-def test_padding_is_of_steps_in_graphs_and_misses_are_told(fake: Fake, setup: Setup) -> None:
+def test_padding_is_of_steps_in_graphs_and_misses_are_reported(fake: Fake, setup: Setup) -> None:
     found = evaluate(fake, setup, LISTS, DEMANDS)
     tokens, decode = found.families
     assert (tokens.real, tokens.padded, tokens.steps) == (60, 80, 22)

@@ -13,7 +13,7 @@ from tests.compiler import tiny
 from tests.models.texts import NEW, PROMPTS, continued
 
 
-def test_logits_of_ragged_poisoned_batches_and_greedy_tokens_are_transformers_own(
+def test_logits_of_ragged_nan_filled_batches_and_greedy_tokens_are_transformers_own(
     architecture: str, tmp_path: Path
 ) -> None:
     model = tiny.write_model(tmp_path / "model", architecture)

@@ -49,7 +49,7 @@ def test_every_choice_rests_on_a_router_and_none_is_called_one_beside(mixture: s
     assert choosing(graph) == {name for name in graph.weights.values() if is_router(name)} != set()
 
 
-def test_a_quantised_model_multiplies_routers_in_float32_unless_they_are_stored_in_codes() -> None:
+def test_a_quantised_model_multiplies_routers_in_float32_unless_they_are_stored_in_quantized_weights() -> None:
     graph = fuse(graph_of("mixtral"))
     held = {r.sources: r.transform for r in to_onnx(graph, OnnxOptions(32, bits=4, panels=True)).recipes}
     assert held[(ROUTER,)] == "dense"

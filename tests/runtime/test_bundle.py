@@ -55,7 +55,7 @@ def test_a_bundle_says_what_it_is(toy: Toy) -> None:
     assert bundle.recompile_hint == f"llmc compile {toy.model.name} --device fake -o {toy.bundle}"
 
 
-def test_a_notebook_shows_what_a_bundle_is_made_of_and_its_graphs(toy: Toy, copy: Path) -> None:
+def test_a_notebook_shows_what_a_bundle_is_built_of_and_its_graphs(toy: Toy, copy: Path) -> None:
     text = Bundle.open(toy.bundle)._repr_html_()
     number = len(read_manifest(toy.bundle).executables)
     for said in (str(toy.bundle), "<td>fake</td>", f"<td>{number} ", "mean_kl", "batch \\ context"):

@@ -91,7 +91,7 @@ TYPES = ["full_attention", "sliding_attention", "full_attention"]
         (late_window_cache, {"sliding_window": 7, "use_sliding_window": False, "layer_types": TYPES}, [None] * 3),
     ],
 )
-def test_windows_are_those_that_the_configuration_asks_for(
+def test_windows_are_those_that_the_configuration_requests(
     rule: Any, config: dict[str, Any], windows: list[int | None]
 ) -> None:
     assert [t.window for t in rule(CONFIG | config) if t.name == "key"] == windows

@@ -23,7 +23,7 @@ def no_card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     install(monkeypatch, fails=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
 
-def test_a_card_is_told_with_what_bundles_depend_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_is_reported_with_what_bundles_depend_on(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, H100, L40S, driver="590.44.01", cuda=13010)
     first, second = gpus()
     assert first == Gpu(0, "NVIDIA H100 80GB HBM3", (9, 0), 80 * GIB, 79 * GIB, "590.44.01", (13, 1))

@@ -103,7 +103,7 @@ def test_memory_of_long_work_is_given_back_once_it_is_quiet(monkeypatch: pytest.
     assert [name.startswith("llmc-test") for name in given] == [True]
 
 
-def test_what_many_ask_for_at_once_is_done_once_and_never_before_it_was_asked_for() -> None:
+def test_what_many_request_at_once_is_done_once_and_never_before_it_was_requested() -> None:
     begun: list[int] = []
     go = threading.Event()
 

@@ -46,7 +46,7 @@ def test_the_routes_to_walk_are_all_there(keyed):
 
 
 @pytest.mark.parametrize(("path", "method"), [*ROUTES, ("/openapi.json", "GET"), ("/nothing", "GET"), ("/", "OPTIONS")])
-def test_every_route_but_two_asks_for_a_key(keyless, path, method):
+def test_every_route_but_two_requests_a_key(keyless, path, method):
     answer = keyless.ask(method, path.replace("{name:path}", "toy"), json={})
     assert (answer.status_code != 401) == (path in OPEN_PATHS), answer.text
     if answer.status_code == 401 and method != "HEAD":

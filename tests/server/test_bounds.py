@@ -122,7 +122,7 @@ def test_long_texts_are_tokenised_in_another_process(api: Api, monkeypatch: pyte
     assert api.engine.tokenizer.decode(api.engine.requests[-1].prompt_token_ids) == "xyz"
 
 
-def test_a_full_queue_is_told_before_work_is_done(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_queue_is_reported_before_work_is_done(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     from llmc.errors import OverloadedError
 
     def full() -> None:

@@ -196,7 +196,7 @@ def test_a_template_that_fails_is_the_requests_fault(make_api):
     assert "roles must alternate" in error["message"]
 
 
-def test_a_conversation_over_the_limit_is_told_the_limit_and_its_length(api):
+def test_a_conversation_over_the_limit_is_reported_the_limit_and_its_length(api):
     error = refusal(api.chat("x" * 40))
     assert "57 tokens" in error["message"]
     assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
@@ -211,7 +211,7 @@ def test_a_long_text_is_encoded_beside_the_loop_with_the_same_result(api, monkey
     assert prompt_of(api) == "user: Hi\nassistant:"
 
 
-def test_token_ids_are_returned_where_asked_for(api):
+def test_token_ids_are_returned_where_requested(api):
     body = api.chat(return_token_ids=True).json()
     assert body["prompt_token_ids"] == list(api.engine.requests[0].prompt_token_ids)
     chunks = [c["choices"][0] for c in events(api.chat(return_token_ids=True, stream=True))[:-1]]
@@ -264,7 +264,7 @@ def test_embeddings_are_refused_clearly(api):
     assert "the served model generates text; embeddings needs one compiled to embed" in error["message"]
 
 
-def test_the_version_is_told(api):
+def test_the_version_is_reported(api):
     from llmc import __version__
 
     assert api.get("/version").json() == {"version": __version__}

@@ -41,7 +41,7 @@ def test_a_bound_of_zero_is_none_and_unix_sockets_are_no_client() -> None:
 
 
 @pytest.mark.parametrize(("bound", "status"), [("max_connections", 503), ("max_connections_per_client", 429)])
-def test_connections_beyond_the_bound_are_told_so_and_closed(bundle: Path, bound: str, status: int) -> None:
+def test_connections_beyond_the_bound_are_reported_so_and_closed(bundle: Path, bound: str, status: int) -> None:
     with Live(bundle, **{bound: 2}) as live:
         first, second = live.connect(), live.connect()
         until(lambda: live.server.state.clients.open == 2)
@@ -55,7 +55,7 @@ def test_connections_beyond_the_bound_are_told_so_and_closed(bundle: Path, bound
         until(lambda: live.server.state.clients.open == 0)
 
 
-def test_requests_of_a_client_beyond_the_bound_are_told_so(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_of_a_client_beyond_the_bound_are_reported_so(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch)
     with Live(bundle, max_requests_per_client=2) as live:
         live.ready()
@@ -73,7 +73,7 @@ def test_requests_of_a_client_beyond_the_bound_are_told_so(bundle: Path, monkeyp
         until(lambda: live.complete().status == 200)
 
 
-def test_the_key_is_asked_for_first(make_api) -> None:
+def test_the_key_is_requested_first(make_api) -> None:
     """Who has no key learns nothing of others' requests."""
     api = make_api(api_keys=("k",), max_requests_per_client=1)
     api.state.clients.begin("127.0.0.1")

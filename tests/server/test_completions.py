@@ -165,14 +165,14 @@ def test_echo_puts_the_prompt_before_each_text(api):
 
 @pytest.mark.parametrize("prompt", ["abcdefgh" * 5, "abc"])
 @pytest.mark.parametrize(("keep", "left"), [(2, 2), (-1, 31), (31, 31)])
-def test_a_prompt_is_cut_from_the_left_where_that_is_asked_for(api, prompt, keep, left):
+def test_a_prompt_is_cut_from_the_left_where_that_is_requested(api, prompt, keep, left):
     answer = api.complete(prompt=prompt, truncate_prompt_tokens=keep, echo=True).json()
     kept = prompt[-left:]
     assert len(api.engine.requests[0].prompt_token_ids) == len(kept) == answer["usage"]["prompt_tokens"]
     assert answer["choices"][0]["text"] == f"{kept}Hello"
 
 
-def test_a_prompt_over_the_limit_is_told_the_limit_and_its_length(api):
+def test_a_prompt_over_the_limit_is_reported_the_limit_and_its_length(api):
     error = refusal(api.complete(prompt="x" * 40))
     assert "40 tokens" in error["message"]
     assert "at most 31" in error["message"]
@@ -245,7 +245,7 @@ def test_a_streams_text_is_the_whole_text_whatever_it_is(api, text):
     assert text_of(events(api.complete(stream=True))) == api.complete().json()["choices"][0]["text"] == text * 2
 
 
-def test_token_ids_are_returned_where_asked_for(api):
+def test_token_ids_are_returned_where_requested(api):
     choice = api.complete(return_token_ids=True).json()["choices"][0]
     assert choice["prompt_token_ids"] == [39, 72]
     chunks = [c["choices"][0] for c in events(api.complete(return_token_ids=True, stream=True))[:-1]]
@@ -255,7 +255,7 @@ def test_token_ids_are_returned_where_asked_for(api):
 
 
 @pytest.mark.parametrize(("finish", "reason"), [("stop", "END"), ("stop", 5), ("length", None)])
-def test_why_it_ended_is_told(api, finish, reason):
+def test_why_it_ended_is_reported(api, finish, reason):
     api.engine.finish, api.engine.stop_reason = finish, reason
     for choice in (api.complete().json()["choices"][0], events(api.complete(stream=True))[-2]["choices"][0]):
         assert (choice["finish_reason"], choice["stop_reason"]) == (finish, reason)

@@ -55,7 +55,7 @@ def answered(connection: socket.socket) -> tuple[int, dict[str, object]]:
     return int(head.split()[1]), json.loads(body)["error"]
 
 
-def test_a_connection_that_asks_nothing_is_closed_without_a_word(live: Live) -> None:
+def test_a_connection_that_requests_nothing_is_closed_without_a_word(live: Live) -> None:
     began = time.monotonic()
     with live.connect() as connection:
         assert rest(connection) == b""
@@ -229,7 +229,7 @@ def test_nonsense_is_a_bad_request(served: Served, line: bytes) -> None:
     assert served.get("/health").status_code == 200
 
 
-def test_what_cannot_be_read_is_told_as_every_error_is(live: Live) -> None:
+def test_what_cannot_be_read_is_reported_as_every_error_is(live: Live) -> None:
     with live.connect() as connection:
         connection.sendall(b"BREW / HTTP/1.1\r\nhost: x\r\n\r\n")
         assert answered(connection)[1]["message"] == "the request cannot be read as HTTP/1.1"

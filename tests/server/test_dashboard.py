@@ -187,7 +187,7 @@ def test_what_another_plan_would_save(built: MadeUp, open_page: Callable[..., Pa
     assert cells[3] == "6"
 
 
-def test_a_plan_that_cannot_be_made_says_why(
+def test_a_plan_that_cannot_be_built_says_why(
     built: MadeUp, open_page: Callable[..., Page], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built.serve("toy")
@@ -228,7 +228,7 @@ def test_a_server_that_is_gone_is_noticed(built: MadeUp, site: Site, browser: Br
     page.close()
 
 
-def test_the_key_is_asked_for(built: MadeUp, browser: Browser) -> None:
+def test_the_key_is_requested(built: MadeUp, browser: Browser) -> None:
     built.serve("toy")
     keys = ["first"]
     with Site(built.app(lambda: tuple(keys))) as site:

@@ -97,7 +97,7 @@ def test_unknown_routes_and_methods(served, method, path, status, code):
 
 
 @pytest.mark.parametrize("method", ["HEAD", "OPTIONS", "TRACE"])
-def test_methods_that_no_route_has_are_told_the_ones_it_has(served, method):
+def test_methods_that_no_route_has_are_reported_the_ones_it_has(served, method):
     answer = served.ask(method, "/v1/models")
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
     assert served.ask("HEAD", "/health").text == ""
@@ -272,7 +272,7 @@ class TestLeaving:
     @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
     @pytest.mark.parametrize("stream", [False, True])
     @pytest.mark.parametrize("prompts", [1, 3])
-    def test_cancels_what_was_asked_for(self, api, path, stream, prompts):
+    def test_cancels_what_was_requested(self, api, path, stream, prompts):
         api.engine.endless = True
         prompt = "x" if prompts == 1 or "chat" in path else ["x"] * prompts
         body = {"messages": "x"} if "chat" in path else {"prompt": prompt}

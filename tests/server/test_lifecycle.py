@@ -91,7 +91,7 @@ def test_the_socket_answers_from_the_first_moment(bundle: Path) -> None:
         assert live.get("/health").json == {"status": "ok", "phase": "ready"}
 
 
-def test_requests_that_come_while_it_loads_are_told_to_come_again(bundle: Path) -> None:
+def test_requests_that_come_while_it_loads_are_reported_to_come_again(bundle: Path) -> None:
     door = Door(bundle)
     with Live(door) as live:
         refused = live.complete()
@@ -176,7 +176,7 @@ def test_an_unknown_warm_up_lists_the_known() -> None:
         how_of("some")
 
 
-def test_what_is_left_is_told_from_the_time_so_far_and_what_the_parts_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_left_is_reported_from_the_time_so_far_and_what_the_parts_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     reported: list[Progress] = []
@@ -207,7 +207,7 @@ def test_the_first_answer_is_that_of_a_fresh_engine(bundle: Path) -> None:
 # Names
 
 
-def test_the_model_is_served_under_the_name_that_was_asked_for(bundle: Path) -> None:
+def test_the_model_is_served_under_the_name_that_was_requested(bundle: Path) -> None:
     with Live(bundle, served_model_name="my/model") as live:
         assert live.wait(Ready).model == "my/model"
         assert live.get("/v1/models").json["data"][0]["id"] == "my/model"

@@ -59,7 +59,7 @@ def test_metrics_of_a_server_that_serves() -> None:
 
 
 @pytest.mark.parametrize("accept", ["application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2"])
-def test_openmetrics_where_it_is_asked_for(accept: str) -> None:
+def test_openmetrics_where_it_is_requested(accept: str) -> None:
     answer = ask(MadeUp(), "/metrics", accept=accept)
     assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
     assert answer.text.endswith("# EOF\n")
@@ -107,7 +107,7 @@ def test_the_page_may_only_run_its_own_script() -> None:
     assert "frame-ancestors 'none'" in policy
 
 
-def test_of_several_replicas_each_family_is_told_once_with_every_replica() -> None:
+def test_of_several_replicas_each_family_is_reported_once_with_every_replica() -> None:
     built, other = MadeUp(), MadeUp()
     for replica, tokens in ((built, 3), (other, 1)):
         replica.serve("toy")

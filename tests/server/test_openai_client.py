@@ -75,7 +75,7 @@ def test_a_chats_stream_joins_to_the_same_text_and_splits_no_character(client, s
     assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
 
 
-def test_prompt_tokens_that_were_in_the_cache_are_told(client):
+def test_prompt_tokens_that_were_in_the_cache_are_reported(client):
     prompt = "the same long prompt again"
     complete(client, prompt=prompt, max_tokens=2)
     details = complete(client, prompt=prompt, max_tokens=2).usage.prompt_tokens_details

@@ -23,7 +23,7 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return passed
 
 
-def test_rests_are_as_long_as_the_work_asks_for(slept: list[float]) -> None:
+def test_rests_are_as_long_as_the_work_requests(slept: list[float]) -> None:
     pace = Pace(lambda: True)
     slept.append(0.5)
     pace.rest()

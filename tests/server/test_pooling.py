@@ -145,7 +145,7 @@ def test_what_cannot_be_scored_is_refused_by_field(
     assert param is None or str(answer.json["error"]["param"]).startswith(param)
 
 
-def test_texts_that_are_too_long_are_cut_where_that_is_asked_for(scoring: Live) -> None:
+def test_texts_that_are_too_long_are_cut_where_that_is_requested(scoring: Live) -> None:
     body = {"text_1": "a" * 40, "text_2": "b" * 40, "truncate_prompt_tokens": -1}
     assert scoring.ask("POST", "/v1/score", body).json["usage"]["total_tokens"] == 64
 

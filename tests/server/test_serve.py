@@ -62,7 +62,7 @@ def test_it_starts_answers_and_stops_with_nothing_left(bundle: Path, tmp_path: P
     assert Traffic(str(traffic))
 
 
-def test_signals_that_ask_for_nothing_end_nothing(bundle: Path, tmp_path: Path) -> None:
+def test_signals_that_request_nothing_end_nothing(bundle: Path, tmp_path: Path) -> None:
     """SIGUSR1 and SIGUSR2 as log rotation sends them; SIGHUP where it was ignored at the start, as nohup does."""
     ignore = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
     with Process(tmp_path, bundle, "--port", 0, before=ignore) as server:
@@ -116,7 +116,7 @@ def test_a_kill_leaves_nothing_locked(bundle: Path, tmp_path: Path) -> None:
             assert server.ended()[0] == -signal.SIGKILL
 
 
-def test_a_checkpoint_is_compiled_first_and_accesses_are_logged_where_asked(tmp_path: Path) -> None:
+def test_a_checkpoint_is_compiled_first_and_accesses_are_logged_where_requested(tmp_path: Path) -> None:
     model = write_toy(tmp_path / "toy")
     limits = ("--max-model-len", 32, "--max-num-seqs", 2)
     with Process(tmp_path, model, "--device", "fake", *limits, "--port", 0, "--access-log") as server:

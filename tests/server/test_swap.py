@@ -84,7 +84,7 @@ def refused(live: Live, answer: Answer, code: str, status: int = 422) -> str:
 # Taken
 
 
-def test_new_requests_run_on_the_new_bundle_and_it_is_told(one: Path, two: Path) -> None:
+def test_new_requests_run_on_the_new_bundle_and_it_is_reported(one: Path, two: Path) -> None:
     with serving(one) as live:
         before = live.complete().json["choices"][0]["text"]
         answer = swap(live, two)
@@ -286,7 +286,7 @@ def test_what_an_older_llmc_wrote_is_older() -> None:
         check_age(of("0.1.0"), of("0.10.0"), ())
 
 
-def test_an_unsigned_bundle_is_refused_where_signatures_are_asked_for(
+def test_an_unsigned_bundle_is_refused_where_signatures_are_requested(
     one: Path, two: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(one) as live:
@@ -294,7 +294,7 @@ def test_an_unsigned_bundle_is_refused_where_signatures_are_asked_for(
         assert "sign" in refused(live, swap(live, two), "untrusted_bundle")
 
 
-def test_without_room_for_two_the_figures_are_told(one: Path, two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_room_for_two_the_figures_are_reported(one: Path, two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(one) as live:
         monkeypatch.setattr(admission, "available_memory", lambda: 100 << 20)
         said = refused(live, swap(live, two), "no_memory", 507)

@@ -73,7 +73,7 @@ def test_a_request_waits_for_one_bucket_at_most(bundle: Path, monkeypatch: pytes
         live.wait(WarmAside)
 
 
-def test_ready_tells_how_far_the_rest_is(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ready_reports_how_far_the_rest_is(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch)
     gate.hold()
     gate.let(5)

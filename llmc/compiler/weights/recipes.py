@@ -129,7 +129,7 @@ _PANELS = "llmc.compiler.targets.onnxruntime.kernels.panels"
 _EXPERT_PANELS = "llmc.compiler.targets.onnxruntime.kernels.panels"
 _ADAPTERS = "llmc.compiler.targets.onnxruntime.kernels.panels"
 PANEL_FAMILIES = ("pq8", "pq4", "pkept4", "pkept6", "pkept8", "pkeptiq4", "pkeptfloat4")
-ARCHITECTURES = {
+FAMILIES = {
     "lora": f"{_ADAPTERS}:lora", "q8": f"{__name__}:q8", "experts": "llmc.compiler.weights.experts:experts",
     "q4": f"{_NBITS}:q4", "kept4": f"{_NBITS}:kept4", "kept8": f"{_NBITS}:kept8",
     **{family: f"{_PANELS}:{family}" for family in PANEL_FAMILIES},
@@ -285,12 +285,12 @@ def _tensors(
             continue
         if recipe.transform == "table":
             array: NDArray[Any] = tables[recipe.name]
-        elif (split := recipe.transform.split("_", 1))[0] in ARCHITECTURES:
+        elif (split := recipe.transform.split("_", 1))[0] in FAMILIES:
             family, part = split
             key = (family, recipe.sources, recipe.block, recipe.reordered)
             if last is None or last[0] != key:
                 read = _Reordered(source) if recipe.reordered else source
-                last = (key, _function(ARCHITECTURES[family])(names, read, recipe.block))
+                last = (key, _function(FAMILIES[family])(names, read, recipe.block))
             array = last[1][part]
         else:
             array = np.concatenate([source.tensor(name) for name in names])

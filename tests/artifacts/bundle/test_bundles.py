@@ -42,7 +42,7 @@ class Never:
         pytest.fail(f"asked for {key.kind}")
 
 
-def test_a_bundle_that_was_just_made_is_not_asked_for_elsewhere(tmp_path: Path) -> None:
+def test_a_bundle_that_was_just_built_is_not_requested_elsewhere(tmp_path: Path) -> None:
     store = Store(tmp_path / "store", upstream=Never())
     for content in CONTENT.values():
         store.put_bytes(content)

@@ -67,7 +67,7 @@ def test_members_of_later_versions_are_kept() -> None:
     assert Manifest.from_bytes(built.to_bytes()).to_dict()["notes"] == {"signed": True}
 
 
-def test_a_manifest_does_not_change_with_what_it_was_made_from() -> None:
+def test_a_manifest_does_not_change_with_what_it_was_built_from() -> None:
     model = {"name": "tiny"}
     built = manifest(model=model)
     model["name"] = "other"

@@ -36,7 +36,7 @@ def test_a_folder_whose_entry_has_gone_goes_by_its_own_time(layout: Layout, tmp_
     assert collect(layout, max_age=2 * DAY).bundles == 1
 
 
-def test_a_folder_that_was_made_just_now_is_about_to_be_opened(layout: Layout, tmp_path: Path) -> None:
+def test_a_folder_that_was_built_just_now_is_about_to_be_opened(layout: Layout, tmp_path: Path) -> None:
     folder = add(layout, tmp_path)
     os.utime(folder)
     assert dict(collect(layout, max_size=0).kept) == {"in use": 1}

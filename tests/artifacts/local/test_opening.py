@@ -33,7 +33,7 @@ def build(space: Workspace) -> dict[str, object]:
 
 @pytest.mark.parametrize("below", ["", "v1"])
 @pytest.mark.parametrize("tier", ["own", "shared"])
-def test_a_store_that_everybody_may_write_is_told_once_and_its_native_code_refused(
+def test_a_store_that_everybody_may_write_is_reported_once_and_its_native_code_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, below: str, tier: str
 ) -> None:
     root = tmp_path / "store"

@@ -140,7 +140,7 @@ def test_what_was_lost_from_the_store_comes_from_the_archive_again(
     assert len(imports) == 2
 
 
-def test_a_folder_with_a_damaged_manifest_is_made_again(archive: Path, store: Store) -> None:
+def test_a_folder_with_a_damaged_manifest_is_built_again(archive: Path, store: Store) -> None:
     found = folder(store, archive)
     overwrite(found / "manifest.json", b"{}")
     assert sound(folder(store, archive))
@@ -154,7 +154,7 @@ def test_an_archive_of_several_bundles_names_none(tmp_path: Path, store: Store) 
     assert sound(folder(store, f"store:{HEX[:8]}"))
 
 
-def test_a_signature_is_asked_for_where_the_settings_do(tmp_path: Path, archive: Path, store: Store) -> None:
+def test_a_signature_is_requested_where_the_settings_do(tmp_path: Path, archive: Path, store: Store) -> None:
     allowed = Settings(trusted_keys_override=str(tmp_path), allow_unsigned=True)
     with pytest.raises(UntrustedError, match="not signed"):
         resolve(archive, replace(allowed, require_signatures=True), store)
@@ -224,7 +224,7 @@ def test_an_image_is_pulled_and_by_digest_once(
     assert pulled == [reference] * (1 if ":" in version else 2)
 
 
-def test_a_store_without_room_is_told(archive: Path, store: Store) -> None:
+def test_a_store_without_room_is_reported(archive: Path, store: Store) -> None:
     store.root.mkdir()
     store.layout.base.touch()
     with pytest.raises(ArtifactError, match="cannot be written"):

@@ -51,7 +51,7 @@ def zipped(archives: list[bytes]) -> list[bytes]:
     return [gzip.compress(data, mtime=0) for data in archives]
 
 
-def test_an_image_made_by_hand_as_it_should_be_is_pulled(tmp_path: Path, archives: list[bytes]) -> None:
+def test_an_image_built_by_hand_as_it_should_be_is_pulled(tmp_path: Path, archives: list[bytes]) -> None:
     pulled(tmp_path, forge(tmp_path / "images", archives))
 
 

@@ -25,7 +25,7 @@ def layout(tmp_path: Path) -> Path:
     return tmp_path / "images"
 
 
-def test_a_push_that_is_killed_leaves_a_sound_layout_and_is_made_good(
+def test_a_push_that_is_killed_leaves_a_sound_layout_and_is_built_good(
     store: Store, layout: Path, tmp_path: Path
 ) -> None:
     push_image(store, make_bundle(store, weights=b"small"), f"oci-layout:{layout}:v1")

@@ -159,7 +159,7 @@ def test_a_pull_that_is_killed_keeps_what_came(store: Store, name: str, tmp_path
     assert report.skipped_bytes > len(WEIGHTS)
 
 
-def test_a_push_that_is_killed_names_nothing_and_is_made_good(store: Store, name: str, tmp_path: Path) -> None:
+def test_a_push_that_is_killed_names_nothing_and_is_built_good(store: Store, name: str, tmp_path: Path) -> None:
     entry = make_bundle(store, weights=BIG)
     killed = child(KILLED, "push", store.root, f"{name}:v1", len(BIG) // 2, entry.key.hex)
     assert killed.wait(PATIENCE_S) == -signal.SIGKILL

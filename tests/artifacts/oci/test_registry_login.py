@@ -45,13 +45,13 @@ def log_in(server: Server, home: Path) -> str:
     return secret
 
 
-def test_an_anonymous_token_is_asked_for_once(server: Server, tmp_path: Path) -> None:
+def test_an_anonymous_token_is_requested_once(server: Server, tmp_path: Path) -> None:
     reported = asks_for_token(server)
     assert pull_it(server, tmp_path).entries()
     assert reported == [""]
 
 
-def test_a_token_is_asked_for_with_the_account_and_again_when_it_expires(
+def test_a_token_is_requested_with_the_account_and_again_when_it_expires(
     server: Server, store: Store, home: Path
 ) -> None:
     secret = log_in(server, home)
@@ -69,7 +69,7 @@ def test_a_registry_that_takes_no_token_is_refused_at_last(server: Server, tmp_p
 
 
 @pytest.mark.parametrize("realm", ["http://elsewhere.invalid/token", "ftp://127.0.0.1/token", "nonsense"])
-def test_no_account_is_told_to_a_token_service_without_https(server: Server, tmp_path: Path, realm: str) -> None:
+def test_no_account_is_reported_to_a_token_service_without_https(server: Server, tmp_path: Path, realm: str) -> None:
     challenge = f'Bearer realm="{realm}",service="here"'
     server.answers.append(lambda handler: handler.reply(401, WWW_Authenticate=challenge))
     with pytest.raises(RemoteError, match="not reached by HTTPS"):

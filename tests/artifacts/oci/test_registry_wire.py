@@ -17,13 +17,13 @@ from tests.artifacts.oci.server import QUICK, Answer, Handler, Server, half, pul
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
-def test_a_busy_registry_is_asked_again(server: Server, tmp_path: Path, status: int) -> None:
+def test_a_busy_registry_is_requested_again(server: Server, tmp_path: Path, status: int) -> None:
     server.answers.append(times(2, lambda handler: handler.reply(status)))
     assert pull_it(server, tmp_path).entries()
 
 
 @pytest.mark.parametrize(("status", "match"), [(400, "status 400"), (404, "no such bundle"), (418, "status 418")])
-def test_an_error_that_lasts_is_not_asked_again(server: Server, tmp_path: Path, status: int, match: str) -> None:
+def test_an_error_that_lasts_is_not_requested_again(server: Server, tmp_path: Path, status: int, match: str) -> None:
     server.answers.append(lambda handler: handler.reply(status))
     with pytest.raises(ArtifactError, match=match):
         pull_it(server, tmp_path)
@@ -108,7 +108,7 @@ def test_a_wrong_manifest_is_refused(server: Server, tmp_path: Path, answer: Ans
         pull_it(server, tmp_path)
 
 
-def test_a_manifest_of_another_digest_than_asked_for_is_refused_by_name(server: Server, store: Store) -> None:
+def test_a_manifest_of_another_digest_than_requested_is_refused_by_name(server: Server, store: Store) -> None:
     server.answers.append(times(999, lambda handler: handler.reply(200, b"{}"), "/manifests/"))
     location = parse_reference(f"oci://127.0.0.1:{server.server_port}/x@sha256:{'1' * 64}")
     with closing(RegistryImages(location, QUICK)) as images, pytest.raises(ArtifactError, match="not sha256:1111"):
@@ -142,7 +142,7 @@ def test_a_blob_is_named_only_after_all_of_it_was_sent(server: Server, store: St
     assert puts[-1] == "PUT /v2/x/manifests/v1" and all("digest=sha256:" in request for request in puts[:-1])
 
 
-def test_an_image_manifest_is_asked_for_uncompressed(server: Server, tmp_path: Path) -> None:
+def test_an_image_manifest_is_requested_uncompressed(server: Server, tmp_path: Path) -> None:
     requested: list[tuple[str | None, str | None]] = []
     names = ("Accept", "Accept-Encoding")
     server.answers.append(lambda handler: bool(requested.append(tuple(map(handler.headers.get, names)))))
@@ -150,7 +150,7 @@ def test_an_image_manifest_is_asked_for_uncompressed(server: Server, tmp_path: P
     assert requested[0] == (image.MANIFEST_TYPE, "identity")
 
 
-def test_a_proxy_is_not_asked_for_this_machine(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_is_not_requested_this_machine(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
     assert pull_it(server, tmp_path).entries()

@@ -82,7 +82,7 @@ def test_every_byte_counts_in_one_place(layout: Layout, keyring: Keyring) -> Non
     assert whole == pytest.approx(usage.total / 1024, abs=0.01) == pytest.approx(sum(parts), abs=0.05)
 
 
-def test_executables_are_told_apart_by_device_and_state(store: Store) -> None:
+def test_executables_are_reported_apart_by_device_and_state(store: Store) -> None:
     blobs = [store.put_bytes(bytes([number]) * 100 * (number + 1)) for number in range(3)]
     store.publish(executable(), {"graph": blobs[0]})
     store.publish(executable(target="tpu", **{"input.topology": "v5e-2x2"}), {"graph": blobs[1]})
@@ -127,7 +127,7 @@ def test_a_bundle_says_who_signed_it(layout: Layout, keyring: Keyring, tmp_path:
     assert one.signed == "?" and "its signature is not valid" in one.problem
 
 
-def test_what_is_wrong_with_a_bundle_is_told_and_nothing_is_moved(layout: Layout, keyring: Keyring) -> None:
+def test_what_is_wrong_with_a_bundle_is_reported_and_nothing_is_moved(layout: Layout, keyring: Keyring) -> None:
     built = add(layout)
     content = layout.blob(digest_bytes(built.to_bytes()))
     flip(content)
@@ -150,7 +150,7 @@ def test_what_is_wrong_with_a_bundle_is_told_and_nothing_is_moved(layout: Layout
         ({FILE_NAME: Blob(DIGESTS["tokenizer"], len(CONTENT["tokenizer"]))}, "not a manifest of a bundle"),
     ],
 )
-def test_an_entry_that_is_no_bundle_is_told(
+def test_an_entry_that_is_no_bundle_is_reported(
     layout: Layout, keyring: Keyring, outputs: dict[str, Blob], problem: str
 ) -> None:
     store = Store(layout.root)

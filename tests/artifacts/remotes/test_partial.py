@@ -57,7 +57,7 @@ def test_a_blob_is_fetched_verified_and_read_only(area: Area) -> None:
     assert files_below(area.layout.temporaries) == []
 
 
-def test_one_that_is_there_is_not_asked_for(area: Area) -> None:
+def test_one_that_is_there_is_not_requested(area: Area) -> None:
     area.blobs.put_bytes(DATA)
     remote, count = Pieces(DATA), Count()
     assert fetch_blob(remote, area, BLOB, count) == 0

@@ -177,7 +177,7 @@ def test_a_protocol_that_is_not_installed_is_an_error_of_its_own() -> None:
         open_remote("gs://bucket/llmc")
 
 
-def test_what_ended_all_transfers_is_told_and_not_that_they_ended(memory: FsspecRemote, tmp_path: Path) -> None:
+def test_what_ended_all_transfers_is_reported_and_not_that_they_ended(memory: FsspecRemote, tmp_path: Path) -> None:
     (source := tmp_path / "source").write_bytes(b"x")
     failed = threading.Event()
 

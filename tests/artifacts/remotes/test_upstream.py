@@ -55,7 +55,7 @@ def own(space: Workspace) -> Mapping[str, Blob]:
     return {"own": space.put_bytes(b"own")}
 
 
-def test_what_is_looked_up_only_is_fetched_if_asked_for(far: Path, entries: list[Entry], tmp_path: Path) -> None:
+def test_what_is_looked_up_only_is_fetched_if_requested(far: Path, entries: list[Entry], tmp_path: Path) -> None:
     target = reading(tmp_path / "target", Watched(far))
     assert target.lookup(entries[0].key) is None
     found = target.obtain(entries[0].key)
@@ -74,7 +74,7 @@ def test_what_the_remote_has_is_not_built(far: Path, entries: list[Entry], tmp_p
     assert files_below(target.layout.temporaries) == []
 
 
-def test_what_the_store_has_is_not_asked_for(far: Path, entries: list[Entry], store: Store) -> None:
+def test_what_the_store_has_is_not_requested(far: Path, entries: list[Entry], store: Store) -> None:
     remote = Watched(far)
     both = reading(store.root, remote)
     assert both.get_or_build(entries[0].key, never)[1]
@@ -94,7 +94,7 @@ def test_what_the_remote_does_not_have_is_built(far: Path, entries: list[Entry],
     assert target.get_or_build(key(number=99), own)[1] is False
 
 
-def test_results_of_this_machine_only_are_never_asked_for(far: Path, entries: list[Entry], tmp_path: Path) -> None:
+def test_results_of_this_machine_only_are_never_requested(far: Path, entries: list[Entry], tmp_path: Path) -> None:
     remote = Watched(far)
     reading(tmp_path / "target", remote).get_or_build(Key("local-digests", {"a": 1}), own)
     assert remote.calls == []
@@ -189,7 +189,7 @@ def test_a_check_that_is_not_installed_is_a_warning(
 # Offline
 
 
-def test_offline_it_says_so_once_and_asks_no_more(
+def test_offline_it_says_so_once_and_requests_no_more(
     far: Path, entries: list[Entry], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def away(verb: str, name: str) -> None:

@@ -27,7 +27,7 @@ GOLDEN_CONTENT = (
 GOLDEN = Path(__file__).with_name("golden_envelope.json")
 
 
-def test_the_golden_envelope_is_still_what_is_made_and_read(tmp_path: Path) -> None:
+def test_the_golden_envelope_is_still_what_is_built_and_read(tmp_path: Path) -> None:
     built = signer(tmp_path, 1).sign(GOLDEN_CONTENT)
     assert built == GOLDEN.read_bytes(), "the format of signature files drifted: signatures out there would not count"
     require_about(decode(GOLDEN.read_bytes()).payload, GOLDEN_CONTENT)

@@ -47,7 +47,7 @@ X25519 = PublicKey(bytes(32)).pem().replace(b"MCowBQYDK2Vw", b"MCowBQYDK2Vu")
 """A key of the same length, for another use (RFC 8410)."""
 
 
-def test_a_pair_is_made_with_the_right_modes_and_signs(tmp_path: Path) -> None:
+def test_a_pair_is_built_with_the_right_modes_and_signs(tmp_path: Path) -> None:
     old = os.umask(0)
     try:
         key = write_pair(tmp_path / "release")

@@ -132,7 +132,7 @@ def test_a_forked_process_neither_ends_nor_inherits_the_lease(layout: Layout) ->
     assert in_use(layout) == {ONE}
 
 
-def test_a_lease_that_was_removed_is_made_again(layout: Layout) -> None:
+def test_a_lease_that_was_removed_is_built_again(layout: Layout) -> None:
     lease = Lease(layout)
     lease.hold(ONE)
     the_file(layout).unlink()

@@ -137,7 +137,7 @@ def test_a_mount_that_goes_away_between_is_a_miss(tmp_path: Path, mount: Path, e
     assert store.get_or_build(entry.key, own)[1] is False
 
 
-def test_several_are_asked_in_order_and_complete_each_other(tmp_path: Path, mount: Path, entry: Entry) -> None:
+def test_several_are_requested_in_order_and_complete_each_other(tmp_path: Path, mount: Path, entry: Entry) -> None:
     second = Store(tmp_path / "second")
     second.publish(entry.key, {"graph": second.put_bytes(b"second")})
     other = second.publish(key(n=2), {"graph": second.put_bytes(b"only here")})

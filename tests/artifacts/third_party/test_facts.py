@@ -77,7 +77,7 @@ PACKED = {
 DECISIVE = ("version.*", "compiler*.device.name", "path")
 
 
-def test_each_fact_that_differs_is_named_and_the_unknown_are_told() -> None:
+def test_each_fact_that_differs_is_named_and_the_unknown_are_reported() -> None:
     found = compare(
         PACKED, DECISIVE, {"x.dtype": "f16"}, {"version.vllm": "0.25", "device.name": "H100", "a.dtype": "?"}
     )

@@ -219,7 +219,7 @@ def test_a_full_or_closed_disk_leaves_no_part(
     assert hidden(tmp_path) == []
 
 
-def test_too_little_room_is_told_before_anything_is_written(
+def test_too_little_room_is_reported_before_anything_is_written(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import shutil

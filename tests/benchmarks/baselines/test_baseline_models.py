@@ -44,7 +44,7 @@ def models(tmp_path: Path) -> tuple[BaselineModels, list[str]]:
     return BaselineModels(checkpoint, tmp_path / "baselines", sys.executable, built.append), built
 
 
-def test_a_form_is_made_once_and_what_it_is_made_of_too(
+def test_a_form_is_built_once_and_what_it_is_built_of_too(
     models: tuple[BaselineModels, list[str]], scripts: Path, tmp_path: Path
 ) -> None:
     forms, built = models
@@ -94,7 +94,7 @@ def test_a_folder_for_transformers_is_its_own_form(models: tuple[BaselineModels,
     assert built == []
 
 
-def test_a_folder_that_stores_codes_is_written_in_floats(tmp_path: Path) -> None:
+def test_a_folder_that_stores_quantized_weights_is_written_in_floats(tmp_path: Path) -> None:
     values = packers.write(tmp_path / "model", *packers.CASES["awq groups of 32"])
     forms = BaselineModels(
         open_checkpoint(tmp_path / "model"), tmp_path / "baselines", sys.executable, lambda built: None

@@ -16,7 +16,7 @@ def engine(toy: Toy) -> Engine:
     return Engine(str(toy.bundle), threads=1)
 
 
-def test_it_tells_its_limits(engine: Engine) -> None:
+def test_it_reports_its_limits(engine: Engine) -> None:
     about = engine.about()
     assert (about["sequences"], about["length"]) == (4, 32)
     assert about["versions"]["llmc"]

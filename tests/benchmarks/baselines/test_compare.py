@@ -46,7 +46,7 @@ def run(contenders: list[Contender], scope: Scope, folder: Path, **more: object)
     return found, reported
 
 
-def test_every_measurement_is_made_of_every_contender(contender: Make, tmp_path: Path) -> None:
+def test_every_measurement_is_built_of_every_contender(contender: Make, tmp_path: Path) -> None:
     ours, baseline = contender("llmc", "llmc"), contender("baseline", step_ms=4.0)
     found, reported = run([ours, baseline], SMALL, tmp_path, reference=contender("f32"))
     assert [s.name for s in found.series] == [
@@ -98,7 +98,7 @@ def test_a_baseline_that_dies_or_does_not_open_does_not_end_the_comparison(conte
     assert "no such model" in found.series[0].missing["absent"]
 
 
-def test_a_bundle_is_not_asked_for_more_than_it_was_compiled_for(contender: Make, tmp_path: Path) -> None:
+def test_a_bundle_is_not_requested_more_than_it_was_compiled_for(contender: Make, tmp_path: Path) -> None:
     found, _ = run([contender("llmc", "llmc", "small")], SMALL.only("decode,prefill,memory"), tmp_path)
     assert [s.missing.get("llmc") for s in found.series] == [
         None, "the bundle runs 4 sequences at a time", None, "the bundle takes prompts of 600 tokens",
@@ -120,7 +120,7 @@ def test_decode_steps_are_held_against_the_roofline(contender: Make, tmp_path: P
     assert share == pytest.approx(500 / found.bandwidth / 2e-3)
 
 
-def test_what_is_outside_the_graphs_is_told(contender: Make, tmp_path: Path) -> None:
+def test_what_is_outside_the_graphs_is_reported(contender: Make, tmp_path: Path) -> None:
     found, _ = run([contender("llmc", "llmc"), contender("baseline")], SMALL.only("decode,streams"), tmp_path)
     assert found.series[0].shares["llmc"]["outside the graphs"] == pytest.approx(0.1)
     assert found.series[2].shares["llmc"]["outside the graphs"] == pytest.approx(0.1)
@@ -165,7 +165,7 @@ def test_the_best_setting_of_a_baseline_is_searched_first_and_measured_with(cont
     assert run([ours, baseline], SMALL.only("prefill").quick(), tmp_path)[0].tuning == []
 
 
-def test_a_setting_that_fails_is_told_and_another_taken(contender: Make, tmp_path: Path) -> None:
+def test_a_setting_that_fails_is_reported_and_another_taken(contender: Make, tmp_path: Path) -> None:
     baseline = contender("baseline", searched={"model": ("does-not-open", "model")})
     found, _ = run([contender("llmc", "llmc"), baseline], SMALL.only("prefill"), tmp_path)
     failed, taken = found.tuning
@@ -209,7 +209,7 @@ def test_quick_measures_the_same_with_fewer_rounds() -> None:
     assert quick.rounds < scope.rounds
 
 
-def test_engines_with_fixed_caches_are_told_their_sizes(contender: Make) -> None:
+def test_engines_with_fixed_caches_are_reported_their_sizes(contender: Make) -> None:
     built = contender("one")
     llama, openvino = replace(built, engine="llama"), replace(built, engine="openvino_pipeline")
     assert settings(llama, sequences=4, length=64 + ROOM) == {"sequences": 4, "length": 64 + ROOM}

@@ -86,7 +86,7 @@ def test_an_interrupt_keeps_what_was_measured(
     assert found.unfinished[1:3] == ["decode step, batch 8", "decode step, batch 16"]
 
 
-def test_a_missing_baseline_is_said_before_anything_is_made(against: Script, tmp_path: Path) -> None:
+def test_a_missing_baseline_is_said_before_anything_is_built(against: Script, tmp_path: Path) -> None:
     said = against("fake,missing").failed(3)
     assert "install with" in said and "'no-such-engine==3'" in said
     assert not (tmp_path / "cache" / "baselines").exists()

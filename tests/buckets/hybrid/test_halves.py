@@ -28,7 +28,7 @@ def test_each_half_covers_every_request_with_one_bucket_of_the_other_phase(lengt
         assert Plan.from_json(built.to_json()) == built
 
 
-def test_what_the_other_half_runs_is_told() -> None:
+def test_what_the_other_half_runs_is_reported() -> None:
     plan = toy_plan()
     dropped = half(plan, "decode").provenance.notes[-1]
     assert (dropped.kind, dropped.phase, dropped.count) == ("dropped", "prompt", len(plan.prompt) - 1)

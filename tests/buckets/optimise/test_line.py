@@ -55,7 +55,7 @@ def test_hulls_walked_point_by_point_give_the_same(problem):
     assert walked[0].tolist() == problem.solve(counts)[0].tolist()
 
 
-def test_equal_choices_are_settled_for_fewer_buckets_then_lower_places():
+def test_equal_choices_are_settled_for_fewer_buckets_then_lower_locations():
     flat = Line(np.array([1.0, 2.0, 2.0, 3.0]), np.array([1.0, 0.0, 1.0, 1.0]), np.zeros(4, bool))
     assert flat.solve([3])[0].tolist() == [0, 2, 3]
     even = Line(np.array([1.0, 2.0, 3.0]), np.ones(3), np.zeros(3, bool))

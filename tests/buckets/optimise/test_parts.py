@@ -58,7 +58,7 @@ def test_lines_give_what_each_facility_would_save(data):
 
 @FEWER
 @given(cases(), st.data())
-def test_a_serving_kept_up_to_date_equals_one_made_anew(case, data):
+def test_a_serving_kept_up_to_date_equals_one_built_anew(case, data):
     instance = instance_of(case)
     assume(len(case.buckets))
     bucket = st.sampled_from(case.buckets.tolist()).map(np.array)
@@ -125,7 +125,7 @@ def test_coarser_clients_are_the_same_steps_rounded_up(case, data):
 
 @FEWER
 @given(cases(), st.integers(1, 40))
-def test_coarse_levels_are_at_most_as_many_as_asked_for_and_hold_the_last(case, cells):
+def test_coarse_levels_are_at_most_as_many_as_requested_and_hold_the_last(case, cells):
     instance = instance_of(case)
     levels = coarse_levels(instance, cells)
     for each, size in zip(levels, instance.shape, strict=True):

@@ -148,7 +148,7 @@ def test_the_largest_number_and_the_longest_line_are_read():
     "text",
     [f"(1, range(1, {MAX_BUCKETS + 2}), 0)", f"(1, 2, 3)\n({MAX_BUCKETS}, range(1, {MAX_BUCKETS + 1}), 0)"],
 )
-def test_more_buckets_than_a_plan_may_have_are_refused_before_they_are_made(text):
+def test_more_buckets_than_a_plan_may_have_are_refused_before_they_are_built(text):
     with pytest.raises(InputError, match=f"make more than {MAX_BUCKETS} in all; list fewer"):
         parse(text, "buckets.txt")
 
@@ -369,7 +369,7 @@ def test_a_unit_that_the_numbers_leave_no_doubt_of_is_recognised(text, limits, c
         ("(1, 128, 0)\n(4, 1, 4096)\n", LIMITS),  # beyond the limit either way
     ],
 )
-def test_a_unit_that_could_be_either_is_asked_for(text, limits):
+def test_a_unit_that_could_be_either_is_requested(text, limits):
     with pytest.raises(InputError, match=r"^buckets\.txt: its contexts may count tokens .* --context-unit tokens, or"):
         bucket_file.buckets(text, "buckets.txt", limits, None)
     found, _ = bucket_file.buckets(text, "buckets.txt", limits, "blocks")

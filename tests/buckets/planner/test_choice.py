@@ -38,7 +38,7 @@ def padding(plan, phase="prompt", path=SAMPLE, rate=None):
     return getattr(replay(plan, Traffic(path, rate)), phase).padding
 
 
-def test_traffic_alone_asks_for_the_traffic_strategy():
+def test_traffic_alone_requests_the_traffic_strategy():
     plan = make_plan(LIMITS, traffic=Traffic(SAMPLE))
     assert plan.provenance.strategy == "traffic"
     assert plan.provenance.origins["strategy"] == "flag --traffic"
@@ -155,7 +155,7 @@ def test_a_rules_batches_run_through_the_buckets_kept(tmp_path):
     assert replay(plan, Traffic(path)).prompt.uncovered == 0
 
 
-def test_padding_asks_for_the_fewest_graphs():
+def test_padding_requests_the_fewest_graphs():
     plan = make_plan(LIMITS, traffic=Traffic(SAMPLE), budget=Budget(max_padding=0.2))
     assert padding(plan) <= 0.2
     fewer = make_plan(LIMITS, traffic=Traffic(SAMPLE), budget=Budget(max_graphs=len(plan.prompt) - 1))

@@ -54,7 +54,7 @@ def decode_runs(draw: st.DrawFn) -> DecodeRun:
 
 @PROPERTY
 @given(small_plans(), st.lists(prompt_groups() | decode_runs(), max_size=12))
-def test_the_steps_asked_are_those_of_every_event(plan, events):
+def test_the_steps_requested_are_those_of_every_event(plan, events):
     requested = Requested(plan)
     assert list(requested.passing(events)) == events
     known: Counter[tuple[str, int, int, int]] = Counter()

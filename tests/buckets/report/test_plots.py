@@ -226,7 +226,7 @@ def test_values_that_are_too_many_are_drawn_in_part_and_the_axis_says_so():
 
 
 @full
-def test_traffic_that_asks_for_nothing_is_drawn(tmp_path):
+def test_traffic_that_requests_nothing_is_drawn(tmp_path):
     trace = written(tmp_path, "trace.csv", "ContextTokens,GeneratedTokens\n200,1\n")
     for seqs in (1, 4):
         plan = plan_of(Limits(256, seqs), [(seqs, 128, 0)], [(seqs, 256)])

@@ -44,7 +44,7 @@ def installed(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_plan_is_made_by_it(installed: Path) -> None:
+def test_a_plan_is_built_by_it(installed: Path) -> None:
     ran = plan(installed, "-o", "plan.json")
     assert ran.returncode == 0, ran
     shown = [line for line in TEXT.splitlines() if re.match("prompt query|buckets:", line)]
@@ -53,7 +53,7 @@ def test_a_plan_is_made_by_it(installed: Path) -> None:
     assert {query for _, query, _ in built["prompt"]} == {64, 96, 128, 192, 256, 384, 512}
 
 
-def test_a_variable_that_its_rule_does_not_use_is_told(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_its_rule_does_not_use_is_reported(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_DECODE_BS_BUCKET_STEP", "16")
     ran = plan(installed)
     assert "VLLM_DECODE_BS_BUCKET_STEP has no effect: the half-octaves strategy has no step" in ran.stdout, ran

@@ -35,7 +35,7 @@ def test_what_does_not_fit_is_left_out_and_counted():
     )
 
 
-def test_what_does_not_fit_is_clipped_when_asked():
+def test_what_does_not_fit_is_clipped_when_requested():
     admission = Admission(Limits(64, max_prompt_len=40), clip=True)
     assert list(admission(MIXED)) == [
         TrafficRequest(0, 40, 24),

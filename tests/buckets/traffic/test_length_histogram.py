@@ -65,7 +65,7 @@ def test_requests_have_the_lengths_of_both_histograms(pairs):
         assert drawn[-1].time <= 60
 
 
-def test_prompts_and_outputs_are_paired_as_if_neither_told_of_the_other():
+def test_prompts_and_outputs_are_paired_as_if_neither_reported_of_the_other():
     lengths = Lengths(histogram([5, 500] * 500), histogram([5, 500] * 500))
     pairs = Counter((request.prompt > 100, request.output > 100) for request in lengths.draw("low"))
     assert all(abs(count - 250) < 25 for count in pairs.values()) and len(pairs) == 4

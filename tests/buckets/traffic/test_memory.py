@@ -88,7 +88,7 @@ def otlp(location: int) -> str:
 @default_cases(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is set from /proc")
 @pytest.mark.parametrize("line", [openai, vllm, otlp])
-def test_a_log_larger_than_the_memory_allowed_is_made_a_recording_and_looked_at(tmp_path, line):
+def test_a_log_larger_than_the_memory_allowed_is_built_a_recording_and_looked_at(tmp_path, line):
     path = tmp_path / "log"
     with path.open("w") as file:
         for location in range(8000):

@@ -178,7 +178,7 @@ def test_a_wholly_cached_prompt_computes_its_last_token(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["trace", "trace.log", "trace.2024", "TRACE.GZ", "trace.txt.gz"])
-def test_the_first_character_tells_where_the_extension_does_not(tmp_path, name):
+def test_the_first_character_reports_where_the_extension_does_not(tmp_path, name):
     for text in (AZURE, '\n {"prompt_tokens": 374, "output_tokens": 44}\n'):
         data = gzip.compress(text.encode()) if name.lower().endswith(".gz") else text.encode()
         assert lengths(read(tmp_path, name, data))[0] == (374, 44, 0)

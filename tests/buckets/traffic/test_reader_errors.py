@@ -123,7 +123,7 @@ def test_more_layouts_than_are_remembered_are_read_all_the_same(tmp_path):
         ("time,time,input_tokens,output_tokens", "the columns 'time' and 'time' both mean the time"),
     ],
 )
-def test_columns_that_cannot_be_told(tmp_path, header, message):
+def test_columns_that_cannot_be_reported(tmp_path, header, message):
     assert message in refused(tmp_path, "t.csv", f"{header}\n")
 
 
@@ -143,7 +143,7 @@ def test_a_trace_without_a_request(tmp_path, text, skipped):
         Trace(tmp_path / "t.csv").summary()
 
 
-def test_a_json_array_is_told_to_be_lines(tmp_path):
+def test_a_json_array_is_reported_to_be_lines(tmp_path):
     text = '[\n{"prompt_tokens": 5, "output_tokens": 2}\n]'
     for name in ("t.json", "t"):
         assert "write one JSON object a line" in refused(tmp_path, name, text)

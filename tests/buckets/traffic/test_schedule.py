@@ -128,7 +128,7 @@ def test_it_equals_a_server_that_is_simulated_step_by_step(requests, limits, tim
 
 @PROPERTY
 @given(traffic(), LIMITS, GROUPS)
-def test_it_equals_the_step_by_step_server_when_times_vary_and_are_asked_for_at_each_step(requests, limits, group):
+def test_it_equals_the_step_by_step_server_when_times_vary_and_are_requested_at_each_step(requests, limits, group):
     with mock.patch.object(scheduling, "PIECE", 1):
         events = list(schedule(requests, limits, step_time=Varying(), prompt_batch=group))
     assert events == simulate(requests, limits, Varying(), group)
@@ -213,7 +213,7 @@ def test_batches_are_fuller_the_faster_requests_arrive():
     assert means[-1] > 30
 
 
-def test_requests_are_read_only_as_far_as_steps_are_asked_for():
+def test_requests_are_read_only_as_far_as_steps_are_requested():
     endless = (TrafficRequest(location / 10, 5, 3) for location in itertools.count())
     events = schedule(endless, Limits(64, 4), step_time=Steady())
     assert len(list(itertools.islice(events, 1000))) == 1000

@@ -117,7 +117,7 @@ def test_a_published_configuration_is_read_in_full_and_makes_a_model(name: str, 
     ],
     ids=str,
 )
-def test_a_value_that_asks_for_another_model_is_refused_by_name(
+def test_a_value_that_requests_another_model_is_refused_by_name(
     name: str, changed: dict[str, Any], tmp_path: Path
 ) -> None:
     (key,) = changed

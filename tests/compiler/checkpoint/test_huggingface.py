@@ -102,7 +102,7 @@ def test_an_index_cannot_point_outside_the_folder(tmp_path, file):
         open_checkpoint(path)
 
 
-def test_the_digest_covers_contents_and_not_places(tmp_path):
+def test_the_digest_covers_contents_and_not_token_slots(tmp_path):
     first, second = write_folder(tmp_path / "a"), write_folder(tmp_path / "deep" / "b")
     digest = open_checkpoint(first).digest()
     assert digest.startswith("sha256:") and digest == open_checkpoint(second).digest()

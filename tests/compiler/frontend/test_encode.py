@@ -29,7 +29,7 @@ def test_a_token_that_is_the_paddings_has_its_position_inside_a_text(encoder: st
         assert not torch.allclose(found, reference(ids[:, :5], position_ids=counted).last_hidden_state[0], atol=1e-3)
 
 
-def test_weights_in_codes_are_refused(tmp_path: Path) -> None:
+def test_weights_in_quantized_weights_are_refused(tmp_path: Path) -> None:
     """transformers alone would read them, in ways that nothing here checks."""
     packers.write(tmp_path, *packers.CASES["int-quantized by channel"], case="qwen3")
     with pytest.raises(CheckpointError, match=r"stored in codes, .* for --task embed: take the unquantised checkpoint"):

@@ -157,7 +157,7 @@ def test_a_layer_that_differs_is_a_kind_of_its_own(change: str) -> None:
     assert layer_kinds(model) == (0, 0, 0, 3, 0)
 
 
-def test_an_entry_of_the_configuration_for_each_layer_tells_kinds_apart() -> None:
+def test_an_entry_of_the_configuration_for_each_layer_reports_kinds_apart() -> None:
     model = deep(6, "qwen2", **WINDOWS, layer_types=[FULL, SLIDING] * 3)
     for layer in model.model.layers:
         layer.self_attn.sliding_window, layer.self_attn.layer_type = None, FULL

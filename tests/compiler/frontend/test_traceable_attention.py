@@ -54,7 +54,7 @@ def test_forms_that_tiny_configurations_have_not(form: str, dialect: Dialect) ->
 
 
 @pytest.mark.parametrize("heads", [1, 3, 8, 12, 112])
-def test_slopes_made_by_operators_are_those_given(heads: int) -> None:
+def test_slopes_built_by_operators_are_those_given(heads: int) -> None:
     given = _get_alibi_slopes(heads, torch.device("cpu"))
     assert torch.allclose(slopes_of_heads(given.tolist()), given, rtol=1e-6)
 

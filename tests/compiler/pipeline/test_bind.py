@@ -262,7 +262,7 @@ def test_another_folder_takes_the_weights_file_from_the_store(case: Case, tmp_pa
     assert read_manifest(two) == read_manifest(tmp_path / "one")
 
 
-def test_a_bound_bundle_that_was_damaged_is_made_again(case: Case, tmp_path: Path) -> None:
+def test_a_bound_bundle_that_was_damaged_is_built_again(case: Case, tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     created = bound(case.unbound, str(case.model), store)
     blob = created / "blobs/sha256" / read_manifest(created).files["weights"][7:]

@@ -82,7 +82,7 @@ def test_the_portable_half_stays_and_opens_anywhere(toy: Toy, put_in: Any) -> No
     assert not half.files.verify()
 
 
-def test_nothing_is_made_twice_and_the_bundle_stays_the_same(toy: Toy, put_in: Any) -> None:
+def test_nothing_is_built_twice_and_the_bundle_stays_the_same(toy: Toy, put_in: Any) -> None:
     put_in()
     first = finish(toy)
     digest = Bundle.open(toy.bundle).manifest.digest
@@ -150,7 +150,7 @@ def test_another_host_is_refused_by_what_differs_and_finishes_it_again(
     open_executor(Bundle.open(toy.bundle)).close()
 
 
-def test_a_host_without_the_device_is_told_the_way_out(toy: Toy, put_in: Any) -> None:
+def test_a_host_without_the_device_is_reported_the_way_out(toy: Toy, put_in: Any) -> None:
     put_in()
     finish(toy)
     put_in(None)

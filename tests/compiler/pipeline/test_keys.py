@@ -326,7 +326,7 @@ def test_no_component_is_left_without_an_input_that_changes_it(device: str, comp
     assert code == {f"{name.partition(':')[0]}:code" for name in named}, "every kind of key names its code"
 
 
-def test_what_decodes_a_gguf_file_is_named_by_what_is_made_of_it(tmp_path: Path) -> None:
+def test_what_decodes_a_gguf_file_is_named_by_what_is_built_of_it(tmp_path: Path) -> None:
     checkpoint: Any = SimpleNamespace(format="gguf", digest=lambda _: "sha256:0")
     read = stages.Stages(Store(tmp_path), checkpoint, toy_plan(), lambda _: None)
     assert read.reading() == {"checkpoint": "sha256:0", "toolchain.gguf": stages.version_of("gguf")}

@@ -37,7 +37,7 @@ def provenance(toy: Toy) -> dict[str, Any]:
     return dict(read_manifest(toy.bundle).provenance)
 
 
-def test_it_states_what_was_asked_for(built: Toy) -> None:
+def test_it_states_what_was_requested(built: Toy) -> None:
     found = provenance(built)["buildDefinition"]
     assert found["buildType"] == "urn:llmc:compile:v1"
     assert found["externalParameters"] == {

@@ -166,7 +166,7 @@ def test_a_node_without_the_device_or_the_features_that_it_claims_is_named(compi
 
 
 @pytest.mark.full
-def test_a_cluster_without_the_memory_that_is_asked_for_says_so(compile_: Compile) -> None:
+def test_a_cluster_without_the_memory_that_is_requested_says_so(compile_: Compile) -> None:
     with pytest.raises(DeviceError, match=f"less than {1 << 50} bytes of memory for tasks"):
         compile_(worker_memory=1 << 50)
 

@@ -29,7 +29,7 @@ def call(kind: str, given: tuple[Any, ...]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("length", [1, 70])
 @pytest.mark.parametrize("name", CASES)
-def test_a_written_out_operator_is_made_of_aten_s_and_computes_the_same(name: str, length: int) -> None:
+def test_a_written_out_operator_is_built_of_aten_s_and_computes_the_same(name: str, length: int) -> None:
     given, kind = CASES[name](length), name.split(maxsplit=1)[0]
     node = call(kind, given)
     assert is_expanded(node["target"])

@@ -59,7 +59,7 @@ def test_a_bound_leaves_the_dearest_in_8_bits_and_says_so(tmp_path: Path) -> Non
     assert {event.name for event in parts} == {"sense", "mix"} and parts[-1].index == parts[-1].total
 
 
-def test_embedding_and_head_have_the_bits_that_the_bound_allows_or_that_were_asked_for(tmp_path: Path) -> None:
+def test_embedding_and_head_have_the_bits_that_the_bound_allows_or_that_were_requested(tmp_path: Path) -> None:
     stages = stages_in(tmp_path)
 
     def found(bound: float, **given: Any) -> tuple[Mixed, dict[str, Any]]:

@@ -81,7 +81,7 @@ def test_what_is_no_file_is_named(tmp_path: Path, name: str) -> None:
         read_results(tmp_path / name)
 
 
-def test_of_two_results_for_a_product_the_newer_counts() -> None:
+def test_of_two_results_for_a_matmul_the_newer_counts() -> None:
     older, newer = Results(H100, {"a": b"1", "b": b"1"}), Results(H100, {"b": b"2", "c": b"2"})
     assert older.merged(newer) == Results(H100, {"a": b"1", "b": b"2", "c": b"2"})
 

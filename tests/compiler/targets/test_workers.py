@@ -12,7 +12,7 @@ from llmc.compiler.targets.workers import Jobs, Workers
 from llmc.errors import CompileError
 
 
-def test_results_are_in_the_order_of_the_items_and_told_as_they_come() -> None:
+def test_results_are_in_the_order_of_the_items_and_reported_as_they_come() -> None:
     later, reported = threading.Event(), []
 
     def work(item: int) -> int:

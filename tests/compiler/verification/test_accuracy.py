@@ -234,7 +234,7 @@ def test_what_no_probe_holds_is_found_by_the_text(toy: Toy, monkeypatch: pytest.
     assert read_manifest(toy.bundle).verification == {"mode": "none"}
 
 
-def test_what_is_too_coarse_is_told_with_a_way_out(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_too_coarse_is_reported_with_a_way_out(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, target=Close)
     toy.compile(verify="none")
     token = unprobed(toy)

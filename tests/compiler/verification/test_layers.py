@@ -92,7 +92,7 @@ def test_a_model_that_cannot_be_run_layer_by_layer_is_refused_all_the_same(
         compile_it(folder)
 
 
-def test_a_layer_that_lets_padding_in_is_found_by_its_poison(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_that_lets_padding_in_is_found_by_its_nan_fill(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def mixed(self: LlamaMLP, x: torch.Tensor) -> torch.Tensor:
         built: torch.Tensor = self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
         return built + x.mean(1, keepdim=True) * (x.shape[0] > 1)

@@ -32,7 +32,7 @@ def test_what_counts(dtype: str, values: list[float], count: int) -> None:
 
 
 @pytest.mark.parametrize(("options", "count"), [({"kv_cache_dtype": "f16", "dtype": "f32"}, 2), ({"dtype": "bf16"}, 0)])
-def test_only_the_tokens_that_are_asked_for_count(options: dict[str, str], count: int) -> None:
+def test_only_the_tokens_that_are_requested_count(options: dict[str, str], count: int) -> None:
     held = np.zeros((2, 8, 4), np.float32)
     held[0, [1, 5], 2] = 7e4
     shape = SimpleNamespace(states=())

@@ -100,7 +100,7 @@ def test_without_a_tokenizer_the_ids_are_pseudo_random(tmp_path: Path) -> None:
     assert read(found) == read(cut(bare, 4096))
 
 
-def test_a_tokenizer_that_knows_nothing_of_the_text_is_not_asked(
+def test_a_tokenizer_that_knows_nothing_of_the_text_is_not_requested(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("llmc.runtime.text.tokenizer.Tokenizer.encode", lambda self, text: [1])
@@ -134,7 +134,7 @@ def gaps(logits: np.ndarray) -> np.ndarray:
     return module._gaps(logits)
 
 
-def test_what_is_kept_tells_divergences_to_three_digits() -> None:
+def test_what_is_kept_reports_divergences_to_three_digits() -> None:
     random = np.random.default_rng(0)
     logits = random.normal(0, 3, (20, 5000)).astype(np.float32)
     same, equal = compare(gaps(logits), logits + np.float32(5))

@@ -49,7 +49,7 @@ def test_products_of_what_was_seen_change_less_than_by_rounding() -> None:
     assert np.square(weight - built).sum() > np.square(weight - rounded).sum(), "weights themselves are farther"
 
 
-def test_codes_of_a_matrix_that_has_them_already_are_those() -> None:
+def test_quantized_weights_of_a_matrix_that_has_them_already_are_those() -> None:
     random = np.random.default_rng(1)
     quantized = random.integers(0, 16, (8, 2, BLOCK)).astype(np.uint8)
     quantized[..., :2] = 0, 15
@@ -168,7 +168,7 @@ def test_sequences_of_a_text() -> None:
 
 @full
 @pytest.mark.parametrize("device", ["openvino", "onnxruntime"])
-def test_a_bundle_of_calibrated_codes(tmp_path: Path, device: str) -> None:
+def test_a_bundle_of_calibrated_quantized_weights(tmp_path: Path, device: str) -> None:
     model = str(tiny.write_model(tmp_path / "model", "llama"))
     text = tmp_path / "text.txt"
     text.write_text("The keeper of the lighthouse wrote what he saw, and what he did not see. " * 40)

@@ -150,7 +150,7 @@ def test_blocks_of_gguf_are_the_values_that_gguf_py_gives(kind: str, tmp_path: P
 
 
 @pytest.mark.parametrize("kind", ["Q5_1", "Q5_K", "Q2_K"])
-def test_codes_with_minimums_lie_about_the_zero_of_products(kind: str, tmp_path: Path) -> None:
+def test_quantized_weights_with_minimums_lie_about_the_zero_of_products(kind: str, tmp_path: Path) -> None:
     """What a product of quantised activations loses is as large as the codes that it is made with."""
     write_blocks(tmp_path / "m.gguf", {"": kind})
     checkpoint = open_checkpoint(tmp_path / "m.gguf")
@@ -278,7 +278,7 @@ def test_in_float32_greedy_tokens_are_those_of_the_values(
         assert output.outputs[0].token_ids == greedy(values, prompt, 8)
 
 
-def test_what_was_not_asked_to_be_kept_is_counted(store: Store, tmp_path: Path) -> None:
+def test_what_was_not_requested_to_be_kept_is_counted(store: Store, tmp_path: Path) -> None:
     result, _ = compiled(tmp_path, store, "awq groups of 32", **RUNTIMES["onnxruntime"], quantize="int8")
     assert summary(result) == "0 kept exactly, 7 rounded again (7 without --quantize keep)"
     result, _ = compiled(tmp_path / "int4", store, "awq groups of 128", **RUNTIMES["openvino"], quantize="int4")
@@ -304,7 +304,7 @@ def test_a_checkpoint_in_floats_has_no_line(store: Store, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
-def test_an_embedding_and_a_head_are_in_four_bits_where_that_is_asked_for(
+def test_an_embedding_and_a_head_are_in_four_bits_where_that_is_requested(
     runtime: str, tmp_path: Path, store: Store
 ) -> None:
     tiny.write_model(tmp_path / "model", "llama")

@@ -126,7 +126,7 @@ def test_graphs_of_decode_steps_alone_serve_no_more_than_max_num_seqs_can_fill()
     assert VLLM.propose(built, {}, {"tokens": 4}) == {"tokens": ((10,),)}
 
 
-def test_only_steps_that_a_list_can_serve_are_asked_for() -> None:
+def test_only_steps_that_a_list_can_serve_are_requested() -> None:
     requests = [TrafficRequest(0, 100, 4), TrafficRequest(0, 7, 3)]
     steps = {mode: list(VLLM.demands(setup(8, cudagraph_mode=mode), requests, AssumedStepTime())) for mode in MODES}
     assert steps["FULL_AND_PIECEWISE"] == [

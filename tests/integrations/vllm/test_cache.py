@@ -48,7 +48,7 @@ def test_parts_are_the_folders_of_a_hash_in_every_layout(tmp_path: Path) -> None
     assert {CACHE.unit(path) for path in tree(tmp_path).files} == expected
 
 
-def test_what_its_key_is_made_of_becomes_facts(tmp_path: Path) -> None:
+def test_what_its_key_is_built_of_becomes_facts(tmp_path: Path) -> None:
     found = facts(make_vllm(tmp_path))
     assert found == {
         "aot_hash": AOT_HASH,

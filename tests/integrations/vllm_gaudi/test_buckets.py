@@ -19,7 +19,7 @@ from tests.integrations.vllm_gaudi.setups import GAUDI, setup, setups
 from tests.tiers import examples
 
 
-def test_limits_of_a_server_that_was_told_its_length_alone() -> None:
+def test_limits_of_a_server_that_was_reported_its_length_alone() -> None:
     assert GAUDI.limits({"max_model_len": 8192}).to_dict() == {
         "max_model_len": 8192, "max_num_seqs": 256, "max_num_batched_tokens": 2048, "block_size": 128,
     }  # fmt: skip

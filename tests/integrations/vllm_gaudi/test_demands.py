@@ -97,7 +97,7 @@ class Walked:
     st.lists(st.tuples(st.integers(1, 300), st.integers(1, 60)), min_size=1, max_size=30),
     st.integers(1, 5), st.sampled_from([0, 2, 32]), st.booleans(),
 )  # fmt: skip
-def test_places_are_those_of_a_walk(lengths: list[tuple[int, int]], seqs: int, threshold: int, defrag: bool) -> None:
+def test_locations_are_those_of_a_walk(lengths: list[tuple[int, int]], seqs: int, threshold: int, defrag: bool) -> None:
     own = {"contiguous_pa": True, "defrag": defrag, "defrag_threshold": threshold, "num_hpu_blocks": 160}
     built = setup(512, seqs, 128, 16, **own)
     requests = [TrafficRequest(i / 50, prompt, output) for i, (prompt, output) in enumerate(lengths)]

@@ -78,7 +78,9 @@ def test_it_is_blind_where_a_cache_cannot_be_read_or_is_too_large(cache: Path, m
     assert "more than 0 files" in large.blind()
 
 
-def test_the_places_are_those_that_toolchains_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_slots_are_those_that_toolchains_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reported = {
         "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "torch inductor", "JAX_COMPILATION_CACHE_DIR": "jax",
         "VLLM_CACHE_ROOT": "vllm", "NEURON_COMPILE_CACHE_URL": "neuron", "CUDA_CACHE_PATH": "cuda",
@@ -94,7 +96,9 @@ def test_the_places_are_those_that_toolchains_are_told(tmp_path: Path, monkeypat
     assert "vllm-neuron" not in offsets, "it lies in vllm's"
 
 
-def test_the_places_have_defaults_and_a_remote_one_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_slots_have_defaults_and_a_remote_one_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for variable in ("TRITON_CACHE_DIR", "TRITON_HOME", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -200,7 +200,7 @@ def test_an_interrupt_is_passed_on(toys: dict[str, Toy], monkeypatch: pytest.Mon
             certify(toys["static"].bundle)
 
 
-def test_progress_is_told_by_stage(toys: dict[str, Toy]) -> None:
+def test_progress_is_reported_by_stage(toys: dict[str, Toy]) -> None:
     reported: dict[str, list[tuple[int, int]]] = {}
     Certifying(
         Bundle.open(toys["static"].bundle), certify=CertifyOptions(20),

@@ -54,7 +54,7 @@ def believed(tmp_path: Path, built: Certificate, bundle: Bundle, edit: Edit = la
 # Sound
 
 
-def test_a_certificate_is_read_as_it_was_made(tmp_path: Path, certified: Certificate) -> None:
+def test_a_certificate_is_read_as_it_was_built(tmp_path: Path, certified: Certificate) -> None:
     read, signed, signature = read_file(written(tmp_path, certified.to_dict()))
     assert read == certified
     assert signed == content(certified.to_dict())
@@ -226,7 +226,7 @@ def test_a_certificate_that_is_incomplete_or_contradicts_itself_certifies_nothin
         believed(tmp_path, certified, bundle, edit)
 
 
-def test_a_blind_monitor_is_told_and_is_no_contradiction(
+def test_a_blind_monitor_is_reported_and_is_no_contradiction(
     tmp_path: Path, certified: Certificate, bundle: Bundle
 ) -> None:
     def blind(members: dict[str, Any]) -> None:

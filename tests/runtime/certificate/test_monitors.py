@@ -44,7 +44,7 @@ class Number(Reported):
         return self.number
 
 
-def test_before_and_after_are_told_apart() -> None:
+def test_before_and_after_are_reported_apart() -> None:
     reported = Reported()
     with Watch([reported]) as watch:
         assert reported.looks
@@ -84,7 +84,7 @@ def test_an_executors_monitor_takes_the_place_of_one_of_its_name() -> None:
         assert [t.after for t in watch.accounts()] == [0, 1]
 
 
-def test_nobody_is_asked_before_it_is_ready() -> None:
+def test_nobody_is_requested_before_it_is_ready() -> None:
     with Watch([Reported()]) as watch, pytest.raises(RuntimeError, match="ready"):
         watch.accounts()
 

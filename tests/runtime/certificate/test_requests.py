@@ -75,7 +75,7 @@ def test_the_longest_answer_and_the_longest_prompt_come_first(engine: LLMEngine)
     assert len(first.request.prompt_token_ids) == 31
 
 
-def test_what_a_device_refuses_is_not_asked_for_and_is_named(
+def test_what_a_device_refuses_is_not_requested_and_is_named(
     engine: LLMEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def five(params: object) -> None:

@@ -108,7 +108,7 @@ def test_time_is_bounded_where_the_parents_libraries_took_the_signal_away(taken:
     assert (ran.stdout, ran.stderr) == ("it takes more than 0.3 s of processor time\n", "")
 
 
-def test_a_refusal_is_told_and_a_fault_is_no_refusal(pool):
+def test_a_refusal_is_reported_and_a_fault_is_no_refusal(pool):
     with pytest.raises(InputError, match=r"^not this$"):
         pool.run(["refuse", "not this"])
     with pytest.raises(JobError, match="KeyError: 'missing'"):

@@ -257,7 +257,7 @@ def test_a_drain_that_takes_too_long_cancels_the_rest(toy: Toy, gate: Gate) -> N
     run(test())
 
 
-def test_an_engine_that_fails_tells_everyone(toy: Toy, gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_engine_that_fails_reports_everyone(toy: Toy, gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         async with running(toy) as engine:
             streams = [engine.submit(requested(str(i))) for i in range(6)]
@@ -356,7 +356,7 @@ class Blocking(Observer):
             raise self.failing
 
 
-def test_a_step_is_told_while_the_next_one_runs(
+def test_a_step_is_reported_while_the_next_one_runs(
     toy: Toy, trusted: ToyReference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, second = itertools.count(1), threading.Event()
@@ -371,7 +371,7 @@ def test_a_step_is_told_while_the_next_one_runs(
     assert observer.reported == 4
 
 
-def test_at_most_one_step_runs_ahead_of_what_is_told(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_most_one_step_runs_ahead_of_what_is_reported(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[object] = []
     use(monkeypatch, executor=watching(begun.append))
     free = threading.Event()
@@ -403,7 +403,7 @@ def test_a_stop_string_ends_a_sequence_though_the_next_step_runs(toy: Toy) -> No
     run(test())
 
 
-def test_what_fails_as_a_step_is_told_ends_the_engine(toy: Toy, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_fails_as_a_step_is_reported_ends_the_engine(toy: Toy, caplog: pytest.LogCaptureFixture) -> None:
     free = threading.Event()
     free.set()
 

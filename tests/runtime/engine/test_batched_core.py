@@ -343,7 +343,7 @@ def test_a_long_prompt_runs_in_chunks(toys: dict[str, Toy], trusted: ToyReferenc
     assert engine.steps == 4 and engine.stats.steps == 4
 
 
-def test_a_compilation_while_serving_is_counted_and_told(
+def test_a_compilation_while_serving_is_counted_and_reported(
     toy: Toy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     serving: list[bool] = []

@@ -14,7 +14,7 @@ def drafted(drafter: SequenceDrafter, most: int = 64) -> int:
     return len(drafter.propose(TEXT, most))
 
 
-def test_as_many_as_allowed_at_first_and_never_more_than_asked_for() -> None:
+def test_as_many_as_allowed_at_first_and_never_more_than_requested() -> None:
     drafter = SequenceDrafter(SpeculativeConfig(8))
     assert (drafted(drafter), drafted(drafter, 3), drafted(drafter, 0)) == (8, 3, 0)
 
@@ -29,7 +29,7 @@ def test_half_as_many_after_a_draft_that_failed_and_twice_as_many_after_one_that
     assert found == [8, 4, 2, 4, 4, 4, 4, 8, 8]
 
 
-def test_guesses_that_always_fail_are_made_ever_more_seldom() -> None:
+def test_guesses_that_always_fail_are_built_ever_more_seldom() -> None:
     drafter, text, built = SequenceDrafter(SpeculativeConfig(1)), array("q", TEXT), []
     for step in range(400):
         if drafter.propose(text, 9):

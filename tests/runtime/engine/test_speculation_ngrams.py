@@ -39,7 +39,7 @@ def test_what_followed_the_longest_match_is_the_guess(text: str, found: str) -> 
     assert looked_up(text) == found
 
 
-def test_no_more_than_asked_for_and_none_for_none() -> None:
+def test_no_more_than_requested_and_none_for_none() -> None:
     assert looked_up("the cat sat, the c", most=2) == "at"
     assert looked_up("the cat sat, the c", most=0) == ""
     assert looked_up("the cat sat, the c", most=-3) == ""

@@ -235,7 +235,7 @@ def test_logits_that_are_no_numbers_end_a_sequence_as_without_drafts(toy: Toy, m
     assert len(run.events[0]) == 2 and not engine.has_work
 
 
-def test_guesses_that_never_hold_are_soon_made_seldom(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guesses_that_never_hold_are_soon_built_seldom(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llmc.runtime.engine.speculation.NgramIndex.lookup", lambda self, tokens, most: [9][:most])
     built = Run(engine_of(toy, SpeculativeConfig(1)), [([0, 1], repeating(24))])
     assert [number for number, r in enumerate(built.records[1:]) if r.drafted] == [0, 3, 8, 17]

@@ -29,7 +29,7 @@ def test_what_nobody_can_see_is_unknown_and_never_none_of_it() -> None:
     assert Blind("one").count() == 1, "what it did see is known"
 
 
-def test_a_counter_tells_what_was_compiled_at_open_and_since() -> None:
+def test_a_counter_reports_what_was_compiled_at_open_and_since() -> None:
     counter = CompilationCounter()
     monitor = CounterMonitor(counter)
     assert monitor.count() == 0

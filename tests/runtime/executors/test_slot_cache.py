@@ -84,7 +84,7 @@ def test_states_of_live_rows_are_kept_and_go_where_their_tokens_go() -> None:
         np.testing.assert_array_equal(read, [*built[:2], np.zeros_like(built[0])])
 
 
-def test_poison_from_a_token_on_leaves_states_to_their_sequence() -> None:
+def test_nan_fill_from_a_token_on_leaves_states_to_their_sequence() -> None:
     cache = cache_of()
     cache.write(0, 0, 2, tokens(cache, 1, 2))
     cache.keep_states(decode([1], context=3), [np.ones(t.size(2, 0), np.float32) for t in STATES])
@@ -134,7 +134,7 @@ def test_a_ring_holds_what_later_tokens_see_and_takes_memory_for_no_more() -> No
     assert cache.nbytes == SLOTS * 2 * 2 * 4 * (6 + LONG)
 
 
-def test_poison_spares_what_a_ring_holds_of_earlier_tokens() -> None:
+def test_nan_fill_spares_what_a_ring_holds_of_earlier_tokens() -> None:
     cache = SlotCache(RINGS, SLOTS, LONG)
     cache.write(0, 0, 12, [np.ones((1, 1, 12, 2), np.float32)] * 4)
     cache.nan_fill(0, 10, NAN)

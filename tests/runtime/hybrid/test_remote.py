@@ -193,7 +193,7 @@ def test_another_model_is_refused_at_the_start(toys: dict[str, Toy], facts: Side
 # Lost connections
 
 
-def test_what_was_not_answered_is_asked_for_again_when_the_server_is_back(
+def test_what_was_not_answered_is_requested_again_when_the_server_is_back(
     toys: dict[str, Toy], trusted: ToyReference
 ) -> None:
     server, address = serve(toys["static"])

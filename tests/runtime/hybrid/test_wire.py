@@ -90,7 +90,7 @@ def test_what_does_not_fit_is_named(differs: dict[str, Any], said: str) -> None:
         require_fit(replace(FACTS, **differs), FACTS)
 
 
-def test_what_differs_and_is_no_obstacle_is_told() -> None:
+def test_what_differs_and_is_no_obstacle_is_reported() -> None:
     reported = require_fit(replace(FACTS, quantize="int8", dtype="bf16", longest_prompt=15), FACTS)
     assert [one.split()[0] for one in reported] == ["weights", "dtype", "prompts"]
     assert "of more than 15 tokens (up to 31) are computed here" in reported[2]

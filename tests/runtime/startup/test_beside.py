@@ -56,7 +56,7 @@ def engine(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> Iterator[LLMEngine]:
     executor.close()
 
 
-def test_each_kind_of_sampling_is_run_at_each_decode_batch_and_each_move_is_made(engine: LLMEngine, toy: Toy) -> None:
+def test_each_kind_of_sampling_is_run_at_each_decode_batch_and_each_move_is_built(engine: LLMEngine, toy: Toy) -> None:
     beside = BesideWarming(engine, toy.plan)
     ran = list(beside.run())
     assert len(ran) == len(beside)
@@ -85,7 +85,7 @@ def test_a_prefix_that_is_too_large_for_the_host_is_moved_on_the_device_alone(
     assert "import" not in {what for what, _ in executor.moved}
 
 
-def test_graphs_that_return_the_largest_logits_are_asked_for_them(
+def test_graphs_that_return_the_largest_logits_are_requested_them(
     toys: dict[str, Toy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     toy = toys["static"]

@@ -289,7 +289,7 @@ def test_a_budget_too_small_for_one_graph_says_so_and_serves(toy: Toy, caplog: p
     assert [served(executor, [5, 6, 7], 6)] == greedy(toy.model, [[5, 6, 7]], 6)
 
 
-def test_no_graphs_at_all_may_be_asked_for(toy: Toy) -> None:
+def test_no_graphs_at_all_may_be_requested(toy: Toy) -> None:
     executor, capturing = opened(toy, graph_reserved_mem=0)
     warm_up(executor, capturing, toy.plan)
     assert (captured(capturing), capturing.failure) == ([], "")
@@ -330,7 +330,7 @@ def torn(*_: object) -> None:
 
 
 @pytest.mark.parametrize("chosen", [True, CaptureOptions(gpu_memory_utilization=0.5, graph_reserved_mem=0.2)])
-def test_llm_captures_where_it_is_asked_to_warm_up(
+def test_llm_captures_where_it_is_requested_to_warm_up(
     toy: Toy, monkeypatch: pytest.MonkeyPatch, chosen: bool | CaptureOptions
 ) -> None:
     begun = failing(monkeypatch, DeviceError("never"), at=-1)

@@ -62,7 +62,7 @@ def test_an_executor_that_may_opens_in_a_thread_and_its_first_executables_with_i
         assert llm.generate([[1, 2]], GREEDY)[0].finished
 
 
-def test_others_open_in_the_thread_that_asks(bundle: Path, events: list[tuple[str, str]]) -> None:
+def test_others_open_in_the_thread_that_requests(bundle: Path, events: list[tuple[str, str]]) -> None:
     executor_class("fake").description = FakeExecutor.description  # the class is the one that the fixture made
     with BundleLLM(bundle):
         assert {thread for _, thread in events} == {threading.current_thread().name}
@@ -73,7 +73,7 @@ def test_native_runtimes_open_in_a_thread() -> None:
 
 
 @pytest.mark.parametrize("name", ["weights", "tokenizer.json"])
-def test_what_is_damaged_is_told_as_ever_and_nothing_stays_open(
+def test_what_is_damaged_is_reported_as_ever_and_nothing_stays_open(
     bundle: Path, events: list[tuple[str, str]], name: str
 ) -> None:
     damage(bundle, name)
@@ -84,7 +84,7 @@ def test_what_is_damaged_is_told_as_ever_and_nothing_stays_open(
     assert "llmc-start" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_an_executor_of_the_future_is_told_as_ever(bundle: Path) -> None:
+def test_an_executor_of_the_future_is_reported_as_ever(bundle: Path) -> None:
     edit_manifest(bundle, lambda m: m.update(executor="quantum"))
     with pytest.raises(ArtifactError, match=r"unknown executor 'quantum'.*install that"):
         BundleLLM(bundle)
@@ -104,7 +104,7 @@ def test_the_tokenizer_is_loaded_and_nothing_is_started_for_the_chat_template(bu
     assert len(psutil.Process().children()) == len(before)
 
 
-def test_a_template_that_cannot_be_used_is_told_to_who_uses_it(bundle: Path) -> None:
+def test_a_template_that_cannot_be_used_is_reported_to_who_uses_it(bundle: Path) -> None:
     damage(bundle, "chat_template.jinja")
     prompts = Prompts(Bundle.open(bundle))
     prompts.prepare()

@@ -84,7 +84,7 @@ def test_beyond_a_limit_it_is_an_error_that_names_it_and_the_next_text_is_tokeni
     asyncio.run(requested())
 
 
-def test_when_nobody_asks_any_more_its_processes_end_and_the_next_text_starts_them_again() -> None:
+def test_when_nobody_requests_any_more_its_processes_end_and_the_next_text_starts_them_again() -> None:
     before = processes()
 
     async def requested() -> None:

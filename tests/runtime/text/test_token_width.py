@@ -112,7 +112,7 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("why", UNKNOWN)
-def test_it_is_not_told_where_a_token_may_cover_any_length(why):
+def test_it_is_not_reported_where_a_token_may_cover_any_length(why):
     assert token_width(UNKNOWN[why]()) is None
 
 

@@ -65,7 +65,7 @@ def streamed(tokenizer: Tokenizer, ids: list[int], skip: bool = True) -> list[st
     return [stream.feed(index) for index in ids] + [stream.flush()]
 
 
-def test_encode_adds_special_tokens_only_if_asked():
+def test_encode_adds_special_tokens_only_if_requested():
     tokenizer = byte_level()
     start = tokenizer.token_to_id("<s>")
     plain = tokenizer.encode("ab", add_special_tokens=False)
@@ -74,7 +74,7 @@ def test_encode_adds_special_tokens_only_if_asked():
     assert tokenizer.encode("<|end|>", add_special_tokens=False) == list(tokenizer.eos_token_ids)
 
 
-def test_special_tokens_are_skipped_unless_asked_for():
+def test_special_tokens_are_skipped_unless_requested():
     tokenizer = byte_level()
     ids = tokenizer.encode("hé<|end|>")
     assert tokenizer.decode(ids) == "hé"

@@ -26,7 +26,7 @@ def test_a_connection_that_ended() -> None:
     assert reported_by(ENDED[:-1]) is None
 
 
-def test_each_event_of_a_server_is_told_or_is_the_supervisors_own() -> None:
+def test_each_event_of_a_server_is_reported_or_is_the_supervisors_own() -> None:
     own = {Progress, Listening, ReplicaLost, ReplicaBack}
     for kind in set(get_args(Event)) - own:
         nothing = kind(*[""] * (kind.__init__.__code__.co_argcount - 1))

@@ -180,7 +180,7 @@ def test_token_histograms_end_at_the_models_length() -> None:
     assert [float(bound) for bound in bounds] == [1, 2, 5, 10, 20, float("inf")]
 
 
-def test_gauges_are_read_when_asked_for() -> None:
+def test_gauges_are_read_when_requested() -> None:
     metrics = Metrics()
     stats = [EngineStats(2, 3, 8, 1, 0.25, 99, 0, 3)]
     metrics.bind("m", lambda: stats[-1], lambda: {"hits": 7, "misses": 2, "fetched": 1, "corrupt": 1}, device="cpu")

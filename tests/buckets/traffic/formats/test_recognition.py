@@ -40,7 +40,7 @@ SEEN = [
 
 @pytest.mark.parametrize(("name", "text"), SEEN)
 @pytest.mark.parametrize("file", ["log", "log.txt", "log.json", "log.gz"])
-def test_the_text_tells_whatever_the_file_is_called(tmp_path, name, text, file):
+def test_the_text_reports_whatever_the_file_is_called(tmp_path, name, text, file):
     content = gzip.compress(text.encode()) if file.endswith(".gz") else text
     assert recognise(TraceFile(written(tmp_path, file, content))).name == name
 

@@ -23,7 +23,7 @@ from tests.tiers import default_cases
 
 @default_cases(9)
 @pytest.mark.parametrize("case", list(packers.CASES))
-def test_a_folder_is_the_float_model_that_its_codes_stand_for(case: str, tmp_path: Path) -> None:
+def test_a_folder_is_the_float_model_that_its_quantized_weights_stand_for(case: str, tmp_path: Path) -> None:
     values = packers.write(tmp_path, *packers.CASES[case])
     checkpoint = open_checkpoint(tmp_path)
     require_consumed(checkpoint)

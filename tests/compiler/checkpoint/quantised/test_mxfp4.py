@@ -84,7 +84,7 @@ def test_blocks_are_the_same_values_of_turned_matrices_in_openvinos_type_too(tmp
 
 
 @pytest.mark.full
-def test_openvino_multiplies_codes_exactly_and_other_devices_floats(tmp_path: Path) -> None:
+def test_openvino_multiplies_quantized_weights_exactly_and_other_devices_floats(tmp_path: Path) -> None:
     write(tmp_path / "model")
 
     def compiled(device: str, **requested: Any) -> tuple[str, int, float]:

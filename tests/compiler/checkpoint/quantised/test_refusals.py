@@ -87,7 +87,7 @@ def test_zero_points_and_shapes_that_are_missing(case: str, part: str, tmp_path:
 
 
 @pytest.mark.parametrize("case", list(CODES))
-def test_codes_of_another_type(case: str, tmp_path: Path) -> None:
+def test_quantized_weights_of_another_type(case: str, tmp_path: Path) -> None:
     message = refusal(tmp_path, case, changed(CODES[case], lambda t: t.long()))
     wanted = "U8" if case == NVFP4 else "I32"
     assert f"tensor {AT}.{CODES[case]} has type I64, not {wanted} as its format asks" in message
@@ -195,7 +195,7 @@ def test_pickled_weights(tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
 
 
-def test_codes_without_a_word_of_them_in_the_configuration(tmp_path: Path) -> None:
+def test_quantized_weights_without_a_word_of_them_in_the_configuration(tmp_path: Path) -> None:
     packers.write(tmp_path, *packers.CASES[GPTQ], case=tiny.WIDE)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": None}))

@@ -194,7 +194,7 @@ def test_the_chunks_that_run_fastest_change_no_answer(
     assert [s.query for s in outputs[3].steps if s.phase == "prompt"] == [7, 7, 7, 7, 7, 6]
 
 
-def test_prompts_together_in_a_bucket_made_for_a_past_need_not_have_one(
+def test_prompts_together_in_a_bucket_built_for_a_past_need_not_have_one(
     workshop: Workshop, references: list[list[int]]
 ) -> None:
     """The only bucket for two prompts has a context; its executable takes one row."""
@@ -333,7 +333,7 @@ def test_the_default_is_int8_and_one_executable_for_every_shape(workshop: Worksh
     assert manifest.isa
 
 
-def test_specialised_is_one_executable_a_shape_and_the_manifest_says_that_it_was_asked_for(workshop: Workshop) -> None:
+def test_specialised_is_one_executable_a_shape_and_the_manifest_says_that_it_was_requested(workshop: Workshop) -> None:
     path, result, _ = workshop.compile(**SPECIALISED)
     manifest = read_manifest(path)
     assert result.specialised
@@ -565,7 +565,7 @@ def test_an_executor_that_drops_a_mask_fails_verification(
     assert not (tmp_path / "bundle").exists()
 
 
-def test_a_leak_in_a_prompt_over_a_past_is_seen_by_its_poison_alone(
+def test_a_leak_in_a_prompt_over_a_past_is_seen_by_its_nan_fill_alone(
     workshop: Workshop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """What a specialised prompt runs on is not the cache: its unused part must be poisoned, too."""

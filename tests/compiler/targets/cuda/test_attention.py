@@ -82,7 +82,7 @@ print(json.dumps(compile_for("cuda:h100-2", Path({str(model)!r}), Path({str(tmp_
     ("options", "rolled"),
     [({}, False), ({"attention": "pallas"}, False), ({"attention": "pallas", "roll_layers": True}, True)],
 )
-def test_steps_are_rolled_only_where_it_is_asked_for(options: dict[str, object], rolled: bool) -> None:
+def test_steps_are_rolled_only_where_it_is_requested(options: dict[str, object], rolled: bool) -> None:
     target = open_target("cuda:h100")
     requested = target.configure(CompileOptions.of("cuda:h100", dtype="bf16", **options))
 

@@ -36,7 +36,7 @@ def temporary(device: str, dtype: str) -> int:
 
 @full
 @pytest.mark.skipif(find_spec("jax_cuda13_plugin") is None, reason="XLA's plug-in is not installed")
-def test_what_is_offered_is_read_inside_the_product_and_what_is_refused_would_be_copied() -> None:
+def test_what_is_offered_is_read_inside_the_matmul_and_what_is_refused_would_be_copied() -> None:
     requested = [("cuda:h100", "float8_e4m3fn"), ("cuda:l40s", "int8"), ("cuda:l40s", "float8_e4m3fn")]
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         *offered, refused = process.map(temporary, *zip(*requested, strict=True))

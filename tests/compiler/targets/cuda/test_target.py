@@ -107,7 +107,7 @@ def compile_elsewhere(folder: Path, lowered: Lowered, shape: Shape, options: Com
 
 @full
 @needs_plugin
-def test_executables_are_the_same_bytes_wherever_and_by_whichever_process_they_are_made(
+def test_executables_are_the_same_bytes_wherever_and_by_whichever_process_they_are_built(
     compiled: Compiled, tmp_path: Path
 ) -> None:
     lowered, options = prepared(compiled)

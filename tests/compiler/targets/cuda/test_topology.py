@@ -95,7 +95,7 @@ def test_an_array_takes_its_values_up_to_the_allocator_s_next_multiple(shape: li
     assert values <= found < values + 256 and found % 256 == 0
 
 
-def test_keys_name_all_that_xla_is_told_of_a_card() -> None:
+def test_keys_name_all_that_xla_is_reported_of_a_card() -> None:
     assert parse_topology("h100").components["card"] == parse_topology("h100-8").components["card"]
     assert len({t.components["card"] for t in known()}) == len(NAMES)
     assert len({t.components["topology"] for t in known()}) == len(known())

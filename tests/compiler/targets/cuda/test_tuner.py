@@ -88,7 +88,7 @@ def test_what_is_known_is_not_timed_again(card: Card) -> None:
     assert set(after.found) == {"qkv", "head"}
 
 
-def test_an_executable_without_products_adds_nothing(card: Card) -> None:
+def test_an_executable_without_matmuls_adds_nothing(card: Card) -> None:
     assert CudaTuner().tune(bundle(""), STEP, None) is None
 
 
@@ -106,7 +106,7 @@ def test_xla_s_own_words_are_in_the_error(card: Card) -> None:
         CudaTuner().tune(bundle("qkv"), STEP, None)
 
 
-def test_a_host_without_a_card_is_told_where_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_without_a_card_is_reported_where_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llmc.compiler.targets.cuda.toolkit.metadata.version", lambda name: "1")
     nvidia.install(monkeypatch)
     assert CudaTuner().lacks() == "an NVIDIA GPU; run llmc tune where the card is, and bring the file (-o) here"

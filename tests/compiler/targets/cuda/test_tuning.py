@@ -93,7 +93,7 @@ def test_auto_takes_all_that_hold_for_the_card(card: Tuning, stages: Stages) -> 
     assert {entry.hlo: entry.result for entry in parse(data)} == {"qkv": b"fast", "down": b"fast"}
 
 
-def test_results_of_another_version_are_refused_before_anything_is_made(card: Tuning, tmp_path: Path) -> None:
+def test_results_of_another_version_are_refused_before_anything_is_built(card: Tuning, tmp_path: Path) -> None:
     file = written(tmp_path, Results({**FOUND.made_for, "compiler": "0.11.0"}))
     with pytest.raises(ArtifactError, match=r"h100.json: results of NVIDIA H100 80GB HBM3 .*0\.11\.0, not 0\.10\.2"):
         card.configured(requested(file))
@@ -109,7 +109,7 @@ def test_without_results_nothing_is_added(card: Tuning, stages: Stages, word: st
     assert card.lowered(stages, EMPTY, card.configured(requested(word))) == EMPTY
 
 
-def test_people_are_told_how_many_products_were_tuned() -> None:
+def test_people_are_reported_how_many_matmuls_were_tuned() -> None:
     used = Lowered({}, {"tuning": "sha256:1"}, {})
     found = summary(Looked(16, 14), used, requested("auto"))
     assert found == {"by": "auto", "results": "sha256:1", "tuned": 14, "of": 16}
@@ -120,7 +120,7 @@ def test_people_are_told_how_many_products_were_tuned() -> None:
 
 @full
 @pytest.mark.skipif(find_spec("jax_cuda13_plugin") is None, reason="XLA's plug-in is not installed")
-def test_results_choose_a_product_s_tiles_and_those_of_others_are_passed_over() -> None:
+def test_results_choose_a_matmul_s_tiles_and_those_of_others_are_passed_over() -> None:
     root = Path(__file__).parents[4]
     ran = subprocess.run(
         [sys.executable, "-m", "tests.compiler.targets.cuda.one_matmul"],

@@ -154,7 +154,7 @@ def test_the_second_start_compiles_nothing(host: Host, finish: Finish, mine: Pat
 
 
 @full
-def test_it_is_made_once_for_hosts_of_a_kind(
+def test_it_is_built_once_for_hosts_of_a_kind(
     host: Host, finish: Finish, mine: Path, bundle: Path, tmp_path: Path
 ) -> None:
     host()
@@ -197,7 +197,7 @@ def test_a_flag_for_another_mode_leaves_the_recipes_alone_and_says_so(
     assert "its recipes are for the mode PyTorch eager mode, of no use in torch.compile" in caplog.text
 
 
-def test_the_pinned_cache_is_used_whatever_is_asked_for(host: Host, finish: Finish, mine: Path) -> None:
+def test_the_pinned_cache_is_used_whatever_is_requested(host: Host, finish: Finish, mine: Path) -> None:
     host()
     finish(mine)
     host()
@@ -282,7 +282,7 @@ def test_without_the_software_the_way_out_is_named(finish: Finish, mine: Path) -
         finish(mine)
 
 
-def test_a_start_that_fails_is_told_with_its_log(
+def test_a_start_that_fails_is_reported_with_its_log(
     host: Host, finish: Finish, mine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host()

@@ -61,7 +61,7 @@ def test_every_bucket_becomes_a_portable_executable_and_the_summary_says_what_is
     assert set(manifest.toolchain) == {"torch", "transformers"}
 
 
-def test_verification_passes_in_every_bucket_with_poisoned_padding(compiled: Compiled) -> None:
+def test_verification_passes_in_every_bucket_with_nan_filled_padding(compiled: Compiled) -> None:
     found = compiled.result.verification
     assert found["buckets"] == len(tiny.tiny_plan().buckets)
     assert found["rows"] > found["buckets"]
@@ -412,7 +412,7 @@ def test_another_release_of_torch_is_refused_and_another_patch_is_not(compiled: 
     open_executor(_with_manifest(compiled, toolchain={"torch": f"{major}.{minor}.77+hpu"}), threads=1).close()
 
 
-def test_a_host_without_torch_is_told_what_to_install(compiled: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_without_torch_is_reported_what_to_install(compiled: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
     from importlib import metadata
 
     def missing(name: str) -> str:

@@ -98,7 +98,7 @@ def test_a_finished_bundle_agrees_with_its_portable_half_and_is_code(
         ((None, ""), DeviceError, "this host has no such device"),
     ],
 )
-def test_another_host_is_told_before_anything_is_loaded(
+def test_another_host_is_reported_before_anything_is_loaded(
     other: tuple[pynvml.Device | None, str], error: type[LlmcError], words: str, mine: Path, host: list[str],
     finish: Finish, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

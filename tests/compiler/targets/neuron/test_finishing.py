@@ -89,7 +89,7 @@ def test_neuron_cores_give_the_tokens_of_this_cpu(bundles: Bundles, tmp_path: Pa
         assert len(nrtpy.loaded) > 4, "the programs that work on slots, and buckets"
 
 
-def test_the_bundle_says_what_it_was_made_by_and_is_code(bundles: Bundles) -> None:
+def test_the_bundle_says_what_it_was_built_by_and_is_code(bundles: Bundles) -> None:
     manifest = Bundle.open(bundles.finished).manifest
     assert manifest.options["neuronx_cc"] == "2.27.5334.0+f702b353"
     assert manifest.options["neuronx_cc_arguments"] == (
@@ -157,12 +157,12 @@ def test_a_compiler_that_hangs_is_stopped(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(list((tmp_path / "logs").iterdir())) == 1, "it is not tried again"
 
 
-def test_without_a_compiler_the_line_that_installs_it_is_told(bundles: Bundles, tmp_path: Path) -> None:
+def test_without_a_compiler_the_line_that_installs_it_is_reported(bundles: Bundles, tmp_path: Path) -> None:
     with pytest.raises(DeviceError, match=r"neuronx-cc is not on PATH; .*pip install neuronx-cc from AWS"):
         finish_bundle(bundles.copy(tmp_path / "b"), bundles.store, lambda _: None)
 
 
-def test_a_host_that_is_told_of_no_chip_and_one_of_another_are_told_what_to_do(
+def test_a_host_that_is_reported_of_no_chip_and_one_of_another_are_reported_what_to_do(
     bundles: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_compiler(monkeypatch, tmp_path, chip="trn1")

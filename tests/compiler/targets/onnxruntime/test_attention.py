@@ -119,7 +119,7 @@ STEPS = {"prompts": (3, 7, [0, 0, 0]), "a chunk": (1, 5, [9]), "decode": (3, 1, 
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("name", CASES)
-def test_attention_over_ragged_poisoned_caches(name: str, step: str) -> None:
+def test_attention_over_ragged_nan_filled_caches(name: str, step: str) -> None:
     case, (batch, tokens, past) = CASES[name], STEPS[step]
     feed = case.feed(batch, tokens, past)
     exact = by_torch(case.graph(), feed)

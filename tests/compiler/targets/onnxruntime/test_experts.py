@@ -51,7 +51,7 @@ def test_results_are_the_chosen_experts_in_their_shares(tokens: int) -> None:
 
 @pytest.mark.parametrize("transposed", [False, True], ids=["[out, in]", "[in, out]"])
 @pytest.mark.parametrize("of_each", [False, True], ids=["a token's row", "a row for each expert"])
-def test_products_that_nothing_fuses_are_those_of_the_operator(transposed: bool, of_each: bool) -> None:
+def test_matmuls_that_nothing_fuses_are_those_of_the_operator(transposed: bool, of_each: bool) -> None:
     s, tokens = Sketch(), 5
     form = (COUNT, HIDDEN, FEATURES) if transposed else (COUNT, FEATURES, HIDDEN)
     given_shape = (CHOSEN, HIDDEN) if of_each else (HIDDEN,)

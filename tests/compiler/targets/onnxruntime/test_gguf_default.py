@@ -83,7 +83,7 @@ def test_floats_anywhere_are_rounded_to_int8(types: dict[str, str] | None, tmp_p
 
 
 @pytest.mark.parametrize("kind", ["gptq", "awq", "pack-quantized"])
-def test_codes_of_other_checkpoints_are_not_kept_unasked(kind: str) -> None:
+def test_quantized_weights_of_other_checkpoints_are_not_kept_unasked(kind: str) -> None:
     assert not in_gguf_blocks([Weights(10_000, BlockForm(kind, 4, 32, "zeros"))])
 
 
@@ -102,7 +102,7 @@ def test_codes_of_other_checkpoints_are_not_kept_unasked(kind: str) -> None:
         ("cpu", {"group_size": 64}, "int8"),
     ],
 )  # fmt: skip
-def test_what_was_asked_for_and_other_products_have_their_own(
+def test_what_was_requested_and_other_matmuls_have_their_own(
     device: str, options: dict[str, Any], quantize: str, tmp_path: Path
 ) -> None:
     assert job(write_gguf(tmp_path / "m.gguf", types=BLOCKS), device, **options).options.quantize == quantize

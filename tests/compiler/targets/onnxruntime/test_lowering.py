@@ -672,7 +672,7 @@ def test_rotary_angles_become_tables_that_all_layers_share(case: str) -> None:
     assert sum(node.op == "position_table" for node in graph.nodes) == 2
 
 
-def test_tables_are_as_long_as_asked() -> None:
+def test_tables_are_as_long_as_requested() -> None:
     assert {t.shape[0] for t in imported("llama", 7).tables.values()} == {7}
 
 
@@ -727,7 +727,7 @@ def test_a_lowered_model_takes_the_tokens_whose_logits_are_wanted() -> None:
     assert interface["logit_rows"] == ["R"] and interface["logits"] == ["R", 257]
 
 
-def test_row_wise_operators_see_only_the_tokens_that_are_asked_for() -> None:
+def test_row_wise_operators_see_only_the_tokens_that_are_requested() -> None:
     """The last layer's matrices behind attention, too: a prompt step pays for one token of them."""
     nodes = lowered(0).model.graph.node
     chosen = [i for i, node in enumerate(nodes) if "logit_rows" in node.input]

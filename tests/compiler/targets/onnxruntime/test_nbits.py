@@ -214,13 +214,13 @@ def test_what_a_bound_widens_is_in_eight_bits_with_what_it_is_fused_with() -> No
     assert options.format(["q"], 64) == MatrixFormat("q4", 4, 32, True)
 
 
-def test_groups_are_those_asked_for_also_where_hidden_states_are_normed() -> None:
+def test_groups_are_those_requested_also_where_hidden_states_are_normed() -> None:
     assert OnnxOptions(64).format(["w"], 128, normed=True).block == 32
     requested = OnnxOptions(128, normed=128)
     assert [requested.format(["w"], width, normed=True).block for width in (1536, 576, 96)] == [128, 64, 32]
 
 
-def test_the_key_of_a_lowering_tells_formats_apart() -> None:
+def test_the_key_of_a_lowering_reports_formats_apart() -> None:
     stored = {"a": BLOCK_TYPES["Q4_1"].form}
     options = [
         OnnxOptions(0), OnnxOptions(32), OnnxOptions(32, bits=4), OnnxOptions(32, bits=4, head_bits=4),

@@ -124,7 +124,7 @@ def matmul(x: str, out: str, *, rows: int = 64, gated: int = 0, of_prompts: bool
     return helper.make_node("Linear", inputs, [out, f"{out}_scratch"], domain=OWN, rows=rows, gated=gated)
 
 
-def test_norms_and_gates_hand_on_what_products_alone_read() -> None:
+def test_norms_and_gates_hand_on_what_matmuls_alone_read() -> None:
     nodes = [norm("a"), matmul("a", "b", gated=1), matmul("b", "c"), norm("d"), matmul("d", "e"), matmul("d", "f")]
     hand_on_words(nodes, ["c"])
     assert list(nodes[0].input) == ["x", "", "weight", DECODING]

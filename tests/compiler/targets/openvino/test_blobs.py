@@ -78,7 +78,7 @@ def test_models_of_several_shapes_share_one_weights_file(exported: Exported) -> 
     assert all(CpuBlob.parse(blob).constants.nbytes == 1 for blob in exported.blobs)
 
 
-def test_equal_models_give_equal_bytes_whatever_the_process_made_before(exported: Exported) -> None:
+def test_equal_models_give_equal_bytes_whatever_the_process_built_before(exported: Exported) -> None:
     assert weightless(exported.models[0], EXACT, FinishedWeights(io.BytesIO())) == exported.blobs[0]
 
 

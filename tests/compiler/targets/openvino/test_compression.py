@@ -17,7 +17,7 @@ from llmc.compiler.checkpoint.base import QuantisedBlocks
 from llmc.compiler.checkpoint.gguf import GgufCheckpoint
 from llmc.compiler.checkpoint.gguf_types import BLOCK_TYPES
 from llmc.compiler.targets.openvino import compression
-from llmc.compiler.weights.recipes import ARCHITECTURES
+from llmc.compiler.weights.recipes import FAMILIES
 from llmc.errors import CheckpointError
 from tests.compiler.checkpoint.writers import write_gguf
 
@@ -89,7 +89,7 @@ def four_bits(parts: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
 
 def test_every_family_is_registered() -> None:
     families = ("i8", "u4", "u4kept", "i8kept", "u8kept", "f16")
-    assert {f: ARCHITECTURES[f] for f in families} == {f: f"{compression.__name__}:{f}" for f in families}
+    assert {f: FAMILIES[f] for f in families} == {f: f"{compression.__name__}:{f}" for f in families}
 
 
 @pytest.mark.parametrize("group", [0, 32, 48])
@@ -144,7 +144,7 @@ def test_stored_eight_bit_blocks_are_exact_to_the_bit() -> None:
     np.testing.assert_array_equal(given_back(parts), np.concatenate([stored.dequantise()] * 2))
 
 
-def test_matrices_stored_in_different_ways_share_eight_bit_codes_each_exact() -> None:
+def test_matrices_stored_in_different_ways_share_eight_bit_quantized_weights_each_exact() -> None:
     stored = {kind: blocks(kind, seed=i) for i, kind in enumerate(("Q4_0", "Q4_1", "Q8_0"))}
     plain = np.random.default_rng(9).standard_normal((4, 64)).astype(np.float32)
     source = Source({"plain": plain}, stored)

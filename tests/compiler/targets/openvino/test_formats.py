@@ -113,7 +113,9 @@ def test_a_block_of_one_value_is_kept_exactly(tmp_path: Path) -> None:
     np.testing.assert_array_equal(built.matmul().T, source.tensor(Q))
 
 
-def test_kept_matrices_of_different_types_stacked_are_eight_bit_codes_that_keep_each(tmp_path: Path) -> None:
+def test_kept_matrices_of_different_types_stacked_are_eight_bit_quantized_weights_that_keep_each(
+    tmp_path: Path,
+) -> None:
     source = Source({V: matrix(3)}, {Q: stored("Q4_1", 1), "k": stored("Q8_0", 2)})
     built = Built(format_for("keep", stored=source.forms()), source, [Q, "k", V], tmp_path)
     q, k, v = np.split(built.matmul().T, 3)
@@ -123,7 +125,7 @@ def test_kept_matrices_of_different_types_stacked_are_eight_bit_codes_that_keep_
     assert built.held()[0] == "u8"
 
 
-def test_bytes_are_codes_and_a_scale_and_zero_point_for_each_group(tmp_path: Path) -> None:
+def test_bytes_are_quantized_weights_and_a_scale_and_zero_point_for_each_group(tmp_path: Path) -> None:
     source = Source({Q: matrix()})
     count = ROWS * WIDTH
     for options, wanted in {
@@ -147,7 +149,7 @@ def test_a_group_that_does_not_divide_the_inputs_is_cut_to_what_does() -> None:
     assert held(format_for("keep", stored={V: BLOCK_TYPES["Q8_0"].form}), [Q], 100) == Held("i8", 0)
 
 
-def test_embedding_and_head_stay_in_eight_bits_at_int4_unless_asked_for_or_stored_in_four() -> None:
+def test_embedding_and_head_stay_in_eight_bits_at_int4_unless_requested_or_stored_in_four() -> None:
     for name in (EMBEDDING, HEAD):
         assert held(format_for("int4"), [name], 64) == Held("i8", 32)
         assert held(format_for("int4", stored={name: BLOCK_TYPES["Q4_0"].form}), [name], 64) == Held("u4", 32)
@@ -204,7 +206,7 @@ def test_float32_throughout_quantises_nothing() -> None:
     }  # fmt: skip
 
 
-def test_smaller_formats_quantise_activations_and_the_cache_unless_told_otherwise() -> None:
+def test_smaller_formats_quantise_activations_and_the_cache_unless_reported_otherwise() -> None:
     assert properties("int8", "bf16") == {
         "INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": "u8", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32",
     }  # fmt: skip

@@ -134,7 +134,7 @@ def test_heads_of_all_tokens_follow_their_tokens() -> None:
         order_of(heads, [1, 0], "")
 
 
-def test_a_matrix_times_tokens_that_are_columns_is_each_tokens_product() -> None:
+def test_a_matrix_times_tokens_that_are_columns_is_each_tokens_matmul() -> None:
     def matmul(s: Sketch, x: Value, _: Value) -> Value:
         columns = s.transpose(x, shape=("B", WIDTH, "Q"), dim0=1, dim1=2)
         return s.matmul(s.weight("w", 3, WIDTH), columns, shape=("B", 3, "Q"))

@@ -63,7 +63,7 @@ def test_every_size_is_a_number_and_inputs_and_outputs_are_those_of_the_contract
     assert shapes == {"logits": (3, 257), **{f"new_{w}{i}": (3, 2, 2, 16) for i in range(2) for w in "kv"}}
 
 
-def test_matrices_are_in_the_format_that_was_asked_for() -> None:
+def test_matrices_are_in_the_format_that_was_requested() -> None:
     constants = Constants()
     from_graph("llama", Int8(constants), (1, 1, 8))
     matrices = [r for r in constants.recipes if r.transform == "i8_data"]
@@ -83,7 +83,7 @@ def test_shapes_of_one_model_share_their_weights() -> None:
     assert {r.name for r in constants.recipes if r.transform != "table"} == known
 
 
-def test_the_largest_logits_come_out_where_they_are_asked_for() -> None:
+def test_the_largest_logits_come_out_where_they_are_requested() -> None:
     model = StaticModel(graph("llama"), WeightFormat(Constants()), 2, 4, 0, top_k=5).model
     shapes = {port.any_name: tuple(port.shape) for port in model.outputs}
     assert shapes["top_values"] == shapes["top_ids"] == (2, 5)

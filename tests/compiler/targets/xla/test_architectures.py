@@ -53,7 +53,7 @@ def xla_run(case: str) -> Run:
 
 
 @pytest.mark.parametrize("case", ["gemma2", "cohere2", "ministral3", "gpt2", "opt", "gptj", "falcon-alibi"])
-def test_logits_of_ragged_poisoned_steps_are_transformers_own(case: str) -> None:
+def test_logits_of_ragged_nan_filled_steps_are_transformers_own(case: str) -> None:
     texts = [list(range(20, 36)), [7, *range(100, 115)]]
     rows = Replay(case, xla_run(case), texts, capacity=CONTEXT, in_place=False)
     for counts in STEPS:

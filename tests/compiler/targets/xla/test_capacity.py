@@ -106,7 +106,7 @@ def test_before_anything_is_compiled_weights_and_cache_are_judged_alone() -> Non
     assert "weights 8.00 GiB, cache 12.00 GiB; a chip has" in said
 
 
-def test_slots_that_were_asked_for_by_number_are_lowered_by_that_flag() -> None:
+def test_slots_that_were_requested_by_number_are_lowered_by_that_flag() -> None:
     built = [CachePart("kv", (32, 30, 8, 4096, 128), 2)] * 2
     cache = Cache.of(built, Limits(4096, 24), fixed_slots=True)
     assert (cache.spare_slots, cache.spare_tokens) == (6, 0)
@@ -122,7 +122,7 @@ def test_states_are_counted_once_a_sequence_whatever_its_length() -> None:
     assert "--max-num-seqs 44 at 4096 tokens" in said
 
 
-def test_a_ring_is_counted_up_to_its_places() -> None:
+def test_a_ring_is_counted_up_to_its_token_slots() -> None:
     cache = Cache.of(
         [CachePart("ring", (26, 3, 4, 640, 64), 2), CachePart("kv", (4, 3, 4, 4096, 64), 2)], Limits(4000, 3)
     )

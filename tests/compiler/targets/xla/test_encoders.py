@@ -178,7 +178,7 @@ def test_text_behind_the_device_means_what_it_means_for_models_that_generate() -
     assert encoder_target("tpu").name == "tpu", "verification needs no topology"
 
 
-def test_native_executables_may_be_required_where_they_are_made() -> None:
+def test_native_executables_may_be_required_where_they_are_built() -> None:
     xla, openvino = encoder_target("xla"), encoder_target("openvino")
     assert xla.configure(CompileOptions("xla", require_native=True)).require_native
     with pytest.raises(InputError, match="--require-native: what embeds or scores is compiled on each host"):

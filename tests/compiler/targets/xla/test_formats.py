@@ -73,12 +73,14 @@ class TestWhatIsQuantised:
         assert (found[UP]["shape"], found[UP + SCALE]["shape"]) == ([3, 8, 4], [3, 8])
         assert found[UP]["sources"] == found[UP + SCALE]["sources"]
 
-    def test_nothing_changes_where_nothing_is_asked_for(self) -> None:
+    def test_nothing_changes_where_nothing_is_requested(self) -> None:
         assert described_as(rolled=False, quantize="none") is None
 
 
 @pytest.mark.parametrize("name", sorted(CODES))
-def test_a_step_computes_what_it_computes_with_the_weights_that_codes_and_scales_stand_for(name: str) -> None:
+def test_a_step_computes_what_it_computes_with_the_weights_that_quantized_weights_and_scales_stand_for(
+    name: str,
+) -> None:
     import jax
     import jax.numpy as jnp
 

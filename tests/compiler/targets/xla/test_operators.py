@@ -228,7 +228,7 @@ def test_of_equal_values_the_largest_have_the_lower_index_first() -> None:
     assert ids.tolist() == [[1, 2]]
 
 
-def test_float32_products_ask_for_full_precision_and_16_bit_ones_do_not() -> None:
+def test_float32_matmuls_request_full_precision_and_16_bit_ones_do_not() -> None:
     import jax
 
     from llmc.compiler.targets.xla.operators import RULES

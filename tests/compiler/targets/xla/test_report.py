@@ -10,7 +10,7 @@ def test_nothing_is_said_of_what_was_not_analysed() -> None:
     assert lines({}) == []
 
 
-def test_memory_work_and_exchanges_of_a_sharded_bundle_are_told() -> None:
+def test_memory_work_and_exchanges_of_a_sharded_bundle_are_reported() -> None:
     executable = {
         "memory": {"temporary": 3 << 20}, "cost": {"flops": 2_000_000_000},
         "collectives": {"all-reduce": {"count": 3, "in_loop": 2, "bytes": 10}},
@@ -33,7 +33,7 @@ def test_memory_work_and_exchanges_of_a_sharded_bundle_are_told() -> None:
     assert reported[3] == "3 heads …"
 
 
-def test_products_count_twice_their_sizes_and_those_of_a_scan_as_often_as_it_runs() -> None:
+def test_matmuls_count_twice_their_sizes_and_those_of_a_scan_as_often_as_it_runs() -> None:
     import jax
     import jax.numpy as jnp
     from jax import lax

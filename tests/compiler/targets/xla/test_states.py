@@ -63,7 +63,7 @@ def test_live_rows_read_and_replace_the_states_of_their_slots_and_dummy_rows_rep
     assert step([0, -1], "decode", [10, 20, 30]) == ([10, 20], [17, 20, 30])
 
 
-def test_a_state_goes_with_any_prefix_and_is_poisoned_only_where_no_token_is_left() -> None:
+def test_a_state_goes_with_any_prefix_and_is_nan_filled_only_where_no_token_is_left() -> None:
     from llmc.compiler.targets.xla.slots import slot_programs
     from llmc.runtime.executors.xla.envelope import Tensor
 

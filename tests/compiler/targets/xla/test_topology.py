@@ -102,7 +102,7 @@ def test_one_device_is_one_chip_except_where_the_two_cores_of_a_chip_are_two_dev
     assert parse_topology("tpu7x-2x2x1").unit == "device"
 
 
-def test_both_cores_of_a_v4_chip_are_asked_for_as_one_device() -> None:
+def test_both_cores_of_a_v4_chip_are_requested_as_one_device() -> None:
     assert parse_topology("v4-2x2x1").arguments()["chip_config_name"] == "megacore"
     assert "chip_config_name" not in parse_topology("v5p-2x2x1").arguments()
 
@@ -152,7 +152,7 @@ def test_what_is_no_slice_is_refused_with_those_that_are(text: str, says: str) -
 
 
 @pytest.mark.parametrize(("missing", "named"), [(("libtpu",), "libtpu"), (("jax", "libtpu"), "jax and libtpu")])
-def test_without_libtpu_the_line_that_installs_it_is_told(
+def test_without_libtpu_the_line_that_installs_it_is_reported(
     monkeypatch: pytest.MonkeyPatch, missing: tuple[str, ...], named: str
 ) -> None:
     monkeypatch.setattr(topology, "find_spec", lambda name: None if name in missing else find_spec(name))

@@ -123,7 +123,7 @@ def test_the_environment_may_lie_elsewhere(tmp_path: Path, monkeypatch: pytest.M
     assert find_python(None) == default
 
 
-def test_a_python_without_torch_xla_is_told_from_a_program_that_fails() -> None:
+def test_a_python_without_torch_xla_is_reported_from_a_program_that_fails() -> None:
     from llmc.compiler.targets.xla.torch_xla import export, versions
 
     with pytest.raises(DeviceError, match=r"torch_xla.*make torch-xla-env"):

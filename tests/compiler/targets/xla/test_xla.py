@@ -336,7 +336,7 @@ print(json.dumps([made.analysis, made.verification, tokens]))
     assert analysis["executables"][0]["collectives"]["all-reduce"]["count"] >= 2 * 2
 
 
-def test_a_process_whose_jax_has_too_few_devices_is_told_to_be_a_new_one(compiled: Compiled) -> None:
+def test_a_process_whose_jax_has_too_few_devices_is_reported_to_be_a_new_one(compiled: Compiled) -> None:
     from llmc.runtime.executors.xla.client import open_client
 
     open_client("cpu")[0].client.live_arrays()

@@ -78,7 +78,7 @@ def test_the_largest_give_what_all_give(seed, vocab, count, levels, spread, kind
 
 
 @pytest.mark.parametrize("kind", SERVED)
-def test_what_is_served_asks_for_nothing_more(kind):
+def test_what_is_served_requests_nothing_more(kind):
     rows = logits(1, 5000, spread=2.0)
     rows[0, [9, 4999, 17]] = 20.0, 19.0, 18.5  # so that min_p bounds what may be drawn
     one = sampler(vocab=5000, seed=1, **kind)
@@ -108,7 +108,7 @@ def test_min_tokens_need_more_only_until_they_are_reached():
     assert sampler(temperature=0, min_tokens=2).served_by_top(1) and not sampler(temperature=0).served_by_top(0)
 
 
-def test_min_p_over_a_flat_row_asks_for_all():
+def test_min_p_over_a_flat_row_requests_all():
     rows = logits(2, 5000, spread=0.1)
     full = Full(rows)
     built = [sampler(vocab=5000, min_p=0.5, seed=1), sampler(vocab=5000, temperature=0)]

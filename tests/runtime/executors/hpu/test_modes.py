@@ -93,7 +93,7 @@ def test_a_step_of_a_bucket_that_nothing_warmed_is_named_and_counted(mode: str, 
     assert card.count() == before + executor.compilations.count
 
 
-def test_each_step_that_compiled_is_logged_in_vllms_words_where_it_is_asked_for(
+def test_each_step_that_compiled_is_logged_in_vllms_words_where_it_is_requested(
     host: Host, on_card: Opened, caplog: pytest.LogCaptureFixture
 ) -> None:
     host(VLLM_HPU_LOG_STEP_GRAPH_COMPILATION="1", VLLM_HPU_LOG_STEP_CPU_FALLBACKS_ALL="true")

@@ -66,7 +66,7 @@ def there(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_they_are_put_into_this_users_cache_and_the_bridge_is_told(tmp_path: Path, own_cache: Path) -> None:
+def test_they_are_put_into_this_users_cache_and_the_bridge_is_reported(tmp_path: Path, own_cache: Path) -> None:
     folder = location(bundle_of(tmp_path), MODE)
     assert folder is not None and folder.parent == own_cache / "llmc" / "recipes"
     assert there(folder) == FILES

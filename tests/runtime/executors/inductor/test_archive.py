@@ -64,7 +64,7 @@ def test_what_a_package_may_not_have_is_refused(added: dict[str, bytes], words: 
 
 
 @pytest.mark.parametrize("missing", [f"{FOLDER}cabc.wrapper.so", *FIXED])
-def test_what_it_has_to_have_is_asked_for(missing: str) -> None:
+def test_what_it_has_to_have_is_requested(missing: str) -> None:
     with pytest.raises(ArtifactError, match="it lacks its library, or a file"):
         tidied(zipped({name: content for name, content in FILES.items() if name != missing}))
 

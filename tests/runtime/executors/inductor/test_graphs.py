@@ -113,7 +113,7 @@ def test_a_replay_launches_nothing_but_the_copy_of_its_inputs(gpu: Gpu, on_card:
     assert (gpu.launched - launched, gpu.synchronized - waited) == (1, 1)
 
 
-def test_only_the_top_of_logits_comes_to_the_host_until_somebody_asks(
+def test_only_the_top_of_logits_comes_to_the_host_until_somebody_requests(
     gpu: Gpu, on_card: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor = on_card()

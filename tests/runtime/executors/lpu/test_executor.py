@@ -95,7 +95,7 @@ def test_other_parameters_are_refused(llm: BundleLLM, given: dict[str, Any]) -> 
         llm.generate([ids([1])], SamplingParams(**given))
 
 
-def test_gpus_prefill_where_they_are_asked_for(lpu: LpuHost) -> None:
+def test_gpus_prefill_where_they_are_requested(lpu: LpuHost) -> None:
     with BundleLLM(lpu.open(num_gpu_devices=2, num_lpu_devices=2)) as llm:
         built = llm.generate([ids(PROMPTS[0])], SamplingParams(max_tokens=4, **GREEDY))
     assert built[0].outputs[0].token_ids == tiny.greedy(CASE, PROMPTS[0], 4)

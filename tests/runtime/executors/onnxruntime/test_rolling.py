@@ -158,7 +158,7 @@ def test_fixed_shapes_keep_the_tokens_of_rings_through_any_work(
 
 
 @default_cases(1)
-def test_fixed_shapes_have_no_more_places_than_rings(specialised: Path) -> None:
+def test_fixed_shapes_have_no_more_token_slots_than_rings(specialised: Path) -> None:
     """By the graphs themselves: a decode step behind 32 tokens reads the places of a ring and its room."""
     bundle = Bundle.open(specialised)
     rings = {t.entry: t.ring for t in bundle.cache_shape.kv if t.window}

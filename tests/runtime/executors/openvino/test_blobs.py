@@ -61,6 +61,6 @@ def test_another_device_is_named(core: FakeCore, words: str, monkeypatch: pytest
         BLOB.open_on("GPU", "bundle/1", "llmc compile m")
 
 
-def test_a_reason_is_without_places_in_openvinos_source() -> None:
+def test_a_reason_is_without_token_slots_in_openvinos_source() -> None:
     assert "core.cpp" not in reason_of(RuntimeError(NO_LIBRARY))
     assert reason_of(RuntimeError("")) == "no reason given"

@@ -34,7 +34,7 @@ def test_what_is_written_is_read(precision: str, length: int) -> None:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_poison_leaves_the_tokens_before_it(precision: str) -> None:
+def test_nan_fill_leaves_the_tokens_before_it(precision: str) -> None:
     cache = BlockCache(precision, KEPT, 3)
     written = tensors(40)
     cache.write([0, 1], written)

@@ -31,7 +31,7 @@ def test_states_are_read_as_they_were_written_and_go_with_a_copy() -> None:
             np.testing.assert_array_equal(got, wanted)
 
 
-def test_poison_reaches_a_slot_and_what_no_slot_holds_but_never_the_row_of_zeros() -> None:
+def test_nan_fill_reaches_a_slot_and_what_no_slot_holds_but_never_the_row_of_zeros() -> None:
     tables = StateTables(KEPT, list(SHAPES), slots=3, more=2)
     tables.write(1, states(2))
     tables.nan_fill(0, NAN)

@@ -64,7 +64,7 @@ def test_live_rows_keep_their_live_tokens_and_states_and_dummy_rows_nothing(
         assert all(np.isnan(array).all() for array in cache.read(slot, CAPACITY))
 
 
-def test_a_copy_has_the_tokens_asked_for_and_the_states(cache: TorchCache) -> None:
+def test_a_copy_has_the_tokens_requested_and_the_states(cache: TorchCache) -> None:
     cache.append(step((0,), [0], [3], 0), built(2, 3, 1.0))
     cache.copy(0, 3, 3)
     for one, other in zip(cache.read(0, 3), cache.read(3, 3), strict=True):
@@ -78,7 +78,7 @@ def test_what_was_read_can_be_written_to_another_slot(cache: TorchCache) -> None
         np.testing.assert_array_equal(one, other)
 
 
-def test_poison_behind_tokens_leaves_the_state_that_they_made(cache: TorchCache) -> None:
+def test_nan_fill_behind_tokens_leaves_the_state_that_they_built(cache: TorchCache) -> None:
     cache.append(step((0,), [0], [3], 0), built(2, 3, 1.0))
     cache.nan_fill(0, 2, float("nan"))
     state, key, _ = cache.read(0, CAPACITY)

@@ -79,7 +79,7 @@ def test_what_was_read_is_written_with_zeros_behind_it() -> None:
 
 
 @pytest.mark.parametrize("start", [0, 2])
-def test_states_are_poisoned_where_no_token_is_left(start: int) -> None:
+def test_states_are_nan_filled_where_no_token_is_left(start: int) -> None:
     cache = filled()
     others = cache.read(0, CAPACITY)
     cache.nan_fill(1, start, float("nan"))
@@ -100,7 +100,7 @@ def test_a_cache_that_does_not_fit_leaves_the_one_that_is_there() -> None:
     assert cache.tensors is before
 
 
-def test_a_ring_has_its_own_places_and_gives_the_window_alone() -> None:
+def test_a_ring_has_its_own_token_slots_and_gives_the_window_alone() -> None:
     """Of 5 tokens the last one that a later token may see, token 4, lies at place 1 of 3."""
     cache = filled(shape=RINGS)
     assert [str(array) for array in cache.arrays] == ["kv bf16 [2, slots, 3, 2, 4]", "kv bf16 [2, slots, 5, 2, 4]"]
@@ -115,7 +115,7 @@ def test_a_ring_has_its_own_places_and_gives_the_window_alone() -> None:
     assert all(map(np.array_equal, cache.read(2, 5), before))
 
 
-def test_poison_leaves_the_places_of_earlier_tokens() -> None:
+def test_nan_fill_leaves_the_token_slots_of_earlier_tokens() -> None:
     """Of 5 tokens the last is taken back, which lies at place 1 of 3."""
     cache = filled(shape=RINGS)
     cache.nan_fill(1, 4, float("nan"), used=5)

@@ -25,7 +25,7 @@ def test_the_line_says_what_is_less_free_afterwards(caplog: pytest.LogCaptureFix
     assert "Pre-loading model weights on hpu took 2 GiB of device memory (3 GiB/8 GiB used)" in caplog.text
 
 
-def test_nothing_is_asked_or_collected_where_nobody_reads_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_requested_or_collected_where_nobody_reads_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gc.collect", lambda: pytest.fail("a full collection takes a quarter of a second"))
     silent = card(7 * GIB)
     with took(silent, "Pre-loading model weights on hpu"):

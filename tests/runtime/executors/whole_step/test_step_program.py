@@ -29,7 +29,7 @@ def steps(draw: Any) -> Step:
 
 
 @given(steps())
-def test_live_tokens_are_written_to_their_places_and_nothing_else_is(step: Step) -> None:
+def test_live_tokens_are_written_to_their_token_slots_and_nothing_else_is(step: Step) -> None:
     token_ids, past, new, slots, *pairs = (tensor.numpy() for tensor in inputs(step, (CAPACITY, RING)))
     assert slots.tolist()[: len(step.slots)] == list(step.slots)
     assert np.array_equal(token_ids, step.token_ids)

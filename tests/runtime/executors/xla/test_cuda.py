@@ -117,7 +117,7 @@ def test_machine_code_of_this_version_is_opened_and_nothing_is_compiled(
     executor.close()
 
 
-def test_what_another_plug_in_made_is_compiled_on_the_card_counted_and_warned_of(
+def test_what_another_plug_in_built_is_compiled_on_the_card_counted_and_warned_of(
     bundle: Path, card: xla_gpu.FakeCudaHost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     version = client.metadata.version
@@ -251,7 +251,7 @@ def test_a_client_that_does_not_open_is_an_error_with_jax_s_words(monkeypatch: p
 
 
 @pytest.mark.parametrize(("stated", "used"), [(None, "0.9"), ("0.5", "0.5")])
-def test_jax_is_told_which_cards_and_how_much_of_them_before_it_starts(
+def test_jax_is_reported_which_cards_and_how_much_of_them_before_it_starts(
     monkeypatch: pytest.MonkeyPatch, stated: str | None, used: str
 ) -> None:
     monkeypatch.delenv("XLA_CLIENT_MEM_FRACTION", raising=False)

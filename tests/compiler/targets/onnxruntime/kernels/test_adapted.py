@@ -65,7 +65,7 @@ def test_each_token_has_its_adapter(library: Path, tokens: int, width: int, rows
     assert (y[none] == inputs["base"][0, none]).all(), "bit by bit"
 
 
-def test_codes_are_those_of_the_matrices() -> None:
+def test_quantized_weights_are_those_of_the_matrices() -> None:
     source = Source(83, 21)
     parts = lora(["a", "b", "c"], source, 0)  # type: ignore[arg-type]
     assert parts["low"].shape == (32, line(83)) == (32, 96)

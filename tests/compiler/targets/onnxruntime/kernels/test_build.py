@@ -182,7 +182,7 @@ def test_kernels_that_cannot_run_are_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 @pytest.mark.parametrize("kernels", ["llmc", "onnxruntime"])
-def test_weights_are_in_groups_of_the_size_that_was_asked_for(
+def test_weights_are_in_groups_of_the_size_that_was_requested(
     library: Path, tmp_path: Path, quantize: str, kernels: str
 ) -> None:
     model, sizes = tiny.write_model(tmp_path / "model", "llama"), []
@@ -252,7 +252,7 @@ def test_the_runtime_s_kernels_take_what_llmc_s_do_not(
         compile_with(model, tmp_path, quantize="int8", prompt_dtype="bf16", **checked)
 
 
-def test_a_gguf_s_blocks_are_kept_as_if_asked_for_and_the_manifest_says_why(library: Path, tmp_path: Path) -> None:
+def test_a_gguf_s_blocks_are_kept_as_if_requested_and_the_manifest_says_why(library: Path, tmp_path: Path) -> None:
     model = write_gguf(tmp_path / "m.gguf", types=BLOCKS)
     requested, path = compile_with(model, tmp_path, quantize="keep", verify="none")
     keys = [one.key for one in Bundle.open(path).manifest.executables]

@@ -168,7 +168,7 @@ def test_a_limit_chooses_among_the_libraries(bundle: Path, monkeypatch: pytest.M
 
 
 @full
-def test_a_cpu_without_any_is_told_what_there_is(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_without_any_is_reported_what_there_is(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compatibility, "cpu_features", lambda: ("aarch64", "asimd"))
     message = (
         r"are for amx-int8 \(without .*\) or avx512-bf16 \(without .*\) or avx512-vnni .* or avx2 .*"

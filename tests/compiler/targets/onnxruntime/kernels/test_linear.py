@@ -69,7 +69,7 @@ def close(built: NDArray[Any], wanted: Array) -> bool:
 
 @default_cases(14)
 @pytest.mark.parametrize(("size", "bits", "once"), formats(SIZES), ids=str)
-def test_products_of_every_number_of_rows(library: Path, size: tuple[int, int, int], bits: int, once: str) -> None:
+def test_matmuls_of_every_number_of_rows(library: Path, size: tuple[int, int, int], bits: int, once: str) -> None:
     rows, width, group = size
     part, offsets = ONCE[once]
     held, weights = matrix(rows, width, group, bits, bool(offsets), zeros=once == "zeros")
@@ -102,7 +102,7 @@ def test_a_gate_lets_through_what_it_should(library: Path, bits: int, half: int)
 
 @pytest.mark.parametrize("table", list(CODES))
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_codes_with_a_table(library: Path, size: tuple[int, int, int], table: str) -> None:
+def test_quantized_weights_with_a_table(library: Path, size: tuple[int, int, int], table: str) -> None:
     held, weights = tabled(*size, table)
     attrs = attributes(*size, 4, 0, TABLES.index(table))
     for count in ROWS:

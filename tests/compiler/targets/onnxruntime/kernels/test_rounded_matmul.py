@@ -47,7 +47,7 @@ def near(built: Array, wanted: NDArray[Any]) -> bool:
 
 @default_cases(14)
 @pytest.mark.parametrize(("size", "bits", "once"), formats([*SIZES, LONG]), ids=str)
-def test_products_of_every_number_of_rows(library: Path, size: tuple[int, int, int], bits: int, once: str) -> None:
+def test_matmuls_of_every_number_of_rows(library: Path, size: tuple[int, int, int], bits: int, once: str) -> None:
     part, offsets = ONCE[once]
     held, weights = matrix(*size, bits, bool(offsets), zeros=once == "zeros")
     random = np.random.default_rng(1)
@@ -61,7 +61,7 @@ def test_products_of_every_number_of_rows(library: Path, size: tuple[int, int, i
 
 
 @pytest.mark.parametrize("table", list(CODES))
-def test_codes_with_a_table(library: Path, table: str) -> None:
+def test_quantized_weights_with_a_table(library: Path, table: str) -> None:
     held, weights = tabled(100, 96, 16, table)
     x = np.random.default_rng(1).normal(0, 1, (37, 96)).astype(np.float32)
     built = matmul(library, x, held["panels"], attributes(100, 96, 16, 4, 0, TABLES.index(table)))

@@ -45,7 +45,7 @@ def same_everywhere(library: Path, others: dict[str, Library], created: Callable
     pairwise(formats([(96, 576, 32), (100, 96, 16), (20, 96, 48), (40, 128, 64), (40, 256, 128), (17, 72, 8)])),
     ids=str,
 )
-def test_products(library: Path, others: dict[str, Library], size: tuple[int, int, int], bits: int, once: str) -> None:
+def test_matmuls(library: Path, others: dict[str, Library], size: tuple[int, int, int], bits: int, once: str) -> None:
     part, offsets = ONCE[once]
     held, _ = matrix(*size, bits, bool(offsets), zeros=once == "zeros")
     for count in (1, 2, 3, 4, 5, 8, 13, 16, 150):
@@ -61,7 +61,7 @@ def test_products(library: Path, others: dict[str, Library], size: tuple[int, in
 
 
 @pytest.mark.parametrize("count", [4, 37])
-def test_products_with_a_gate(library: Path, others: dict[str, Library], count: int) -> None:
+def test_matmuls_with_a_gate(library: Path, others: dict[str, Library], count: int) -> None:
     held, _ = matrix(96, 64, 32, 4, offsets=True)
     x = np.random.default_rng(count).normal(0, 1, (count, 64)).astype(np.float32)
     given: list[tuple[str, NDArray[Any] | None]] = [("x", x), ("w", held["gated+offsets"])]
@@ -72,7 +72,7 @@ def test_products_with_a_gate(library: Path, others: dict[str, Library], count: 
 @pytest.mark.parametrize(
     ("size", "bits", "once"), pairwise(formats([(100, 576, 32), (20, 96, 48), (17, 72, 8), (40, 2100, 64)])), ids=str
 )
-def test_products_of_prompts(
+def test_matmuls_of_prompts(
     library: Path, others: dict[str, Library], size: tuple[int, int, int], bits: int, once: str
 ) -> None:
     part, offsets = ONCE[once]
@@ -105,14 +105,14 @@ def test_what_prompts_hand_on_in_bfloat16(library: Path, others: dict[str, Libra
 
 
 @pytest.mark.parametrize("table", list(CODES))
-def test_products_of_prompts_with_a_table(library: Path, others: dict[str, Library], table: str) -> None:
+def test_matmuls_of_prompts_with_a_table(library: Path, others: dict[str, Library], table: str) -> None:
     held, _ = tabled(100, 96, 16, table)
     attrs = attributes(100, 96, 16, 4, 0, TABLES.index(table))
     x = np.random.default_rng(1).normal(0, 1, (37, 96)).astype(np.float32)
     same_everywhere(library, others, lambda built: {"y": matmul(built, x, held["panels"], attrs)})
 
 
-def test_products_on_a_team_of_threads(library: Path, others: dict[str, Library]) -> None:
+def test_matmuls_on_a_team_of_threads(library: Path, others: dict[str, Library]) -> None:
     rows, width, group = 1024, 512, 32
     held, _ = matrix(rows, width, group, 8, offsets=False)
     for count in (1, 70):
@@ -128,7 +128,7 @@ def test_products_on_a_team_of_threads(library: Path, others: dict[str, Library]
         same_everywhere(library, others, on_team)
 
 
-def test_codes_that_are_the_furthest_from_zero(library: Path, others: dict[str, Library]) -> None:
+def test_quantized_weights_that_are_the_furthest_from_zero(library: Path, others: dict[str, Library]) -> None:
     """Products in 16 bits would overflow here, were they not kept within."""
     for bits in (4, 6, 8):
         held, _ = matrix(32, 256, 64, bits, offsets=True)
@@ -142,7 +142,7 @@ def test_codes_that_are_the_furthest_from_zero(library: Path, others: dict[str, 
 
 
 @pytest.mark.parametrize("table", list(CODES))
-def test_codes_with_a_table(library: Path, others: dict[str, Library], table: str) -> None:
+def test_quantized_weights_with_a_table(library: Path, others: dict[str, Library], table: str) -> None:
     held, _ = tabled(100, 96, 16, table)
     attrs = attributes(100, 96, 16, 4, 0, TABLES.index(table))
     for count in (1, 2, 3, 8, 13, 37):

@@ -55,7 +55,7 @@ def attention(library: Path) -> NDArray[np.float32]:
 
 @pytest.mark.full
 @pytest.mark.parametrize("built", [matmul, prompts, attention], ids=lambda built: built.__name__)
-def test_where_tiles_are_refused_the_same_bits_are_made_without(
+def test_where_tiles_are_refused_the_same_bits_are_built_without(
     tmp_path: Path, built: Callable[[Path], NDArray[np.float32]]
 ) -> None:
     if not may_tile():

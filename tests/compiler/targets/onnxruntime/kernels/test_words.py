@@ -71,7 +71,7 @@ def test_a_gate_rounds_the_tokens_of_prompts(library: Path, half: int, count: in
 
 @pytest.mark.parametrize("width", [576, 40])
 @pytest.mark.parametrize(("count", "decoding"), COUNTS)
-def test_a_product_takes_what_is_rounded(library: Path, width: int, count: int, decoding: int) -> None:
+def test_a_matmul_takes_what_is_rounded(library: Path, width: int, count: int, decoding: int) -> None:
     held, _ = matrix(48, width, 8, 8, offsets=False)
     x = np.random.default_rng(1).normal(0, 1, (count, width)).astype(np.float32)
     attrs = attributes(48, width, 8, 8, 0)
