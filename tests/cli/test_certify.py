@@ -56,7 +56,7 @@ def test_an_unsigned_one_is_said_to_be_one(llmc: Llmc, static: Path, here: Path)
     assert "is not signed" in llmc("verify", static, "--certificate", "c.json").failed(5)
     ran = llmc("verify", static, "--certificate", "c.json", "--allow-unsigned")
     assert ran.code == 0
-    assert ", not signed, made " in ran.out
+    assert ", not signed, created " in ran.out
 
 
 def test_the_key_may_be_that_of_the_environment(llmc: Llmc, static: Path, monkeypatch: pytest.MonkeyPatch) -> None:

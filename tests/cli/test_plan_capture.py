@@ -10,7 +10,7 @@ import pytest
 
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan, Provenance
-from llmc.compiler.architectures.shared.architectures import family
+from llmc.compiler.architectures.shared.architectures import architecture
 from llmc.compiler.architectures.shared.caches import cache_of
 from tests.buckets.capture.simulated import GUIDE
 from tests.cli.helpers import Llmc
@@ -74,7 +74,7 @@ def test_a_model_gives_the_sizes_and_the_environment_the_shares(
 
 
 def test_a_block_has_its_share_of_what_a_sequence_keeps(llmc: Llmc, plan: str, here: Path) -> None:
-    config = {"model_type": "bamba", "vocab_size": 257, **family({"model_type": "bamba"}).tiny}
+    config = {"model_type": "bamba", "vocab_size": 257, **architecture({"model_type": "bamba"}).tiny}
     (here / "config.json").write_text(json.dumps(config))
     memory = json.loads(
         llmc("plan", "capture", plan, "--device-memory", "1GiB", "--model", "config.json", "--json").out

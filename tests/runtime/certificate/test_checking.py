@@ -244,7 +244,7 @@ def test_a_blind_monitor_is_reported_and_is_no_contradiction(
     ("edit", "words"),
     [
         (lambda m: m.update(kind="llmc-bundle"), "its kind is not"),
-        (lambda m: m.update(schema=1), "schema 1, and this llmc reads schema 2"),
+        (lambda m: m.update(schema=1), "schema 1, and this llmc reads schema 3"),
         (lambda m: m.update(compilations=-1), "compilations is -1"),
         (lambda m: m.update(compilations=3), "it says 3 compilations, its monitors 0"),
         (lambda m: m.update(extra=1), "'extra' is unknown"),
