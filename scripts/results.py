@@ -8,6 +8,7 @@ In a document a table stands between `<!-- figures: NAME -->` and `<!-- end -->`
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import tomllib
@@ -156,6 +157,42 @@ def _speed_chart(data: dict[str, Any], theme: dict[str, str]) -> str:
     return _bars("Speed relative to the fastest 8-bit baseline (higher is better)", note, rows, theme)
 
 
+def _grid(data: dict[str, Any], theme: dict[str, str]) -> str:
+    """Decode buckets as points, rows by KV cache blocks, both logarithmic: a server's own list and the planned one."""
+    grid = data["grid"]
+    points = [*grid["own"], *grid["tuned"]]
+    limits = [math.log2(max(point[axis] for point in points)) for axis in (0, 1)]
+    note = "A point is a graph. Padding is in-sample: on the trace that the list was planned from."
+    parts = [
+        _text(
+            10, 20, "Decode buckets of vllm-gaudi, before and after", theme["text"], ' font-size="14" font-weight="600"'
+        ),
+        _text(10, 38, note, theme["faint"]),
+    ]
+    for x0, name, colour, said in (
+        (50, "own", "before", "the server's own"), (430, "tuned", "after", "planned from traffic"),
+    ):  # fmt: skip
+        padding = grid["padding"][name == "tuned"]
+        parts.append(_text(x0, 62, f"{said}: {len(grid[name])} graphs, {padding} padding", theme["text"]))
+        parts.append(f'<path d="M{x0} 72v200h300" fill="none" stroke="{theme["faint"]}"/>')
+        for axis, most in enumerate(limits):
+            for power in range(0, int(most) + 1, 1 if axis == 0 else 2):
+                along = power / most
+                if axis == 0:
+                    y = 272 - round(190 * along, 1) + 4
+                    parts.append(_text(x0 - 6, y, str(2**power), theme["faint"], ' text-anchor="end" font-size="10"'))
+                else:
+                    x = x0 + round(290 * along, 1)
+                    parts.append(_text(x, 286, str(2**power), theme["faint"], ' text-anchor="middle" font-size="10"'))
+        parts.append(_text(x0 + 150, 302, "KV cache blocks of the batch", theme["faint"], ' text-anchor="middle"'))
+        for rows, blocks in grid[name]:
+            x, y = 290 * math.log2(blocks) / limits[1], 190 * math.log2(rows) / limits[0]
+            parts.append(f'<circle cx="{x0 + x:.1f}" cy="{272 - y:.1f}" r="3" fill="{theme[colour]}"/>')
+    middle = ' text-anchor="middle" transform="rotate(-90 14 172)"'
+    parts.append(_text(14, 172, "rows", theme["faint"], middle))
+    return _svg("Decode buckets before and after planning from traffic", 312, parts, theme)
+
+
 def written() -> dict[str, str]:
     """The text of every file with figures, by its path from the repository's root."""
     data = tomllib.loads((ROOT / "benchmarks/results.toml").read_text(encoding="utf-8"))
@@ -173,6 +210,7 @@ def written() -> dict[str, str]:
         texts[f"{IMAGES}/pipeline-{theme}.svg"] = _pipeline(colours)
         texts[f"{IMAGES}/padding-{theme}.svg"] = _padding_chart(data, colours)
         texts[f"{IMAGES}/speed-{theme}.svg"] = _speed_chart(data, colours)
+        texts[f"{IMAGES}/grid-{theme}.svg"] = _grid(data, colours)
     return texts
 
 
