@@ -29,13 +29,13 @@ class Hosting:
     """Whether weights and cache lie in the host's memory, and its processors compute."""
 
 
-def nvidia(count: int, extra: str, matmul: str = "") -> Hosting:
-    """NVIDIA cards, by the device plug-in; `matmul` as the driver names it, which GPU feature discovery makes a label
+def nvidia(count: int, extra: str, product: str = "") -> Hosting:
+    """NVIDIA cards, by the device plug-in; `product` as the driver names it, which GPU feature discovery makes a label
     of (NVIDIA/k8s-device-plugin, docs/gpu-feature-discovery: blanks become dashes)."""
     return Hosting(
         extra=extra,
         resources={"nvidia.com/gpu": count},
-        node_selector={"nvidia.com/gpu.product": matmul.replace(" ", "-")} if matmul else {},
+        node_selector={"nvidia.com/gpu.product": product.replace(" ", "-")} if product else {},
         reservation={"driver": "nvidia", "count": count, "capabilities": ["gpu"]},
         host_memory=False,
     )

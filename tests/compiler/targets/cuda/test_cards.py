@@ -30,7 +30,7 @@ def temporary(device: str, dtype: str) -> int:
     machine = target.machine(CompileOptions(device))
     shapes = {"x": ((8, COLUMNS), "bfloat16"), "w": ((ROWS, COLUMNS), dtype), "w_scale": ((ROWS,), "float32")}
     inputs = tuple(Tensor(name, shape, kind, (None,) * len(shape)) for name, (shape, kind) in shapes.items())
-    built = build(XlaJob("step", lambda x, w, s: (Quantised(w, s).product(x, None),), inputs, (), "product"), machine)
+    built = build(XlaJob("step", lambda x, w, s: (Quantised(w, s).matmul(x, None),), inputs, (), "product"), machine)
     return int(ExecutableFile.parse(built, device, FORM).header["memory"]["temporary"])
 
 

@@ -230,4 +230,4 @@ def test_experts_norms_and_embeddings(library: Path, others: dict[str, Library],
 
 def test_adapters(library: Path, others: dict[str, Library]) -> None:
     inputs = test_adapted.given(11, 83, 90)
-    same_everywhere(library, others, lambda built: {"y": test_adapted.created(built, inputs)})
+    same_everywhere(library, others, lambda built: {"y": test_adapted.built(built, inputs)})
