@@ -70,7 +70,7 @@ def serving(request: Request, model: str | None) -> Served:
         error.headers["Connection"] = "close"
         raise error
     if served.engine.error is not None:
-        raise EngineDeadError("the engine stopped on an error; see the server's log, and restart it")
+        raise EngineDeadError("the engine stopped on an error; see the server's log, and start it again")
     return served
 
 

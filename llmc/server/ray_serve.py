@@ -5,8 +5,8 @@ requests, scales replicas, lets removed ones finish, and replaces dead ones.
 
 Ray's own proxy forwards every stream chunk in Python, with a call between processes, which takes longer than a small
 model's step. HAProxy, which Ray includes from 2.55 on where its wheel exists, forwards requests to a replica's own port
-instead. It runs on the head node and reaches replicas at the host it listens on, so they must run on that node unless
-the host is not a loopback address.
+instead. It runs on the head node, and the replicas listen at the same host as it: with a loopback address they must run
+on that node.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def test_facts_of_a_hostile_peer_are_facts_or_refused(found: Any) -> None:
 @pytest.mark.parametrize(
     ("differs", "said"),
     [
-        ({"checkpoint": {"config.json": "a", "model.safetensors": "x"}}, r"checkpoints differ \(in model.safetensors\)"),
+        ({"checkpoint": {"config.json": "a", "model.safetensors": "x"}}, r"differ \(in model.safetensors\)"),
         ({"tokenizer": "sha256:d"}, "tokenizers differ"),
         ({"vocab_size": 258}, "vocabularies of 258 and 257"),
         ({"shapes": ((2, 8),)}, "caches of 1 and 2 tensors"),
