@@ -1,1 +1,1 @@
-"""The OpenAI-compatible server over one bundle; needs the extra `serve`. `llmc serve` runs it."""
+"""The OpenAI-compatible server over one bundle, run by `llmc serve`; needs the extra `serve`."""

@@ -1,4 +1,4 @@
-"""How routes reach the served model, and their answers while none is served."""
+"""Access to the served model for routes, and the errors while none is served."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _USED = "llmc.used"
 
 
 class HoldServed:
-    """Counts a request among the users of what `served_of` gave it, until it is answered."""
+    """Counts a request among the users of the served model from `served_of` until it is answered."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
+        """Handle one connection."""
         used: list[Served] = []
         scope[_USED] = used
         try:
@@ -35,17 +35,19 @@ class HoldServed:
 
 
 def state_of(request: Request) -> ServerState:
-    """The server's state."""
+    """Return the server's state."""
     state: ServerState = request.app.state.llmc
     return state
 
 
 def served_of(request: Request) -> Served:
-    """What is served now, and stays open until the request is answered. Raises ApiError 503 while it is loading, or
-    when loading failed."""
+    """Return what is served now; it stays open until the request is answered.
+
+    Raises ApiError 503 while loading and after loading failed.
+    """
     state = state_of(request)
     if state.load_error is not None:
-        raise ApiError(503, "the server could not load its model; its log says why", kind=SERVER, code="load_failed")
+        raise ApiError(503, "the server could not load its model; see its log", kind=SERVER, code="load_failed")
     if state.served is None:
         progress = state.progress
         message = f"the model is loading ({progress.stage}, {progress.done} of {progress.total}); try again later"
@@ -57,8 +59,10 @@ def served_of(request: Request) -> Served:
 
 
 def serving(request: Request, model: str | None) -> Served:
-    """The served model, for a request that names `model`, it or an adapter of it (None: it). Raises ApiError 503 also
-    while draining, and 404 for another model; EngineDeadError."""
+    """Return the served model if `model` names it or one of its adapters (None: the model itself).
+
+    Raises ApiError 503 while loading or draining, ApiError 404 for another model, and EngineDeadError.
+    """
     served = served_of(request)
     check_model(served, model)
     if state_of(request).draining:
@@ -71,7 +75,7 @@ def serving(request: Request, model: str | None) -> Served:
 
 
 def check_model(served: Served, model: str | None) -> None:
-    """Raise ApiError 404 where `model` is named and is neither the one served nor one of its adapters."""
+    """Raise ApiError 404 if `model` is neither None, the served model, nor one of its adapters."""
     if model is not None and model not in served.names:
         raise ApiError(
             404, f"the model {model[:200]!r} is not served here; this server has {', '.join(map(repr, served.names))}",

@@ -1,10 +1,10 @@
-"""Whether a bundle may take the place of the one that is served: the same model, not older, and room for both at once.
+"""Decide whether a bundle may replace the served one: same model, not older, and enough memory for both at once.
 
-A bundle is older than the running one where an older llmc wrote it, or where this process served it before and replaced
-it since: a link or a tag that moved back. Its manifest tells no time, so that equal compiles give equal bytes.
+A bundle is older if an older llmc wrote it, or if this process served it before and has replaced it since: a link or
+tag moved back. Manifests hold no time, so that equal compiles give equal bytes.
 
-It has the same model where the digests of the checkpoint and of tokenizer.json, the task and the chat template are the
-same. Buckets, weights' precision and device may differ.
+The model is the same if the digests of the checkpoint and of tokenizer.json, the task and the chat template are equal.
+Buckets, weight precision and device may differ.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
 
 WORK_BYTES = 256 << 20
-"""Of a second engine beside its weights and cache: activations of its largest step, tables, confined children."""
+"""Memory of a second engine in addition to weights and cache: activations, tables, confined children."""
 _FILES = ("tokenizer.json", "chat_template.jinja")
 
 
 def refused(message: str, code: str, status: int = 422) -> ApiError:
-    """The answer for a bundle that is not taken; what is served goes on."""
+    """Return the error for a refused bundle; the served one stays."""
     return ApiError(status, message, code=code)
 
 
 def check_model(new: Bundle, running: Bundle) -> None:
-    """Raise ApiError, code other_model, where the model is another."""
+    """Raise ApiError other_model if `new` is of another model."""
     changed = [name for name, before, after in _identity(running, new) if before != after]
     if changed:
         raise refused(
-            f"{new.path}: of another model than the one that is served: {', '.join(changed)} differ; start the server "
-            "with --allow-model-change to take it all the same",
+            f"{new.path}: of another model than the served one: {', '.join(changed)} differ; to accept it, start the "
+            "server with --allow-model-change",
             "other_model",
         )
 
 
 def check_age(new: Bundle, running: Bundle, replaced: Collection[str]) -> None:
-    """Raise ApiError, code older_bundle; `replaced` are the digests that this process served before."""
+    """Raise ApiError older_bundle if `new` is older; `replaced`: digests that this process served before."""
     ours, theirs = running.manifest.llmc, new.manifest.llmc
     why = None
     if _release(theirs) < _release(ours):
@@ -60,10 +60,10 @@ def check_age(new: Bundle, running: Bundle, replaced: Collection[str]) -> None:
 
 
 def check_room(new: Bundle) -> None:
-    """Raise ApiError, code no_memory, where the host has no room for a second bundle beside the running one.
+    """Raise ApiError no_memory if the host has no room for a second bundle next to the running one.
 
-    Counted are its blobs, its cache at full length where the device's memory is the host's, and WORK_BYTES. A device
-    with memory of its own is asked by its executor when it opens.
+    Counts its blobs, its full cache if the device uses host memory, and WORK_BYTES. An executor checks the memory of
+    its own device when it opens.
     """
     available = available_memory()
     size, cache = new.manifest.size, new.cache_bytes if _in_host(new) else 0
@@ -90,5 +90,5 @@ def _release(version: str) -> tuple[int, ...]:
 def _in_host(bundle: Bundle) -> bool:
     try:
         return open_target(bundle.manifest.target, bundle.settings).hosting(bundle.manifest.options).host_memory
-    except LlmcError:  # a target of a package that is not here: its executor may be
+    except LlmcError:  # the target's package is missing; its executor may still be installed
         return True

@@ -1,4 +1,4 @@
-"""Sending a generation's answer, whole or as a stream, as long as the client is connected."""
+"""Send a generation's response, whole or streamed, while the client is connected."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 class EventStream(Response):
-    """Sends `events`, each a piece of the body. An error among them becomes the last event: {"error": {…}}.
+    """Streams `events`, pieces of the body. An error becomes the last event: {"error": {…}}.
 
-    `release` is called in the end, whatever happened: the client read everything, left, or the server is stopping.
+    `release` is always called at the end: the client read everything, left, or the server stops.
     """
 
     media_type = "text/event-stream"
@@ -35,7 +35,7 @@ class EventStream(Response):
         self.init_headers(HEADERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve."""
+        """Send the response."""
         sender = asyncio.ensure_future(self._send(send))
         watcher = asyncio.ensure_future(disconnected(receive))
         try:
@@ -56,7 +56,7 @@ class EventStream(Response):
                 async for data in pieces:
                     await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except OSError:  # how ASGI servers may say that the client has gone
+        except OSError:  # some ASGI servers signal a disconnected client this way
             return
 
     async def _pieces(self) -> AsyncGenerator[bytes, None]:
@@ -64,24 +64,24 @@ class EventStream(Response):
             async for data in self._events:
                 if data:
                     yield data
-        except Exception as e:  # noqa: BLE001 - the answer has begun: an event is all that can tell of it
+        except Exception as e:  # noqa: BLE001 - the response has begun, so only an event can report the error
             yield event(api_error(e).body)
 
 
 class Writer(Protocol):
-    """Makes a route's JSON of a generation."""
+    """Builds a route's JSON from a generation."""
 
     async def whole(self, generation: Generation) -> dict[str, Any]:
-        """The answer when it is over."""
+        """Return the complete response once the generation has ended."""
 
     def stream(self, generation: Generation) -> AsyncGenerator[bytes, None]:
-        """Its events as they come."""
+        """Yield response events as they arrive."""
 
 
 async def answer(
     request: Request, start: Coroutine[Any, Any, Generation], writer: Writer, streamed: bool | None
 ) -> Response:
-    """The answer to `request`; raises what `start` raises before anything is sent."""
+    """Respond to `request`; raises errors of `start` before anything is sent."""
     if streamed:
         generation = await unless_disconnected(request.receive, start)
         return EventStream(writer.stream(generation), generation.cancel)

@@ -1,4 +1,4 @@
-"""The application: every route, behind the key, with errors in one shape."""
+"""The application: all routes, behind the API key, with one error format."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ UNROUTED = "none"
 
 
 class CountAnswers:
-    """Tells `metrics` of every answer: its route as the router spells it ("none" where it came to none) and status."""
+    """Counts every response in `metrics`: its route template ("none" if no route matched) and its status."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
+        """Handle one connection."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -55,7 +55,7 @@ BODIES = (
 _OFF: TelemetryConfig = {
     "tracing": False, "metrics": False, "logs": False, "operation_spans": False, "auto_configure": False,
 }  # fmt: skip
-"""FastAPI's own telemetry is off: this server reports at /metrics only, and sends nothing anywhere."""
+"""Turns off FastAPI's telemetry: this server reports at /metrics only, and sends nothing anywhere."""
 
 
 ROUTERS = tuple(
@@ -65,7 +65,7 @@ ROUTERS = tuple(
 
 
 def build_app(state: ServerState) -> FastAPI:
-    """The ASGI application over `state`, which routes reach as `request.app.state.llmc`.
+    """Build the ASGI application over `state`, which routes reach as `request.app.state.llmc`.
 
     Raises InputError for an empty API key.
     """
@@ -83,7 +83,7 @@ def build_app(state: ServerState) -> FastAPI:
     app.add_middleware(HoldServed)
     app.add_middleware(BoundRequests, clients=state.clients, free=OPEN_PATHS)
     if keys or tokens:
-        RequireKey(app, keys, tokens)  # refuses empty keys now, because middlewares are made with the first request
+        RequireKey(app, keys, tokens)  # refuses empty keys now; middlewares are built at the first request
         app.add_middleware(RequireKey, keys=keys, admin_tokens=tokens)
     app.add_middleware(CountAnswers, metrics=state.metrics)
     return app

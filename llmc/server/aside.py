@@ -1,7 +1,6 @@
-"""Work for a client only while the client is there, and long work in threads of its own, so that the event loop and the
-streams on it go on meanwhile.
+"""Run work for a connected client in separate threads, so that the event loop and its streams continue.
 
-There are two lanes, so that work of milliseconds does not wait for work of a second. Each lane is short and bounded.
+Two lanes, both short and bounded, keep work of milliseconds from waiting for work of a second.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from llmc.runtime.heap import trim
 T = TypeVar("T")
 
 SMALL = 2048
-"""Bytes or characters below which work is done at once (about 1 ms)."""
+"""Bytes or characters below which work runs at once (about 1 ms)."""
 LARGE = 64 << 10
-"""… from which it goes into the lane of long work."""
+"""Bytes or characters from which work goes into the lane of long work."""
 LANE_THREADS = 2
 """Threads of the lane of shorter work. The other lane has one, because its work mostly holds the interpreter."""
 TRIM_S = 1.0
-"""Seconds of quiet after long work until freed memory is given back."""
+"""Seconds without long work after which freed memory is returned to the system."""
 MAX_WAITING = 64
-"""Pieces of work that may be in a lane; with more, requests are refused as overload."""
+"""Maximum jobs per lane; further requests are refused as overload."""
 
 
 class Lane:
-    """`threads`, and what waits for them. `trims`: once it is quiet, memory that was freed goes back to the system."""
+    """`threads` and their queue. `trims`: when idle, freed memory goes back to the system."""
 
     def __init__(self, name: str, threads: int, trims: bool = False) -> None:
         self._pool = ThreadPoolExecutor(threads, f"llmc-{name}")
@@ -41,8 +40,8 @@ class Lane:
         self._quiet: asyncio.TimerHandle | None = None
 
     async def run(self, work: Callable[[], T]) -> T:
-        """The result of `work`. If this is cancelled before `work` begins, it never begins. Raises OverloadedError for
-        a full lane.
+        """Return the result of `work`; cancelling this before `work` begins prevents it. Raises OverloadedError for a
+        full lane.
         """
         if self._waiting >= MAX_WAITING:
             raise OverloadedError(f"{self._waiting} long requests are being read; try again later", 1.0)
@@ -62,9 +61,9 @@ _quick, _long = Lane("quick", LANE_THREADS), Lane("long", 1, trims=True)
 
 
 async def aside(request: Request, size: int, work: Callable[[], T]) -> T:
-    """The result of `work` on `size` bytes or characters; long work is given up when the client disconnects.
+    """Return the result of `work` on `size` bytes or characters; long work is dropped when the client disconnects.
 
-    Raises what `work` raises, OverloadedError, and ClientDisconnect. The request's body must have been read.
+    Read the request's body before. Raises errors of `work`, OverloadedError, and ClientDisconnect.
     """
     if size < SMALL:
         return work()
@@ -74,15 +73,15 @@ async def aside(request: Request, size: int, work: Callable[[], T]) -> T:
 
 
 async def disconnected(receive: Receive) -> None:
-    """Return when the client has gone. The request's body must have been read."""
+    """Return when the client disconnects. Read the request's body before."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`; raises ClientDisconnect when the client has left before it.
+    """Return the result of `work`; raises ClientDisconnect if the client leaves first.
 
-    The work is cancelled then, as when this is cancelled itself, and has ended when this returns.
+    On disconnect or cancellation, `work` is cancelled and has ended when this returns.
     """
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(disconnected(receive))

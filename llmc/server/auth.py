@@ -1,4 +1,4 @@
-"""API keys, checked in one place before routing, so that no route can forget the check."""
+"""API key checks in one place before routing, so that no route can forget them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from llmc.errors import InputError
 from llmc.server.errors import ApiError
 
 ADMIN = "/admin/"
-"""What the paths begin with that API keys do not open."""
+"""Prefix of the paths that need an admin token instead of an API key."""
 OPEN_PATHS = frozenset({"/health", "/ready"})
 """Paths for an orchestrator, which has no key."""
 CHALLENGES = ('Bearer realm="llmc"', 'Basic realm="llmc", charset="UTF-8"')
 
 
 class RequireKey:
-    """Lets through, with one of `keys`: `Authorization: Bearer KEY`, or Basic with the key as password and any user
-    name, which is what browsers can send; and OPEN_PATHS without. All else is answered with 401.
+    """Requires one of `keys`: as `Authorization: Bearer KEY`, or as Basic password with any user name, for browsers.
 
-    Paths below ADMIN take one of `admin_tokens` in place of a key. Without `keys` the other paths are open. A key is
-    compared by its digest in constant time. Raises InputError for a key that is empty.
+    OPEN_PATHS need none. Paths below ADMIN require one of `admin_tokens` instead. Without `keys` the other paths are
+    open. Requests without a valid key get 401. Keys are compared by digest in constant time. Raises InputError for an
+    empty key.
     """
 
     def __init__(self, app: ASGIApp, keys: Iterable[str], admin_tokens: Iterable[str] = ()) -> None:
@@ -81,5 +81,5 @@ def _credential(header: bytes) -> bytes:
 
 def _refusal(what: str, shown: str) -> ApiError:
     return ApiError(
-        401, f"this server asks for {what}: send it as `Authorization: Bearer {shown}`", code="invalid_api_key"
+        401, f"this server requires {what}: send it as `Authorization: Bearer {shown}`", code="invalid_api_key"
     )

@@ -1,4 +1,4 @@
-"""The application over a bundle that it loads, whichever HTTP server is before it."""
+"""The application over a bundle that it loads, behind any HTTP server."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class Backend:
-    """`app` answers from the first moment; `load` makes it ready, and `swapper` serves other bundles in its place.
+    """`app` responds from the start; `load` makes it ready, and `swapper` replaces the served bundle.
 
-    `observers` watch the engine besides the metrics; `report` hears of events. `stopped`: whether nobody waits for the
-    load any more. `reopen` finds what is served in the place of what `open_bundle` gave; `settle` is called in a thread
-    once a replaced bundle is closed.
+    `observers` watch the engine in addition to the metrics; `report` receives events. `stopped`: whether the process is
+    ending, so that loading should stop. `reopen` finds the replacement of what `open_bundle` returned; `settle` is
+    called in a thread after a replaced bundle is closed.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Backend:
         self.app = _ClosesWhenDraining(build_app(self.state), self.state)
 
     def load(self) -> bool:
-        """Open, warm up, and serve; False where nobody waits for it. What it raised is the state's `load_error`."""
+        """Open, warm up and serve; false if loading was stopped. Errors become the state's `load_error`."""
         try:
             loaded = load(self._open_bundle, self.state.config, self._options, self._warm_up, self._progress)
         except StoppedLoadingError:
@@ -68,12 +68,12 @@ class Backend:
         return True
 
     def prepare(self) -> None:
-        """Read what grammars need, once requests are served."""
+        """Load grammar support once requests are served."""
         if self.state.served is not None:
             read_grammars(self.state.served, self.state.config)
 
     def _load_beside(self, bundle: Bundle, tell: Callable[[Progress], None]) -> Loaded:
-        """In the swapper's thread: another bundle, as at the start, which nothing observes yet."""
+        """Load another bundle in the swapper's thread, without observers."""
         if bundle.has_tokenizer:
             require_sound(bundle.files.read("tokenizer.json"))
         loaded = load(lambda _: bundle, self.state.config, self._options, self._warm_up, tell)
@@ -87,7 +87,7 @@ class Backend:
         self._report(progress)
 
     def _progress_aside(self, progress: Progress) -> None:
-        """In the engine's thread, as the next."""
+        """Runs in the engine's thread, like `_warm_aside`."""
         self.state.aside = progress
 
     def _warm_aside(self, event: WarmAside) -> None:
@@ -95,7 +95,6 @@ class Backend:
         self._report(event)
 
     def _begin(self, loaded: Loaded) -> None:
-        """Let requests go to it."""
         served = loaded.served
         pooler, manifest = served.pooler, served.bundle.manifest
         plan = served.bundle.plan if pooler is None else None
@@ -116,14 +115,10 @@ class Backend:
 
 
 class _ClosesWhenDraining:
-    """ASGI: answers that begin while the server drains end their connection, so that clients go elsewhere."""
-
     def __init__(self, app: Any, state: ServerState) -> None:
         self._app, self._state = app, state
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
-        """Pass on, adding `connection: close`."""
-
         async def closing(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start" and self._state.draining:
                 message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]

@@ -1,4 +1,4 @@
-"""Signals wake the main thread, whatever it waits in."""
+"""Wake the main thread on signals, whatever it waits for."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 
 def nothing(signum: int, frame: Any) -> None:
-    """The handler of a signal that is read from the bell."""
+    """Handle a signal that is read from the bell."""
 
 
 @contextmanager
 def bell(signals: Iterable[int]) -> Iterator[socket.socket]:
-    """A socket from which the number of each signal with a handler is read, a byte; `signals` get `nothing` for one.
+    """Open a socket that receives the number of each handled signal as a byte; `signals` get the handler `nothing`.
 
-    The C handler writes it. A thread that waits for a lock instead would miss a signal that comes as the wait begins,
-    until the next. For the main thread.
+    The C-level handler writes the byte. A thread that waits for a lock instead would miss a signal that arrives as the
+    wait begins, until the next one. For the main thread.
     """
     ours, theirs = socket.socketpair()
     with ours, theirs:

@@ -1,4 +1,4 @@
-"""A request's body: bounded in size, JSON, checked against its model; a long one beside the event loop."""
+"""Read request bodies: bounded, parsed as JSON and validated; long ones outside the event loop."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 B = TypeVar("B", bound=Body)
 
 MAX_HELD = 128 << 20
-"""Bytes of long bodies that the server holds together while it reads them; beyond, requests are refused as overload."""
+"""Bytes of long bodies that the server holds in total while reading; beyond that it refuses requests as overload."""
 
 DISCARDED = 8
-"""A body up to this many times the limit is read to its end and thrown away, so that its sender sees the answer."""
+"""A body up to this many times the limit is read and discarded, so that its sender sees the error."""
 
 
 async def read_body(request: Request, model: type[B]) -> B:
-    """The body as `model`. Raises ApiError 400, 413 or 415, and InputError for what is not JSON."""
+    """Read the body as `model`. Raises ApiError 400, 413 or 415, and InputError for invalid JSON."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(415, "the request's Content-Type must be application/json", code="unsupported_media_type")
@@ -34,40 +34,39 @@ async def read_body(request: Request, model: type[B]) -> B:
     held = _Held(state)
     try:
         raw = await _read(request, state.config.max_body_bytes, held)
-        size = len(raw) if len(raw) >= LARGE else 0  # shorter ones are read faster than a thread starts
+        size = len(raw) if len(raw) >= LARGE else 0  # parsing a shorter one is faster than starting a thread
         return await aside(request, size, lambda: model.parse(read_json(raw)))
     finally:
         held.release()
 
 
 def read_json(raw: bytes) -> Any:
-    """The value in a body, by pydantic's reader: of a member that occurs twice the last one counts.
+    """Parse a body with pydantic's reader; the last of duplicate keys counts.
 
-    Raises InputError that says where the body is not JSON, or is nested more than 200 deep.
+    Raises InputError that says where the JSON is invalid, or nested more than 200 deep.
     """
     try:
         return from_json(raw, allow_inf_nan=False, cache_strings=False)
     except ValueError as error:
-        raise InputError(f"the body is not JSON that is read here: {error}") from None
+        raise InputError(f"the body cannot be read as JSON: {error}") from None
 
 
 class _Held:
-    """The part of MAX_HELD that one request uses; its first LARGE bytes do not count."""
+    """One request's share of MAX_HELD; its first LARGE bytes do not count."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
         self._held = 0
 
     def grow(self, size: int) -> None:
-        """The body has `size` bytes now. Raises ApiError 503 where others hold too much."""
+        """Set the body size to `size`. Raises ApiError 503 if other requests hold too much."""
         more = max(0, size - LARGE) - self._held
         if more > 0 and self._state.held_bytes + more > MAX_HELD and self._state.held_bytes > self._held:
-            raise unavailable("the server reads too many long bodies; try again later", 1.0, "overloaded")
+            raise unavailable("the server is reading too many long bodies; try again later", 1.0, "overloaded")
         self._state.held_bytes += more
         self._held += more
 
     def release(self) -> None:
-        """Give it back."""
         self._state.held_bytes -= self._held
         self._held = 0
 

@@ -1,8 +1,7 @@
-"""Counts of open connections, and of each client's requests that are being answered.
+"""Count open connections and each client's active requests.
 
-A client is an IPv4 address, or the /64 network of an IPv6 address, as the connection shows it: what a proxy says of
-others (X-Forwarded-For) is not believed, so that behind a proxy all clients are one. Unix sockets have no address, and
-are bounded together only.
+A client is an IPv4 address or the /64 network of an IPv6 address of the connection. X-Forwarded-For is not trusted, so
+all clients behind a proxy count as one. Unix sockets have no address and are only bounded in total.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ NETWORK_BITS = 64
 
 
 class Clients:
-    """Counts. Bounds of 0 are none."""
+    """Counts and their bounds; 0 is no bound."""
 
     def __init__(self, max_connections: int, max_connections_each: int, max_requests_each: int) -> None:
         self._most, self._most_each, self._most_requests = max_connections, max_connections_each, max_requests_each
@@ -30,11 +29,11 @@ class Clients:
 
     @property
     def open(self) -> int:
-        """Connections now."""
+        """Number of open connections."""
         return self._open
 
     def connect(self, address: str | None) -> ApiError | None:
-        """Count a connection until `leave`; if there are too many, return the refusal for it instead."""
+        """Count a connection until `leave`, or return its refusal if there are too many."""
         client = client_of(address)
         if self._most and self._open >= self._most:
             return unavailable(f"{self._open} connections are open, this server's limit", RETRY_S, "overloaded")
@@ -45,12 +44,12 @@ class Clients:
         return None
 
     def leave(self, address: str | None) -> None:
-        """A connection that was counted has ended."""
+        """End a counted connection."""
         self._open -= 1
         _add(self._connections, client_of(address), -1)
 
     def begin(self, address: str | None) -> Callable[[], None]:
-        """Count a request; what is returned ends it. Raises ApiError where its client has too many."""
+        """Count a request; call the result to end it. Raises ApiError if its client has too many."""
         client = client_of(address)
         if client and self._most_requests and self._requests[client] >= self._most_requests:
             raise _too_many(f"{self._requests[client]} requests of this client are being answered", self._most_requests)
@@ -59,7 +58,7 @@ class Clients:
 
 
 class BoundRequests:
-    """Refuses, with 429, what a client asks for beyond its bound; `free` paths count for nothing."""
+    """Refuses requests beyond a client's bound with 429; `free` paths do not count."""
 
     def __init__(self, app: ASGIApp, clients: Clients, free: frozenset[str]) -> None:
         self._app, self._clients, self._free = app, clients, free
@@ -82,7 +81,7 @@ class BoundRequests:
 
 
 def client_of(address: str | None) -> str:
-    """Who an address counts as; "" for none."""
+    """Return the client of an address; "" for no address."""
     if not address:
         return ""
     try:

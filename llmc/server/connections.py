@@ -1,12 +1,12 @@
-"""HTTP connections with bounds on top of uvicorn's protocol: a client cannot hold one by sending slowly, reading slowly
-or sending much.
+"""HTTP connections with bounds, on top of uvicorn's protocol: slow senders, slow readers and large senders cannot hold
+one.
 
-A connection has HEAD_S seconds from its start, or from the first byte of a further request, to send a request's head
-of at most HEAD_BYTES, and then BODY_S seconds for the body. Past that it is answered 408 (431 for the size) and closed.
-If nothing was asked, or the answer has begun, it is closed without an answer. A client that reads nothing of an answer
-for SEND_S is cut off. At most PIPELINED requests wait behind one that is answered; what comes behind them is not read,
-and the connection is closed after them. Idle connections between requests are uvicorn's matter (timeout_keep_alive),
-their number that of clients.py.
+From its start, or from the first byte of a further request, a connection has HEAD_S seconds to send a request head of
+at most HEAD_BYTES, then BODY_S seconds for the body. After that the server responds 408 (431 for the size) and closes
+it. An idle connection, or one whose response has begun, is closed without a response. A client that reads nothing of a
+response for SEND_S is cut off. At most PIPELINED requests wait behind an active one; what follows them is not read, and
+the connection closes after them. uvicorn handles idle connections between requests (timeout_keep_alive), and clients.py
+their number.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ SEND_S = 60.0
 HEAD_BYTES = 64 << 10
 PIPELINED = 16
 KEEP_ALIVE_S = 75
-"""Seconds that an idle connection is kept: longer than usual proxies keep theirs, so that they close first."""
+"""Seconds that an idle connection is kept: longer than common proxies do, so that they close first."""
 UVICORN: Mapping[str, Any] = {"ws": "none", "server_header": False, "proxy_headers": False}
-"""uvicorn's options wherever it speaks for llmc: no WebSocket, no word of itself, no belief in what proxies say."""
+"""uvicorn options wherever llmc uses it: no WebSocket, no server header, no trust in proxy headers."""
 
-# uvicorn does not document its protocol, and without these the bounds below would be no bounds
+# uvicorn does not document its protocol, and the bounds below would not work without these
 require_names(
     "uvicorn", HttpToolsProtocol, "on_header", "on_headers_complete", "on_message_begin", "send_400_response",
     "cycle", "pipeline",
@@ -49,11 +49,11 @@ Awaited = Literal["head", "body"] | None
 
 
 class _EnoughError(Exception):
-    """Ends the parser's work on what was received."""
+    """Stops the parser on the received data."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol on httptools, with bounds on how requests may arrive."""
+    """uvicorn's protocol on httptools, with bounds on how requests arrive."""
 
     head_s = HEAD_S
     body_s = BODY_S
@@ -61,7 +61,7 @@ class BoundedProtocol(HttpToolsProtocol):
     head_bytes = HEAD_BYTES
     clients: Clients | None = None
     ended: Callable[[], None] = staticmethod(lambda: None)
-    """Called when the connection is over."""
+    """Called when the connection ends."""
 
     _awaited: Awaited = None
     _timer: asyncio.TimerHandle | None = None
@@ -73,7 +73,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _unanswered: tuple[RequestResponseCycle, ...] = ()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for the first request; where there are too many connections, say so and close."""
+        """Wait for the first request, or refuse and close if there are too many connections."""
         super().connection_made(transport)
         refusal = None if self.clients is None else self.clients.connect(self._address)
         if refusal is None:
@@ -84,7 +84,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._say(refusal)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop waiting; tell the requests that are being answered or wait for their answer."""
+        """Stop waiting, and notify the active and queued requests."""
         self._await(None)
         self.resume_writing()
         if self._counted and self.clients is not None:
@@ -101,7 +101,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return self.client[0] if self.client else None
 
     def pause_writing(self) -> None:
-        """The client does not read its answer; it is cut off after SEND_S unless it reads again."""
+        """The client does not read its response; cut it off after SEND_S."""
         super().pause_writing()
         if self._sending is None:
             self._sending = self.loop.call_later(self.send_s, self.transport.abort)
@@ -114,14 +114,14 @@ class BoundedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes, then see what the request still lacks."""
+        """Process bytes, then update what the request still lacks."""
         if self._deaf:
             return
         super().data_received(data)
         if self._deaf or self.transport.is_closing():
             return
         cycle = self.cycle
-        if self.pipeline:  # a further request waits for the answer to the one before
+        if self.pipeline:  # a further request waits for the response to the previous one
             self._await(None)
         elif cycle is None or cycle.response_complete:
             self._received += len(data)
@@ -133,13 +133,16 @@ class BoundedProtocol(HttpToolsProtocol):
             self._await("body" if cycle.more_body else None)
 
     def on_message_begin(self) -> None:
-        """Called by httptools: a request begins."""
+        """httptools callback: a request begins."""
         self._in_head = True
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Called by httptools: a header has come. What stands behind a body (trailers) is not taken for one (RFC 9110,
-        6.5.1): nobody who looks at the head, as a proxy does, has seen it."""
+        """httptools callback: a header has arrived.
+
+        Trailers after a body are not merged into the headers (RFC 9110, 6.5.1): a proxy that checks the head has not
+        seen them.
+        """
         if self._in_head:
             super().on_header(name, value)
 
@@ -148,18 +151,18 @@ class BoundedProtocol(HttpToolsProtocol):
         return f"the request's head is larger than {self.head_bytes} bytes"
 
     def _wrong_with_head(self) -> ApiError | None:
-        """Why a head is refused: its size, or what a server must refuse (RFC 9112, 2.3 and 3.2)."""
+        """Return why a head is refused: its size, or a rule for servers (RFC 9112, 2.3 and 3.2)."""
         if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > self.head_bytes:
             return ApiError(431, self._too_large)
         version, hosts = self.parser.get_http_version(), sum(name == b"host" for name, _ in self.headers)
         if version not in ("1.0", "1.1"):
-            return ApiError(505, f"HTTP {version} is not spoken here; use HTTP/1.1")
+            return ApiError(505, f"HTTP {version} is not supported; use HTTP/1.1")
         if hosts > 1 or (hosts == 0 and version == "1.1"):
             return ApiError(400, f"the request has {hosts or 'no'} Host headers; it needs one")
         return None
 
     def on_headers_complete(self) -> None:
-        """Called by httptools: a head has come; begin its request, or have it wait behind the one before."""
+        """httptools callback: a head is complete; start its request, or queue it behind the previous one."""
         if (error := self._wrong_with_head()) is not None:
             self._deaf = True
             if not self.pipeline and (self.cycle is None or self.cycle.response_complete):
@@ -177,12 +180,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unanswered = (*(cycle for cycle in self._unanswered if not cycle.response_complete), self.cycle)
 
     def _close_after_these(self) -> None:
-        """The last of the requests that were taken ends the connection."""
+        """Close the connection after the last accepted request."""
         self.cycle.keep_alive = False
         self._await(None)
 
     def send_400_response(self, msg: str) -> None:
-        """Called by uvicorn: nothing more can be read; say so, unless that is done or an answer is on its way."""
+        """uvicorn callback: the input is invalid; respond, unless a response was sent or has begun."""
         if not self._deaf:
             self._deaf = True
             self._say(ApiError(400, "the request cannot be read as HTTP/1.1"))
@@ -212,7 +215,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if awaited == "body":
             owed = not cycle.response_started
-        else:  # no answer for an idle connection, nor for a body whose request was answered before the body ended
+        else:  # no response for an idle connection, nor if the response came before the whole body
             owed = self._received > 0 and (cycle is None or not cycle.more_body)
         if owed:
             self._say(ApiError(status, message))
@@ -220,7 +223,6 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _say(self, error: ApiError) -> None:
-        """Answer, and close."""
         body = json.dumps(error.body).encode()
         lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}", "content-type: application/json",
                  f"content-length: {len(body)}", "connection: close",
@@ -230,5 +232,5 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def bounded_by(clients: Clients) -> type[BoundedProtocol]:
-    """The protocol of a server whose connections `clients` counts."""
+    """Return the protocol class of a server whose connections `clients` counts."""
     return type("CountedProtocol", (BoundedProtocol,), {"clients": clients})

@@ -1,13 +1,13 @@
-"""Errors as OpenAI's clients expect them: {"error": {"message", "type", "param", "code"}} under the right status.
+"""Errors in OpenAI's format, {"error": {"message", "type", "param", "code"}}, and their HTTP status.
 
-    400  what the request asks for cannot be done (InputError), or its body cannot be read
-    401  no key, or a wrong one          404  no such route, or another model than the one served
+    400  the request cannot be served (InputError), or its body cannot be read
+    401  no key, or a wrong one          404  no such route, or another model than the served one
     405  another method
-    413  the body is too large           415  the body is not declared as JSON
+    413  the body is too large           415  the Content-Type is not JSON
     429  the client has too many connections or requests (with Retry-After)
-    500  a fault of this server          503  loading, draining, overloaded (with Retry-After), or the engine stopped
+    500  an error of this server         503  loading, draining, overloaded (with Retry-After), or the engine stopped
 
-No message holds a stack trace or a path of the server. The answer to an unexpected error says only that the log has it.
+No message holds a stack trace or a path of the server. For an unexpected error it only points to the log.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _log = logging.getLogger("llmc")
 INVALID = "invalid_request_error"
 SERVER = "server_error"
 CLIENT_GONE = 499
-"""A status for the metrics only: nginx's number for a client that closed its connection."""
+"""Status in the metrics for a client that closed its connection, as in nginx."""
 _SUBJECT = re.compile(r"[a-z][a-z0-9_]*")
 
 
 class ApiError(LlmcError):
-    """An answer that is an error: its HTTP status, what the error object says, and headers beside it."""
+    """An error response: HTTP status, error object and additional headers."""
 
     def __init__(
         self, status: int, message: str, *, kind: str = INVALID, param: str | None = None, code: str | None = None,
@@ -59,24 +59,24 @@ class ApiError(LlmcError):
 
     @property
     def response(self) -> JSONResponse:
-        """The whole answer."""
+        """The complete response."""
         return JSONResponse(self.body, self.status, self.headers)
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """A 400."""
+    """Return a 400 error."""
     return ApiError(400, message, param=param, code=code)
 
 
 def unavailable(message: str, retry_after_s: float, code: str) -> ApiError:
-    """A 503 that says when to try again, in whole seconds."""
+    """Return a 503 error with Retry-After in whole seconds."""
     return ApiError(
         503, message, kind=SERVER, code=code, headers={"Retry-After": str(max(1, math.ceil(retry_after_s)))}
     )
 
 
 def api_error(error: BaseException, fields: Mapping[str, Any] | None = None) -> ApiError:
-    """What to answer to `error`. An InputError that begins with one of the request's `fields` names it as param."""
+    """Convert `error` to a response; an InputError that begins with one of the request's `fields` sets param."""
     match error:
         case ApiError():
             return error
@@ -94,11 +94,11 @@ def api_error(error: BaseException, fields: Mapping[str, Any] | None = None) -> 
             return ApiError(error.status_code, str(error.detail), headers=error.headers)
         case _:
             _log.error("a request failed: %s: %s", type(error).__name__, error, exc_info=error)
-            return ApiError(500, "the server failed on this request; its log says more", kind=SERVER, code="internal")
+            return ApiError(500, "the server failed on this request; see its log", kind=SERVER, code="internal")
 
 
 def install(app: FastAPI) -> None:
-    """Let every error of `app` be answered as above."""
+    """Install handlers for all errors of `app`."""
 
     async def answer(request: Request, error: Exception) -> Response:
         return api_error(error).response
@@ -107,7 +107,7 @@ def install(app: FastAPI) -> None:
         known = api_error(error)
         what = f"{request.method} {request.url.path[:200]!r}"
         if known.status == 404:
-            known = ApiError(404, f"no such route: {what}; /openapi.json lists them", code="unknown_url")
+            known = ApiError(404, f"no such route: {what}; /openapi.json lists all routes", code="unknown_url")
         elif known.status == 405:
             allowed = known.headers.get("Allow", known.headers.get("allow", "another method"))
             message = f"{what} is not allowed here; use {allowed}"
@@ -124,13 +124,13 @@ def install(app: FastAPI) -> None:
 
 
 class AnswerFaults:
-    """Answers 500 when `app` raises an unexpected error. If the answer has begun, the connection is closed instead."""
+    """Responds 500 if `app` raises an unexpected error, or closes the connection if the response has begun."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
+        """Handle one connection."""
         started = False
 
         async def watched(message: Message) -> None:

@@ -1,4 +1,4 @@
-"""Events of a server process, reported to the code that started it: one dataclass for each event."""
+"""Events that a server process reports to the code that started it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmc.server.state import Progress
 
 @dataclass(frozen=True)
 class Listening:
-    """The socket is bound and answers; `open_to_all`: others than this host reach it, and no API key is asked for."""
+    """The socket is bound and responds; `open_to_all`: other hosts can reach it without an API key."""
 
     url: str
     open_to_all: bool = False
@@ -19,7 +19,7 @@ class Listening:
 
 @dataclass(frozen=True)
 class Ready:
-    """The bundle is open and warm. `seconds` since the process began to serve, `warmed` steps run for it."""
+    """The bundle is open and warm: `seconds` since the process started serving, and `warmed` warm-up steps."""
 
     model: str
     device: str
@@ -30,8 +30,10 @@ class Ready:
 
 @dataclass(frozen=True)
 class WarmAside:
-    """Buckets that were left to run between requests have run: `warmed` of them, in `seconds` of steps; the others
-    `failed`, and requests that need them will too."""
+    """The warm-up between requests ended: `warmed` buckets in `seconds` of steps.
+
+    The `failed` buckets raised errors, and so will requests that need them.
+    """
 
     warmed: int
     failed: tuple[str, ...]
@@ -41,8 +43,11 @@ class WarmAside:
 
 @dataclass(frozen=True)
 class Swapped:
-    """New requests run on the bundle `digest` of `model` in place of `previous`, on which `draining` requests still
-    run; `seconds` since it was asked for. Not `changed`: that bundle was served already."""
+    """New requests run on the bundle `digest` of `model` in place of `previous`, `seconds` after the swap was
+    requested.
+
+    `draining` requests still run on the previous bundle. Not `changed`: that bundle was served already.
+    """
 
     model: str
     digest: str
@@ -54,7 +59,7 @@ class Swapped:
 
 @dataclass(frozen=True)
 class SwapRefused:
-    """A bundle was not taken, by the reason `code`; what was served is served."""
+    """A bundle was refused for the reason `code`; the served one stays."""
 
     message: str
     code: str
@@ -62,7 +67,7 @@ class SwapRefused:
 
 @dataclass(frozen=True)
 class Retired:
-    """The last request on the bundle `digest` ended `seconds` after another one took its place; it is closed."""
+    """The replaced bundle `digest` is closed: its last request ended `seconds` after the swap."""
 
     digest: str
     seconds: float
@@ -70,7 +75,7 @@ class Retired:
 
 @dataclass(frozen=True)
 class Draining:
-    """Signal `signal` came: no new requests; those that run or wait may take `timeout_s` seconds more."""
+    """Signal `signal` arrived: no new requests; running and waiting ones get `timeout_s` more seconds."""
 
     signal: str
     running: int
@@ -80,14 +85,14 @@ class Draining:
 
 @dataclass(frozen=True)
 class Dead:
-    """The engine stopped on an error; the process stays up, unhealthy, for its keeper to replace."""
+    """The engine stopped on an error; the process stays up, unhealthy, until its supervisor replaces it."""
 
     message: str
 
 
 @dataclass(frozen=True)
 class ReplicaLost:
-    """One of several server processes ended, for `reason`; another one starts in its place after `again_s` seconds."""
+    """A replica process ended for `reason`; it is restarted after `again_s` seconds."""
 
     replica: int
     reason: str
@@ -96,7 +101,7 @@ class ReplicaLost:
 
 @dataclass(frozen=True)
 class ReplicaBack:
-    """The process in its place serves, `seconds` after it was started."""
+    """The restarted replica serves, `seconds` after its start."""
 
     replica: int
     seconds: float
@@ -104,7 +109,7 @@ class ReplicaBack:
 
 @dataclass(frozen=True)
 class Stopped:
-    """Nothing is served any more; `cancelled` requests did not end in time, `seconds` were spent on stopping."""
+    """The server has stopped: `cancelled` requests did not end in time; stopping took `seconds`."""
 
     cancelled: int
     seconds: float
@@ -125,4 +130,4 @@ Event: TypeAlias = (
     | ReplicaBack
 )
 Report = Callable[[Event], None]
-"""Called from the loop's thread, the loader's and the engine's; must return at once."""
+"""Called from the event loop, loader and engine threads; must not block."""

@@ -1,4 +1,4 @@
-"""The engine requests of one HTTP request: one for each prompt, with all choices in one numbering."""
+"""The engine requests of one HTTP request: one per prompt, with one numbering for all choices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRACE_HEADERS = ("traceparent", "tracestate")
 
 @dataclass
 class Answer:
-    """One choice when it is over."""
+    """A finished choice."""
 
     parts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -36,8 +36,11 @@ class Answer:
 
 
 def check_room(served: Served, config: ServerConfig, prompts: int, params: SamplingParams) -> None:
-    """Refuse this many prompts before any work is done for them. Raises ApiError if they could never be admitted
-    together, OverloadedError and EngineDeadError if nothing can be admitted now."""
+    """Refuse too many prompts before any work is done.
+
+    Raises ApiError if they could never be admitted together, OverloadedError and EngineDeadError if nothing can be
+    admitted now.
+    """
     count, most = prompts * params.choices, config.max_queued_requests + served.limits.max_num_seqs
     if count > most:
         raise bad_request(f"the request asks for {count} sequences; this server takes at most {most} at once", "prompt")
@@ -45,7 +48,7 @@ def check_room(served: Served, config: ServerConfig, prompts: int, params: Sampl
 
 
 class Generation:
-    """Requests that were accepted. Choice n·p + i is choice i of prompt p."""
+    """Accepted requests. Choice n·p + i is choice i of prompt p."""
 
     def __init__(self, streams: Sequence[Stream], prompts: Sequence[Sequence[int]], n: int) -> None:
         self.prompts = prompts
@@ -59,9 +62,10 @@ class Generation:
         cls, served: Served, request_id: str, prompts: Sequence[list[int]], params: SamplingParams,
         priority: int | None = None, adapter: int = 0, headers: Mapping[str, str] | None = None,
     ) -> Generation:  # fmt: skip
-        """Have the engine run `prompts`, with an adapter of the bundle or none (0); all or none. `headers`, those of
-        the HTTP request, may name the trace that it is part of. Raises InputError, OverloadedError or
-        EngineDeadError."""
+        """Submit all of `prompts` to the engine, or none, with adapter number `adapter` (0: none).
+
+        `headers` of the HTTP request may name its trace. Raises InputError, OverloadedError or EngineDeadError.
+        """
         ends, streams = served.tokenizer.eos_token_ids, []
         trace = {name: headers[name] for name in TRACE_HEADERS if name in headers} if headers else {}
         try:
@@ -76,18 +80,18 @@ class Generation:
         return cls(streams, prompts, params.n)
 
     def cancel(self) -> None:
-        """Free the slots; requests that have ended are not changed."""
+        """Cancel unfinished requests and free their slots."""
         for stream in self._streams:
             stream.cancel()
 
     @property
     def choices(self) -> int:
-        """Choices of all prompts."""
+        """Number of choices of all prompts."""
         return len(self.prompts) * self.n
 
     @property
     def usage(self) -> dict[str, Any]:
-        """Tokens so far, as OpenAI counts them."""
+        """Tokens so far, in OpenAI's usage format."""
         prompt = sum(map(len, self.prompts))
         return {
             "prompt_tokens": prompt,
@@ -97,10 +101,10 @@ class Generation:
         }
 
     async def updates(self) -> AsyncGenerator[list[tuple[int, Update]], None]:
-        """News, as (choice, update). Raises ApiError for a choice that was cut off, EngineDeadError with the engine. A
-        choice that failed ends alone, with finish_reason "error".
+        """Yield updates as (choice, update); call `cancel` if you stop early.
 
-        Whoever stops iterating early has to `cancel`.
+        Raises ApiError for a choice that was cut off, and the engine's EngineDeadError. A choice that fails by itself
+        ends with finish_reason "error".
         """
         if len(self._streams) == 1:
             async for updates in self._streams[0]:
@@ -139,7 +143,7 @@ class Generation:
         return [(prompt * self.n + update.index, update) for update in updates]
 
     async def answers(self) -> list[Answer]:
-        """All choices, when the last is over; cancels what is left when this is cancelled or raises."""
+        """Return all choices when the last is finished; on an error or cancellation, cancels the rest."""
         found = [Answer() for _ in range(self.choices)]
         try:
             async for updates in self.updates():

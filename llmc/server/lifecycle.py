@@ -1,8 +1,8 @@
 """A server's life in one process: bound → loading → ready → draining → stopped.
 
-The socket answers from the first moment; a thread loads meanwhile. The first `stop` refuses new requests and lets the
-accepted ones end, for at most config.shutdown_timeout_s; the second cancels them, and their callers get an error.
-While it is ready, `reload` puts another bundle in the place of what is served (swapping.py).
+The socket responds from the start, while a thread loads. The first `stop` refuses new requests and lets accepted ones
+end within config.shutdown_timeout_s; the second cancels them with an error. While ready, `reload` replaces the served
+bundle (swapping.py).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from llmc.server.state import Served
 
 CLOSING_S = 2
-"""Seconds that answers may take to reach slow clients when all requests are over."""
+"""Seconds for responses to reach slow clients after all requests have ended."""
 ENGINE_STOP_S = 1.0
 _LOOK_S = 0.2
 _TICK_S = 0.1
@@ -48,7 +48,7 @@ require_names("uvicorn", uvicorn.Server, "capture_signals", "main_loop", "on_tic
 
 
 class _Http(uvicorn.Server):
-    """uvicorn without its signal handlers, which are the process's matter; it ends at once when told to."""
+    """uvicorn without its signal handlers, which belong to the process; it ends at once when requested."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -60,7 +60,7 @@ class _Http(uvicorn.Server):
         self._reported.set()
 
     async def main_loop(self) -> None:
-        """uvicorn's, whose ticks are a tenth of a second apart, without the wait for the last one."""
+        """uvicorn's main loop, which ticks every 0.1 s, without waiting for the last tick."""
         ticks = 0
         while not await self.on_tick(ticks):
             ticks = (ticks + 1) % 864_000
@@ -68,27 +68,26 @@ class _Http(uvicorn.Server):
                 await asyncio.wait_for(self._reported.wait(), _TICK_S)
 
     async def take(self, connection: socket.socket, ended: Callable[[], None]) -> None:
-        """Serve a connection that was accepted elsewhere; `ended` is called when it is over."""
+        """Serve a connection that was accepted elsewhere; calls `ended` when it is over."""
         built: Any = self.config.http_protocol_class
         protocol = built(config=self.config, server_state=self.server_state, app_state={})
         protocol.ended = ended
         try:
             await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection)
-        except OSError:  # the client has gone
+        except OSError:  # the client has disconnected
             connection.close()
             ended()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Nothing."""
         yield
 
 
 class Server:
-    """Serves what `open_bundle` gives on `listener`, until `stop`; `reopen` finds what is served in its place.
+    """Serves the bundle of `open_bundle` on `listener` until `stop`; `reopen` finds its replacement.
 
-    `observers` watch the engine besides the metrics; `report` hears of events. `access_log` logs requests to the
-    logger "uvicorn.access". `loaded` is called in the loader's thread once everything is read.
+    `observers` watch the engine in addition to the metrics; `report` receives events. `access_log`: log requests to the
+    logger "uvicorn.access". `loaded` is called in the loader's thread once everything is loaded.
     """
 
     def __init__(
@@ -116,19 +115,21 @@ class Server:
             log_level="error", access_log=access_log, timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=CLOSING_S, **UVICORN,
         )  # fmt: skip
-        if access_log:  # after uvicorn set the level of both its loggers
+        if access_log:  # after uvicorn has set the level of both its loggers
             logging.getLogger("uvicorn.access").setLevel(logging.INFO)
         self._http = _Http(how)
 
     @property
     def loading(self) -> bool:
-        """Whether a thread still loads, or closes, a bundle."""
+        """Whether a thread is still loading or closing a bundle."""
         swapping = self._swapper.thread
         return self.loader.is_alive() or (swapping is not None and swapping.is_alive())
 
     def reload(self) -> None:
-        """Swap in what is now where the served bundle came from; from any thread, or a signal handler. What becomes of
-        it is reported."""
+        """Swap in the current bundle from the original source; the outcome is reported as an event.
+
+        Callable from any thread and from signal handlers.
+        """
 
         def begin() -> None:
             self._reload = asyncio.create_task(self._swap())
@@ -142,14 +143,17 @@ class Server:
             await self._swapper.swap()
 
     def stop(self, signum: int = signal.SIGTERM) -> None:
-        """Drain, or, the second time, stop without waiting. From any thread, or a signal handler; returns at once."""
+        """Drain; the second time, stop without waiting. Returns at once.
+
+        Callable from any thread and from signal handlers.
+        """
         self._signals.append(signum)
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has already ended
                 self._loop.call_soon_threadsafe(self._news.set)
 
     async def run(self) -> None:
-        """Serve until stopped. Raises what loading raised, once the socket is closed."""
+        """Serve until stopped. Raises the loading error after the socket is closed."""
         self._loop = asyncio.get_running_loop()
         http = asyncio.create_task(self._http.serve(list(self.listener.sockets)))
         try:
@@ -171,11 +175,11 @@ class Server:
 
     @property
     def _open(self) -> list[Served]:
-        """What is served, and what was before and is still used."""
+        """The served bundle, and a replaced one that is still in use."""
         return [served for served in (self.state.served, self._swapper.retiring) if served is not None]
 
     async def _serve(self, http: asyncio.Task[None]) -> None:
-        """Until a signal came, loading failed or the HTTP server ended; tells when the engine dies."""
+        """Wait for a signal, a loading error or the end of the HTTP server; report if the engine dies."""
         reported = None
         while not (self._signals or self.state.load_error or http.done()):
             engine = None if self.state.served is None else self.state.served.engine
@@ -187,7 +191,7 @@ class Server:
             self._news.clear()
 
     async def _drain(self) -> tuple[int, float]:
-        """Let accepted requests end; how many were cancelled, and when it began."""
+        """Let accepted requests end; return the number of cancelled ones and the start time."""
         began = time.monotonic()
         self.state.draining = True
         stats, engines = self._swapper.stats, [served.engine for served in self._open]
@@ -208,7 +212,7 @@ class Server:
         return draining.result(), began
 
     def _load(self) -> None:
-        """In the loader's thread."""
+        """Runs in the loader's thread."""
         if not self.backend.load():
             return
         if self._loop is not None:

@@ -1,4 +1,4 @@
-"""The socket that the server listens on: TCP, or a Unix socket."""
+"""The listening socket: TCP or Unix."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from llmc.server.state import ServerState
 
 BACKLOG = 2048
-"""Connections that the kernel may hold before they are accepted."""
+"""Connections that the kernel holds before they are accepted."""
 Sockets: TypeAlias = Sequence[socket.socket]
 Take: TypeAlias = Callable[[socket.socket, Callable[[], None]], Coroutine[None, None, None]]
-"""Serves an accepted connection; what it is called with is called once that has ended."""
+"""Serves an accepted connection; calls its second argument when the connection has ended."""
 
 
 @dataclass(frozen=True)
 class Listener:
-    """A bound, listening socket and how clients reach it; `path` is that of a Unix socket."""
+    """A listening socket and how clients reach it; `path` is the path of a Unix socket."""
 
     socket: socket.socket
     url: str
@@ -35,19 +35,19 @@ class Listener:
 
     @property
     def sockets(self) -> Sockets:
-        """Those that the server accepts connections from."""
+        """The sockets that the server accepts connections from."""
         return (self.socket,)
 
     async def begin(self, take: Take, state: ServerState) -> None:
-        """The server over `state` runs: give `take` the connections that come otherwise."""
+        """Start passing connections that are accepted elsewhere to `take`; the server over `state` runs."""
 
     @property
     def local(self) -> bool:
-        """Whether only this host reaches it."""
+        """Whether only this host can connect."""
         return self.path is not None or ip_address(self.socket.getsockname()[0].partition("%")[0]).is_loopback
 
     def close(self) -> None:
-        """Close the socket; a Unix socket's file goes, too."""
+        """Close the socket and remove the file of a Unix socket."""
         self.socket.close()
         if self.path is not None:
             with suppress(OSError):
@@ -55,7 +55,7 @@ class Listener:
 
 
 def listen(host: str, port: int) -> Listener:
-    """Bind TCP `host`:`port` (0: a free port) and listen. Raises InputError, naming the flag, where that fails."""
+    """Bind TCP `host`:`port` (0: a free port) and listen. Raises InputError that names the flag."""
     if not 0 <= port <= 65535:
         raise InputError(f"--port {port} is not a port: use 1 … 65535, or 0 for a free one")
     try:
@@ -70,9 +70,9 @@ def listen(host: str, port: int) -> Listener:
 
 
 def listen_unix(path: Path) -> Listener:
-    """Bind the Unix socket `path`; the file that a killed server left is replaced, that of a live one never.
+    """Bind the Unix socket `path`; replaces the file of a killed server, never that of a live one.
 
-    Raises InputError where the path cannot be bound.
+    Raises InputError if the path cannot be bound.
     """
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -89,7 +89,7 @@ def listen_unix(path: Path) -> Listener:
 def _remove_abandoned(path: Path) -> None:
     try:
         if not stat.S_ISSOCK(path.stat().st_mode):
-            return  # binding then says that the address is in use
+            return  # bind then reports that the address is in use
     except FileNotFoundError:
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

@@ -1,4 +1,4 @@
-"""From a bundle on disk to one that is open, warm and ready to serve; runs beside the server, in a thread."""
+"""Load a bundle from disk until it is open, warm and ready to serve; runs in a thread next to the server."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ if TYPE_CHECKING:
     from llmc.server.warming import Report, WarmUp
 
 OpenBundle = Callable[[Callable[[Progress], None]], Path | Bundle]
-"""Finds or makes the bundle to serve, telling its progress; raises LlmcError."""
+"""Finds or builds the bundle to serve, and reports its progress; raises LlmcError."""
 
 
 class StoppedLoadingError(Exception):
-    """The process was told to stop while it loaded."""
+    """The process was stopped while loading."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What is served from now on; `warm` says what was run, for which `compilations` were needed, `origin` where its
-    verification comes from (artifacts/local/origins.py)."""
+    """A loaded bundle; `warm`: its warm-up, with `compilations`; `origin`: of its verification
+    (artifacts/local/origins.py).
+    """
 
     served: Served
     warm: Warm
@@ -42,18 +43,20 @@ class Loaded:
 
     @classmethod
     def of(cls, served: Served, warm: Warm, compilations: int) -> Loaded:
-        """With the bundle's own origin."""
+        """Build a Loaded with the bundle's own origin."""
         bundle = served.bundle
         return cls(served, warm, compilations, verification_origin(bundle.files, None, bundle.settings).name)
 
 
 def as_bundle(found: Path | Bundle) -> Bundle:
-    """The bundle that is there now: a link that moves later does not change what is read of it."""
+    """Open a path now, so that a link that moves later does not change what is read."""
     return found if isinstance(found, Bundle) else Bundle.open(found.resolve())
 
 
 def read_grammars(served: Served, config: ServerConfig) -> None:
-    """Read what grammars need, where the server does that ahead of the first; requests that miss it get the error."""
+    """Load grammar support in advance, if the server is configured to. After an error, requests that need it get the
+    error.
+    """
     if served.pooler is None and config.warm_aside:
         with contextlib.suppress(LlmcError):
             served.generating.engine.constraints(at_once=False)
@@ -62,10 +65,10 @@ def read_grammars(served: Served, config: ServerConfig) -> None:
 def load(
     open_bundle: OpenBundle, config: ServerConfig, options: EngineOptions, warm_up: WarmUp, tell: Report
 ) -> Loaded:
-    """Open a bundle, run its graphs once, as `warm_up` says, and start the engine, which nothing observes yet.
+    """Open a bundle, run its graphs as `warm_up` says, and start the engine without observers.
 
-    `tell` hears of all progress; it may raise StoppedLoadingError to give up. Raises LlmcError where the bundle cannot
-    be had or cannot be served here; nothing is left open then.
+    `tell` receives all progress; it may raise StoppedLoadingError to stop. Raises LlmcError if the bundle is
+    unavailable or cannot be served here, and closes everything.
     """
     tell(Progress("open"))
     bundle = as_bundle(open_bundle(tell))
@@ -105,7 +108,7 @@ def load(
 
 
 def _load_pooler(bundle: Bundle, name: str, config: ServerConfig, options: EngineOptions, tell: Report) -> Loaded:
-    """Open a bundle without a cache, and run every bucket, or one text of each length where any shape runs."""
+    """Open an embedding or scoring bundle and run every bucket, or one text of each length if any shape runs."""
     from llmc.runtime.pooling.pooler import AsyncPooler, Pooler
     from llmc.runtime.startup.pool_warming import PoolWarming
 
@@ -130,7 +133,7 @@ def _load_pooler(bundle: Bundle, name: str, config: ServerConfig, options: Engin
 
 
 def _served_name(bundle: Bundle, config: ServerConfig) -> str:
-    """The model's name, as asked for or its own. Raises InputError where an adapter has it."""
+    """Return the requested or own model name. Raises InputError if an adapter has it."""
     name = config.served_model_name or model_name(bundle)
     if any(adapter.name == name for adapter in bundle.adapters):
         raise InputError(f"--served-model-name {name}: an adapter of the bundle is called that; give the model another")
@@ -138,6 +141,6 @@ def _served_name(bundle: Bundle, config: ServerConfig) -> str:
 
 
 def model_name(bundle: Bundle) -> str:
-    """The model's name for clients: without the folders it was in; the bundle's, where it has none."""
+    """Return the model's name without its folders, or the bundle's name."""
     name = str(bundle.manifest.model.get("name") or bundle.manifest.provenance.get("model") or "")
     return PurePath(name).name or bundle.path.name

@@ -1,4 +1,4 @@
-"""The OpenAPI document: what FastAPI finds in the routes, the bodies that they read themselves, and the API key."""
+"""The OpenAPI document: FastAPI's routes, the bodies that routes read themselves, and the API key."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ _REF = "#/components/schemas/{model}"
 
 
 def reads(model: type[Body]) -> dict[str, Any]:
-    """`openapi_extra` of a route that reads its body as `model`."""
+    """Return `openapi_extra` for a route that reads its body as `model`."""
     schema = {"$ref": _REF.format(model=model.__name__)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def streams(description: str) -> dict[str, Any]:
-    """The second form of a 200 answer: a stream."""
+    """Describe the streamed form of a 200 response."""
     data = {"type": "string", "description": "A chunk as JSON, an error object as JSON, or [DONE]."}
     event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
     return {"description": description, "content": {"text/event-stream": {"schema": event}}}
 
 
 def document(app: FastAPI, bodies: Iterable[type[Body]], keyed: bool, open_paths: Iterable[str]) -> None:
-    """Let /openapi.json hold the schemas of `bodies`, and the key that all but `open_paths` ask for where `keyed`;
-    it is written once."""
+    """Add schemas of `bodies` and, if `keyed`, the key for all but `open_paths` to /openapi.json, which is rendered
+    once.
+    """
     plain = app.openapi
 
     def openapi() -> dict[str, Any]:

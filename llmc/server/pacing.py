@@ -1,4 +1,4 @@
-"""Work beside requests that run: with rests, and at a low priority where it can be taken back."""
+"""Run background work next to requests: with pauses, and at low priority if that can be undone."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 REST = 3.0
-"""Seconds of rest for each second of work, while requests run."""
+"""Seconds of pause for each second of work, while requests run."""
 LONGEST_REST_S = 10.0
 LOWER = 10
-"""Of niceness: a tenth of a core that others want. At 19 more a swap under full load took minutes."""
+"""Added niceness: leaves the work a tenth of a contended core. At 19 more, a swap under full load took minutes."""
 NICEST = 19
-"""The system takes no higher niceness, and sets this one instead."""
+"""The system's maximum; higher values are clamped to it."""
 _LOOK_S = 0.05
 
 
 class Pace:
-    """`rest` waits between two parts of the work, REST times as long as the last part took, while `busy` says so."""
+    """Pauses between parts of the work, REST times as long as the last part, while `busy` returns true."""
 
     def __init__(self, busy: Callable[[], bool]) -> None:
         self._busy, self._since = busy, time.monotonic()
 
     def rest(self) -> None:
-        """In the thread that works; LONGEST_REST_S at most."""
+        """Pause the working thread, LONGEST_REST_S at most."""
         now = time.monotonic()
         until = now + min(LONGEST_REST_S, REST * (now - self._since))
         while self._busy() and (left := until - time.monotonic()) > 0:
@@ -37,11 +37,10 @@ class Pace:
 
 @contextmanager
 def low_priority() -> Iterator[None]:
-    """The calling thread, which is to end behind it, is nicer by LOWER: what serves meanwhile goes first.
+    """Raise the niceness of the calling thread by LOWER, so that serving goes first. The thread must end afterwards.
 
-    Threads and child processes that it starts have that too, and go on serving, so they get the usual one back in the
-    end. Where the system allows this to nobody (RLIMIT_NICE, CAP_SYS_NICE), or niceness is not a thread's own, nothing
-    changes.
+    Threads and child processes that it starts inherit this and live on, so they are reset at the end. Does nothing if
+    the system does not allow a reset (RLIMIT_NICE, CAP_SYS_NICE), or if niceness is not per thread.
     """
     if not (sys.platform == "linux" and _may_return()):
         yield
@@ -60,7 +59,7 @@ def low_priority() -> Iterator[None]:
 
 
 def _tasks() -> set[int]:
-    """The threads of this process and of its children."""
+    """Return the threads of this process and of its children."""
     found = list(Path("/proc/self/task").iterdir())
     for task in list(found):
         with suppress(OSError):
@@ -70,7 +69,7 @@ def _tasks() -> set[int]:
 
 
 def _may_return() -> bool:
-    """Whether the calling thread may be less nice again; it is tried."""
+    """Try whether the calling thread may lower its niceness again."""
     me = threading.get_native_id()
     own = os.getpriority(os.PRIO_PROCESS, me)
     try:

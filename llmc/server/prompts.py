@@ -1,4 +1,4 @@
-"""Prompts of requests as token ids."""
+"""Convert request prompts to token ids."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 async def completion_prompts(request: Request, served: Served, body: CompletionRequest) -> list[list[int]]:
-    """Token ids of every prompt. Raises InputError for text that is not Unicode, ApiError for what does not fit."""
+    """Return the token ids of every prompt. Raises InputError for invalid Unicode, ApiError for prompts that do not
+    fit.
+    """
     prompts, keep = body.prompt, body.truncate_prompt_tokens
     if isinstance(prompts[0], str):
         return await fitting(request, served, prompts, body.add_special_tokens is not False, keep)
@@ -32,7 +34,9 @@ async def fitting(
     request: Request, served: Served, texts: Sequence[str], add_special_tokens: bool, keep: int | None,
     field: str = "prompt",
 ) -> list[list[int]]:  # fmt: skip
-    """Token ids of `texts`, each `truncated`; what is surely too long is refused before it is tokenised."""
+    """Return the token ids of `texts`, each `truncated`; texts that are certainly too long are refused before
+    tokenizing.
+    """
     most = served.limits.longest_prompt if keep in (None, -1) else keep
     if keep is None:
         await aside(request, sum(map(len, texts)), lambda: check_lengths(served, texts, field))
@@ -44,8 +48,11 @@ async def encode_each(
     request: Request, served: Served, texts: Sequence[str], add_special_tokens: bool, most: int | None,
     shortened: bool = False,
 ) -> Encoded:  # fmt: skip
-    """Token ids of each text and their number; of more than `most` the last, or none where a text may not be
-    `shortened`. Long ones, and those that may become long, are tokenised in another process."""
+    """Return the token ids and token count of each text.
+
+    Of more than `most` tokens, returns the last `most` if `shortened`, otherwise no ids. Long texts are tokenized in
+    another process.
+    """
     how: dict[str, Any] = {"most": most, "add_special_tokens": add_special_tokens, "shortened": shortened}
     bounds, size = served.tokenizer.bounds, sum(map(len, texts))
     if size >= LONG or not bounds.fits(size):
@@ -56,7 +63,7 @@ async def encode_each(
 
 
 def check_lengths(served: Served, texts: Sequence[str], field: str = "prompt") -> None:
-    """Raise ApiError for a text that is too long whatever its tokens are, which takes no tokenizer to see."""
+    """Raise ApiError for a text that is too long whatever its tokens are, without tokenizing it."""
     longest, width = served.limits.longest_prompt, served.tokenizer.width
     for text in texts:
         if width is None or 4 * len(text) <= longest:  # a character has at most 4 bytes, and a token at least one
@@ -70,9 +77,11 @@ def check_lengths(served: Served, texts: Sequence[str], field: str = "prompt") -
 def truncated(
     served: Served, ids: list[int], keep: int | None, field: str = "prompt", count: int | None = None
 ) -> list[int]:
-    """The last `keep` ids (None: all; -1: as many as the model takes). Raises ApiError for a prompt that stays too
-    long, naming the limit, or is empty; `field` is where it came from, `ids` the last of `count`,
-    or none of too many."""
+    """Return the last `keep` ids (None: all; -1: as many as the model takes).
+
+    Raises ApiError, naming the limit, for a prompt that is too long or empty. `field` is its source; `ids` are the last
+    of `count`, or empty if there are too many.
+    """
     longest = served.limits.longest_prompt
     if keep == 0:
         raise bad_request(
@@ -103,15 +112,18 @@ async def render(
     add_generation_prompt: bool | None = None, continue_final_message: bool | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> str:  # fmt: skip
-    """The chat template's text. Raises InputError for messages that it refuses, ApiError where there is no template,
-    or where it shows no tools, and ClientDisconnect."""
+    """Apply the chat template.
+
+    Raises InputError for messages that it refuses, ApiError if there is no template or it shows no tools, and
+    ClientDisconnect.
+    """
     template = served.chat_template
     if template is None:
         raise bad_request("this model has no chat template: use /v1/completions with a prompt", "messages")
     if tools and not takes_tools(served):
         raise bad_request("this model's chat template does not take tools", "tools")
     if continue_final_message and add_generation_prompt:
-        raise bad_request("continue_final_message excludes add_generation_prompt", "continue_final_message")
+        raise bad_request("continue_final_message is not allowed with add_generation_prompt", "continue_final_message")
     plain = await aside(request, len(messages) * _MESSAGE_SIZE, lambda: [_plain(message) for message in messages])
     if add_generation_prompt is None:
         add_generation_prompt = not continue_final_message
@@ -124,7 +136,7 @@ async def render(
 
 
 _MESSAGE_SIZE = 32
-"""Characters that take as long to look at as a message does to be made data of."""
+"""Characters that take as long to check as converting one message to plain data."""
 
 
 def takes_tools(served: Served) -> bool:
@@ -133,7 +145,7 @@ def takes_tools(served: Served) -> bool:
 
 
 def _plain(message: Message) -> dict[str, Any]:
-    """The message as data; arguments of earlier tool calls as objects, which templates expect, not as JSON text."""
+    """Return the message as plain data; templates expect arguments of earlier tool calls as objects, not JSON text."""
     plain = message.model_dump(exclude_unset=True)
     for call in plain.get("tool_calls") or ():
         function = call.get("function")

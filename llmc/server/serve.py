@@ -1,4 +1,4 @@
-"""`serve`: a server as a process of its own, with signals, a watchdog and an exit code."""
+"""`serve`: a server in its own process, with signals, a watchdog and an exit code."""
 
 from __future__ import annotations
 
@@ -30,16 +30,19 @@ if TYPE_CHECKING:
     from llmc.server.telemetry.request_spans import RequestSpans
     from llmc.server.warming import WarmUp
 
-_HANGUP = getattr(signal, "SIGHUP", None)  # which Windows lacks, as it does those of IGNORED
+_HANGUP = getattr(signal, "SIGHUP", None)  # Windows lacks it, and those of IGNORED
 SIGNALS = (signal.SIGTERM, signal.SIGINT, *([] if _HANGUP is None else [_HANGUP]))
-"""SIGTERM and SIGINT let running requests end. SIGHUP has the bundle read again. It ends the server as they do where
-its terminal is gone, and does nothing where it was ignored when the process began (nohup)."""
+"""SIGTERM and SIGINT let running requests end. SIGHUP reads the bundle again.
+
+If its terminal is gone, SIGHUP ends the server like SIGTERM; if it was ignored at the process's start (nohup), it does
+nothing.
+"""
 IGNORED = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
-"""What tools send to have logs reopened or state dumped: nothing to do here, and no reason to end."""
+"""Signals that tools send to reopen logs or dump state; the server has nothing to do and must not end."""
 FILES = 512
-"""Files that the process may want open beside its connections."""
+"""Files that the process may open in addition to its connections."""
 SWITCH_INTERVAL_S = 0.0005
-"""How long the engine's thread may keep the interpreter from the event loop's, and the other way round."""
+"""Seconds that one of the engine's and the event loop's threads may hold the interpreter while the other waits."""
 
 
 def serve(
@@ -48,12 +51,14 @@ def serve(
     cache_counters: Callable[[], Mapping[str, int]] | None = None, reopen: Reopen | None = None,
     listener: Listener | None = None,
 ) -> int:  # fmt: skip
-    """Serve until a signal; the exit code: 0, or 128 + the signal where a second one cut requests short.
+    """Serve until a signal; return the exit code: 0, or 128 + the signal if a second one cut requests short.
 
-    Connections come from `listener`, or else from the Unix socket `uds`, or `config.host`:`config.port`.
-    `cache_counters`: hits, misses and corrupt of the artifact store, for the metrics. To be called in the main thread,
-    once in a process: it may end the process itself where something hangs. Raises InputError where the socket cannot be
-    bound, and what `open_bundle` or loading raises. `reopen` finds what SIGHUP or POST /admin/bundle asks for.
+    Connections come from `listener`, the Unix socket `uds`, or `config.host`:`config.port`. `cache_counters`: hits,
+    misses and corrupt entries of the artifact store, for the metrics. `reopen` finds the bundle for SIGHUP or POST
+    /admin/bundle.
+
+    Call it in the main thread, once per process: it may end the process if something hangs. Raises InputError if the
+    socket cannot be bound, and errors of `open_bundle` and of loading.
     """
     listener = listener or listen_at(config, uds)
     with contextlib.ExitStack() as closing:
@@ -94,12 +99,12 @@ def serve(
 
 
 def listen_at(config: ServerConfig, uds: Path | None) -> Listener:
-    """Listen where `serve` does. Raises InputError where the socket cannot be bound."""
+    """Listen at the address that `serve` uses. Raises InputError if it cannot be bound."""
     return listen(config.host, config.port) if uds is None else listen_unix(uds)
 
 
 def means_swap() -> Callable[[int], bool]:
-    """Whether a signal asks for the bundle that there is by then: SIGHUP, unless a terminal of now is gone."""
+    """Return a test whether a signal requests a swap: SIGHUP, unless a terminal that is open now has gone."""
     terminals = [fd for fd in range(3) if os.isatty(fd)]
     return lambda signum: signum == _HANGUP and all(map(os.isatty, terminals))
 
@@ -117,7 +122,7 @@ def _recorders(config: ServerConfig) -> Iterator[TrafficRecorder | RequestSpans]
 
 @contextlib.contextmanager
 def handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """`handler` gets SIGNALS, and IGNORED do nothing, until the end."""
+    """Install `handler` for SIGNALS and ignore IGNORED, until the end of the block."""
     wanted = [s for s in SIGNALS if s != _HANGUP or signal.getsignal(s) is not signal.SIG_IGN]
     before = {signum: signal.signal(signum, handler) for signum in wanted}
     before |= {signum: signal.signal(signum, signal.SIG_IGN) for signum in IGNORED}
@@ -129,7 +134,7 @@ def handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's loop where it is installed, else asyncio's own."""
+    """Return uvloop's loop factory, or None for asyncio's."""
     try:
         import uvloop
     except ImportError:
@@ -138,7 +143,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def _allow_files(count: int) -> None:
-    """Raise the process's own limit of open files, as far as it may."""
+    """Raise the process's limit of open files as far as allowed."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -150,7 +155,7 @@ def _allow_files(count: int) -> None:
 
 
 def _log_accesses(keys: Sequence[str]) -> None:
-    """Log requests without what a URL must not tell: queries, and API keys wherever they stand."""
+    """Log requests without URL queries and without API keys."""
 
     def plain(record: logging.LogRecord) -> bool:
         if isinstance(record.args, tuple):

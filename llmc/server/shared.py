@@ -1,4 +1,4 @@
-"""Work that many ask for at once is done once for all of them."""
+"""Run work once for all concurrent callers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class SharedWork:
-    """Results of work in a thread, each for all who asked for it before it began."""
+    """Results of work in a thread, shared by all who called before it began."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -18,7 +18,7 @@ class SharedWork:
         self._result: Any = None
 
     async def get(self, work: Callable[[], T]) -> T:
-        """The result of `work`, begun after this was called. Raises what `work` raises, to one of those who asked."""
+        """Return the result of `work`, begun after this call. Errors of `work` are raised in one of the callers."""
         before = self._begun
         async with self._lock:
             if self._begun == before:

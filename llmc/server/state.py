@@ -1,4 +1,4 @@
-"""What the server's parts share: its configuration, how far it has come, and what it serves once it is ready."""
+"""State shared by the server's parts: configuration, loading progress, and what is served."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ Phase = Literal["loading", "ready", "draining", "dead"]
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """What `llmc serve` was asked for; times in seconds, sizes in bytes.
+    """Configuration of `llmc serve`; times in seconds, sizes in bytes.
 
-    `api_keys`: any of them opens every route but /health and /ready; none: no key is asked for. `max_queued_requests`:
-    requests that may wait for a slot; more are refused with 503. `max_body_bytes`: larger bodies are refused with 413.
-    `max_connections` and those of one client, and the requests of one that are answered at a time: 0 is no bound; see
-    clients.py.
-    `template_limits` bound the rendering of one conversation; `warm_aside`: the process for it starts with the server,
-    which refuses a template that does not parse, and what grammars need is read as soon as the server is ready, since
-    it holds up everything for 0.3 s.
-    `admin_tokens`: any of them opens the routes below /admin, which are not there without one; `allow_model_change`:
-    another bundle may be of another model.
+    - `api_keys`: any of them opens every route but /health and /ready; empty: no key is required.
+    - `max_queued_requests`: requests that may wait for a slot; more are refused with 503.
+    - `max_body_bytes`: larger bodies are refused with 413.
+    - `max_connections` and the per-client bounds of connections and requests: 0 is no bound; see clients.py.
+    - `template_limits`: limits of rendering one conversation.
+    - `warm_aside`: start the template process with the server, which then refuses a template that does not parse, and
+      load grammar support once ready, because loading blocks everything for 0.3 s.
+    - `admin_tokens`: any of them opens the routes below /admin, which do not exist without one.
+    - `allow_model_change`: a swap may change the model.
     """
 
     host: str = "127.0.0.1"
@@ -67,7 +67,7 @@ class ServerConfig:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far loading has come: `done` of `total` parts of `stage`, and the seconds left, where they can be told."""
+    """Loading progress: `done` of `total` parts of `stage`, and the seconds left, if known."""
 
     stage: str = "starting"
     done: int = 0
@@ -76,7 +76,7 @@ class Progress:
 
 
 class Users:
-    """Counts the requests that use something; for the event loop's thread alone."""
+    """Counts the requests that use something; only for the event loop's thread."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -84,7 +84,7 @@ class Users:
         self._none.set()
 
     def add(self, number: int) -> None:
-        """One more (1), or one less (-1)."""
+        """Add a request (1) or remove one (-1)."""
         self.count += number
         if self.count:
             self._none.clear()
@@ -92,15 +92,15 @@ class Users:
             self._none.set()
 
     async def gone(self) -> None:
-        """Wait until there is none."""
+        """Wait until there are no users."""
         await self._none.wait()
 
 
 @dataclass(frozen=True)
 class Served:
-    """An opened bundle, warm, with its engine running; `pooler` is that engine where the bundle embeds or scores.
+    """An opened, warm bundle with its running engine.
 
-    `users` are the requests that it was given to, from then to their last byte.
+    `pooler` is the engine of a bundle that embeds or scores. `users`: its requests, until their last byte.
     """
 
     bundle: Bundle
@@ -113,14 +113,14 @@ class Served:
 
     @property
     def pooler(self) -> AsyncPooler | None:
-        """The engine of a bundle without a cache."""
+        """The engine of an embedding or scoring bundle, or None."""
         from llmc.runtime.pooling.pooler import AsyncPooler
 
         return self.engine if isinstance(self.engine, AsyncPooler) else None
 
     @property
     def generating(self) -> AsyncEngine:
-        """The engine of a bundle that generates; raises ApiError for another."""
+        """The engine of a bundle that generates text; raises ApiError for any other."""
         from llmc.runtime.pooling.pooler import AsyncPooler
 
         if isinstance(self.engine, AsyncPooler):
@@ -130,15 +130,15 @@ class Served:
 
     @property
     def names(self) -> list[str]:
-        """What requests may name as their model: the base's name, and each adapter's, in the engine's order."""
+        """Valid model names in requests: the base name, then the adapters in the engine's order."""
         return [self.model_name, *(adapter.name for adapter in self.bundle.adapters)]
 
     def adapter(self, model: str | None) -> int:
-        """The number of the adapter that a request names as its model (None: the base); one of `names`."""
+        """Return the adapter number of `model`, which must be in `names`; None: the base model."""
         return 0 if model is None else self.names.index(model)
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Stop the engine, see AsyncEngine.close, and the processes beside it; may be called again."""
+        """Stop the engine, see AsyncEngine.close, and its helper processes; idempotent."""
         self.encoder.close()
         if self.chat_template is not None:
             self.chat_template.close()
@@ -154,34 +154,36 @@ class Served:
 
 @dataclass
 class ServerState:
-    """Shared by all routes. The loader sets `served` (or `load_error`), the engine's thread `aside`; the loop's thread
-    alone sets the others."""
+    """State shared by all routes.
+
+    The loader sets `served` or `load_error`, the engine's thread `aside`; only the event loop sets the others.
+    """
 
     config: ServerConfig
     metrics: Metrics
     snapshot: Snapshot
     progress: Progress = field(default_factory=Progress)
     aside: Progress | None = None
-    """How far the warm-up between requests has come, while there is one."""
+    """Progress of the warm-up between requests, if any."""
     served: Served | None = None
     load_error: BaseException | None = None
     draining: bool = False
     swap: Callable[[str | None, bool], Awaitable[Any]] | None = None
     """Serves another bundle: `Swapper.swap`, once the server runs."""
     all_metrics: Callable[[], Awaitable[Sequence[Metric]]] | None = None
-    """Those of all replicas, where this is one of several."""
+    """Returns the metrics of all replicas; None without replicas."""
     awaits: Callable[[], Progress | None] = lambda: None
-    """What it is not ready without, once it is so itself: other replicas that have yet to start."""
+    """Returns the startup progress of other replicas that this one, though ready, must wait for."""
     clients: Clients = field(init=False)
     rendered: tuple[SharedWork, SharedWork] = field(default_factory=lambda: (SharedWork(), SharedWork()))
-    """Metrics, plain and as OpenMetrics, for all who ask at once."""
+    """Rendered metrics, plain and as OpenMetrics, shared by concurrent scrapes."""
     replanner: Replanner = field(default_factory=Replanner)
     held_bytes: int = 0
-    """Of long bodies that are being read; see body.py."""
+    """Bytes of long bodies that are being read; see body.py."""
     started_at: float = field(default_factory=time.time)
 
     def metrics_as(self, replica: str) -> Sequence[Metric]:
-        """This server's metrics as those of a replica of that name."""
+        """Return this server's metrics with a replica label."""
         from llmc.server.telemetry.metrics import labelled
 
         return labelled(self.metrics.families(ready=self.phase == "ready"), replica)
@@ -193,7 +195,7 @@ class ServerState:
 
     @property
     def phase(self) -> Phase:
-        """dead once loading or the engine failed; then draining, loading or ready."""
+        """dead once loading or the engine failed; otherwise draining, loading or ready."""
         if self.load_error is not None or (self.served is not None and self.served.engine.error is not None):
             return "dead"
         if self.draining:

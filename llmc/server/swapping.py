@@ -1,9 +1,10 @@
-"""Another bundle in place of the one that is served, with no request lost.
+"""Replace the served bundle without losing a request.
 
-    opened and checked beside it → loaded and warm → probed → new requests run on it → the old one's end → it is closed
+opened and checked next to the old one → loaded and warm → probed → new requests run on it → the old one drains → it is
+closed
 
-Whatever fails before new requests run on it leaves the old one serving. One swap is done at a time: it is over when the
-old bundle is closed. Opening and warming up rest between their parts while requests run (pacing.py).
+An error before new requests run on it leaves the old bundle serving. Only one swap runs at a time, until the old bundle
+is closed. Opening and warming up pause between their parts while requests run (pacing.py).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Notify = Callable[["Progress"], None]
 Reopen = Callable[[str | None, Notify], Path | Bundle]
-"""Finds the bundle of that name, or (None) of the name that the server was started with; raises LlmcError."""
+"""Finds the bundle with a name, or (None) with the name that the server was started with; raises LlmcError."""
 
 PROBE = "1 2 3 4 5 6 7 8"
 PROBE_TOKENS = 4
@@ -46,9 +47,9 @@ STOP_S = 1.0
 
 
 class Swapper:
-    """Swaps what `state` serves. All of it is called in the event loop but `load`, `reopen` and `settle`.
+    """Swaps what `state` serves. Everything runs in the event loop except `load`, `reopen` and `settle`.
 
-    `load` opens a bundle as at the start, `begin` lets new requests go to it, `settle` gives memory back.
+    `load` opens a bundle as at startup, `begin` sends new requests to it, `settle` returns freed memory to the system.
     """
 
     def __init__(
@@ -61,12 +62,12 @@ class Swapper:
         self._replaced: set[str] = set()
         self._retirement: asyncio.Task[None] | None = None
         self.retiring: Served | None = None
-        """What was served before, while requests run on it."""
+        """The replaced bundle while requests still run on it."""
         self.thread: threading.Thread | None = None
 
     @property
     def stats(self) -> EngineStats | None:
-        """Gauges of what is served, with the requests that still run on what was."""
+        """Gauges of the served bundle, plus the requests that still run on the replaced one."""
         served, retiring = self._state.served, self.retiring
         if served is None:
             return None
@@ -77,11 +78,10 @@ class Swapper:
         return replace(stats, running=stats.running + old.running, waiting=stats.waiting + old.waiting)
 
     async def swap(self, named: str | None = None, allow_older: bool = False) -> Swapped:
-        """Serve the bundle `named` (None: as the server was started) from now on; returns when new requests go to it.
+        """Serve the bundle `named` (None: as at startup) from now on; returns when new requests go to it.
 
-        Raises ApiError, and reports and counts it: 409 while another swap is under way, 503 while the server loads or
-        drains, 502 where the registry or remote fails, 507 without room for two, 422 for a bundle that is not taken or
-        does not work.
+        Raises ApiError, which is also reported and counted: 409 during another swap, 503 while loading or draining, 502
+        if the registry or remote fails, 507 without memory for two, 422 for a bundle that is refused or does not work.
         """
         try:
             swapped = await self._swap(named, allow_older)
@@ -100,7 +100,7 @@ class Swapper:
                 "is over", "swap_under_way", 409,
             )  # fmt: skip
         if old is None or self._state.draining:
-            raise unavailable("the server is loading or shutting down; it takes no other bundle now", 1.0, "not_ready")
+            raise unavailable("the server is loading or shutting down; it cannot swap bundles now", 1.0, "not_ready")
         self._loading = True
         try:
             loaded = await self._beside(lambda: self._found(named, allow_older, old))
@@ -122,7 +122,7 @@ class Swapper:
 
     @low_priority()
     def _found(self, named: str | None, allow_older: bool, old: Served) -> Loaded | None:
-        """In a thread: the bundle, checked, open and warm; None where it is the one that is served."""
+        """Return the bundle checked, open and warm, or None if it is the served one; runs in a thread."""
         running, state = old.bundle, self._state
         pace = Pace(lambda: old.engine.stats.running > 0 and not state.draining)
 
@@ -160,13 +160,15 @@ class Swapper:
             raise refused(str(error), "unreachable_bundle", 502) from error
         except LlmcError as error:
             raise refused(str(error), "broken_bundle") from error
-        except Exception as error:  # a library's own, of a bundle that it does not take
+        except Exception as error:  # libraries raise their own errors for a bad bundle
             raise refused(f"it does not open: {type(error).__name__}: {error}", "broken_bundle") from error
         return loaded
 
     async def _probe(self, served: Served) -> None:
-        """Let it generate a few tokens, which nothing counts; what fails is closed. Of a model that generates nothing
-        the warm-up ran every bucket."""
+        """Generate a few uncounted tokens as a test, and close the bundle on failure.
+
+        For other models the warm-up has run every bucket.
+        """
         if served.pooler is not None:
             return
         engine = served.generating
@@ -181,7 +183,7 @@ class Swapper:
             await self._beside(lambda: served.close(STOP_S))
             why = str(error) or f"it took more than {PROBE_S:g} s"
             raise refused(f"{served.bundle.path}: a probe generation failed: {why}", "probe_failed") from error
-        engine.work_between(iter(()))  # forgets what the probe left in its slot
+        engine.work_between(iter(()))  # forgets the probe's content in its slot
 
     async def _retire(self, old: Served) -> None:
         began = time.monotonic()
@@ -194,7 +196,7 @@ class Swapper:
         await self._beside(self._settle)
 
     async def _beside(self, work: Callable[[], T]) -> T:
-        """The result of `work` in a thread of its own, which holds up no exit of the process."""
+        """Return the result of `work`, run in a daemon thread that does not block the process's exit."""
         done: Future[T] = Future()
 
         def run() -> None:

@@ -1,8 +1,7 @@
-"""Tool calls as Hermes wrote them and many templates since: <tool_call>{"name": …, "arguments": {…}}</tool_call>.
+"""Tool calls in the Hermes format, which many templates use: <tool_call>{"name": …, "arguments": {…}}</tool_call>.
 
-`ToolCallParser` finds them in a text as it comes; `call_grammar` makes a model write nothing else. `tool_use` says
-which of the two a chat request wants. Templates of another notation still show tools to their models, but what those
-answer stays text.
+`ToolCallParser` finds them in streamed text, `call_grammar` constrains a model to them, and `tool_use` says which of
+these a chat request needs. Templates with another notation still show tools to their models, but their calls stay text.
 """
 
 from __future__ import annotations
@@ -22,27 +21,27 @@ if TYPE_CHECKING:
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _WHITE_SPACE = {"x-guidance": {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,32}"}}
-"""Bounded, since a weak model may fill all its tokens with blanks."""
+"""Bounded, because a weak model may spend all its tokens on white space."""
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call that is complete; `arguments` is JSON text of an object."""
+    """A complete call; `arguments` is JSON text of an object."""
 
     id: str
     name: str
     arguments: str
 
     def to_dict(self) -> dict[str, Any]:
-        """The call as OpenAI writes it."""
+        """Return the call in OpenAI's format."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
 class ToolCallParser:
-    """Divides a text into calls and other text, in order; what it gives does not depend on how the text was cut.
+    """Splits streamed text into calls and other text, in order; results do not depend on chunk boundaries.
 
-    A text without calls comes out as it is. Beside calls, white space before them and at the end is left out. What
-    looks like a call and cannot be read is text. Past `limit` calls, further ones are left out.
+    Text without calls is unchanged. White space before calls and at the end is dropped. A malformed call is text. Calls
+    beyond `limit` are dropped.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -54,12 +53,12 @@ class ToolCallParser:
         self._inside = False
 
     def feed(self, text: str) -> list[str | ToolCall]:
-        """What became certain."""
+        """Return the parts that are now certain."""
         self._pending += text
         return list(self._found())
 
     def flush(self) -> list[str | ToolCall]:
-        """The rest; call once, at the end. A last call may lack its closing tag."""
+        """Return the rest; call once, at the end. The last call may lack its closing tag."""
         rest, self._pending = self._pending, ""
         if self._inside:
             call = _read(rest)
@@ -94,7 +93,7 @@ class ToolCallParser:
             yield from self._text(certain)
 
     def _text(self, text: str) -> Iterator[str]:
-        """Text up to its last white space, which is held back until more text follows."""
+        """Yield text up to its last white space, which is held back until more text follows."""
         kept = text.rstrip()
         if kept:
             yield self._space + kept
@@ -133,8 +132,9 @@ def _in_string(text: str) -> bool:
 
 
 def call_grammar(functions: Sequence[Mapping[str, Any]], several: bool) -> str:
-    """A Lark grammar of calls of `functions` ({"name", "parameters": JSON schema}): one, or with `several` any number
-    from one."""
+    """Build a Lark grammar of calls of `functions` ({"name", "parameters": JSON schema}): one, or if `several` one or
+    more.
+    """
     rules = ['start: call ("\\n" call)*' if several else "start: call"]
     rules.append("call: " + " | ".join(f"call{i}" for i in range(len(functions))))
     for i, function in enumerate(functions):
@@ -147,7 +147,7 @@ def call_grammar(functions: Sequence[Mapping[str, Any]], several: bool) -> str:
 
 @dataclass(frozen=True)
 class ToolUse:
-    """The `tools` that the template shows, whether calls are looked for, how many at most, and what is forced."""
+    """The `tools` shown to the template, whether to find calls, their maximum number, and the forced format."""
 
     tools: list[Tool] | None = None
     finds_calls: bool = False
@@ -156,7 +156,10 @@ class ToolUse:
 
 
 def tool_use(served: Served, body: ChatRequest) -> ToolUse:
-    """Raises ApiError for a choice without tools, of an unknown function, or that cannot be enforced for this model."""
+    """Decide the tool use of a request.
+
+    Raises ApiError for a tool_choice without tools, of an unknown function, or that cannot be enforced for this model.
+    """
     choice, tools = body.tool_choice, body.tools or []
     if choice in (None, "auto", "none") and not tools:
         return ToolUse()
@@ -170,7 +173,7 @@ def tool_use(served: Served, body: ChatRequest) -> ToolUse:
         return ToolUse(tools, hermes, limit)
     if not hermes:
         raise bad_request(
-            f"tool_choice can be auto or none here: the template has no {OPEN}, by which calls could be forced",
+            f"tool_choice can be auto or none here: the template has no {OPEN}, which is needed to force calls",
             "tool_choice",
         )
     if body.structured() is not None:
@@ -179,12 +182,12 @@ def tool_use(served: Served, body: ChatRequest) -> ToolUse:
     if not isinstance(choice, str | None):
         functions = [f for f in functions if f["name"] == choice.function.name]
         if not functions:
-            raise bad_request(f"tool_choice names {choice.function.name[:80]!r}, which tools lack", "tool_choice")
+            raise bad_request(f"tool_choice names {choice.function.name[:80]!r}, which is not in tools", "tool_choice")
     return ToolUse(tools, True, limit, StructuredOutputsParams(grammar=call_grammar(functions, limit is None)))
 
 
 def writes_hermes(served: Served) -> bool:
-    """Whether the template has its model write calls as ToolCallParser reads them, in tokens that are text."""
+    """Whether the template makes its model write calls in the Hermes format, with tags that are text tokens."""
     if served.chat_template is None or OPEN not in served.chat_template.source:
         return False
     return served.tokenizer.token_to_id(OPEN) not in served.tokenizer.special_ids

@@ -1,4 +1,4 @@
-"""How a server warms up: before it is ready, or, of most buckets, between requests; and how far it has come."""
+"""The server's warm-up, before it is ready or, for most buckets, between requests; and its progress."""
 
 from __future__ import annotations
 
@@ -21,8 +21,12 @@ if TYPE_CHECKING:
     from llmc.runtime.executors.base import Executor
 
 How = Literal["all", "open", "aside"]
-"""all: run every bucket, and capture graphs; open: run the smallest bucket of each phase, open the other executables
-unrun, and capture nothing; aside: run these two, the others between requests, and then capture so too."""
+"""How much to warm up before the server is ready.
+
+- all: run every bucket, and capture graphs.
+- open: run the smallest bucket of each phase, open the other executables, and capture nothing.
+- aside: run the smallest buckets, then between requests the others and the captures.
+"""
 
 Report = Callable[[Progress], None]
 
@@ -32,8 +36,11 @@ _log = logging.getLogger("llmc")
 
 @dataclass(frozen=True)
 class WarmUp:
-    """What is run before requests come; `uses` says how often traffic runs each bucket of a plan: the hottest first.
-    `capture` is how the memory of a device that captures graphs is divided."""
+    """What to warm up before requests arrive.
+
+    `uses`: how often traffic runs each bucket of a plan, to run the hottest first. `capture`: how a device that
+    captures graphs divides its memory.
+    """
 
     how: How = "all"
     uses: Callable[[Plan], Mapping[Bucket, int]] | None = None
@@ -41,7 +48,7 @@ class WarmUp:
 
 
 def how_of(name: str) -> How:
-    """The How called `name`; raises UnknownNameError."""
+    """Return the How called `name`; raises UnknownNameError."""
     for known in get_args(How):
         if name == known:
             return known  # type: ignore[no-any-return]
@@ -49,7 +56,7 @@ def how_of(name: str) -> How:
 
 
 class Countdown:
-    """Progress through parts of a stage; what is left is told by their `costs`, in any unit, and the time so far."""
+    """Progress through the parts of a stage; estimates the time left from their `costs`, in any unit."""
 
     def __init__(self, stage: str, costs: Sequence[float], tell: Report) -> None:
         self._stage, self._report = stage, tell
@@ -58,7 +65,7 @@ class Countdown:
         tell(Progress(stage, 0, len(costs)))
 
     def __call__(self, done: int) -> None:
-        """`done` parts are done, at least one."""
+        """Report that `done` parts, at least one, are done."""
         each = (time.monotonic() - self._began) / self._costs[done]
         left = each * (self._costs[-1] - self._costs[done])
         self._report(Progress(self._stage, done, len(self._costs) - 1, left))
@@ -66,8 +73,7 @@ class Countdown:
 
 @dataclass(frozen=True)
 class Aside:
-    """What is run between requests: the steps of `warming`, then graphs of these and of the buckets that `ran` before
-    are captured, where the device does."""
+    """Work between requests: the steps of `warming`, then captures of their buckets and of those that `ran` before."""
 
     warming: Warming
     ran: tuple[Bucket, ...]
@@ -76,17 +82,17 @@ class Aside:
 
 @dataclass(frozen=True)
 class Warm:
-    """How many buckets ran before the server was ready, and what is left to run between requests."""
+    """The number of buckets that ran before the server was ready, and the work left for between requests."""
 
     buckets: int
     aside: Aside | None = None
 
 
 def warm(executor: Executor, plan: Plan, warm_up: WarmUp, tell: Report) -> Warm:
-    """Run what `warm_up` asks for before requests come, in the memory that is divided first.
+    """Run the part of `warm_up` that comes before requests, after dividing the device's memory.
 
-    Opens whatever executable the bundle has besides, unless buckets are left to run aside. Raises what the executor
-    raises: a graph that cannot run here is found now. Buckets that cannot be captured run as they are.
+    Opens all other executables too, unless buckets are left to run between requests. Raises errors of the executor, so
+    a graph that cannot run here is found now. Buckets that cannot be captured run without a graph.
     """
     capturing = Capturing.of(executor, plan, warm_up.capture)
     if capturing is not None:
@@ -115,7 +121,7 @@ def warm(executor: Executor, plan: Plan, warm_up: WarmUp, tell: Report) -> Warm:
 
 
 def _captured(capturing: Capturing, buckets: Sequence[Bucket], tell: Report) -> Iterator[Bucket]:
-    """Captures a graph for each item that is asked for, and tells how far it has come; not all may fit."""
+    """Capture the next graph for each item requested, and report progress; some may not fit."""
     progress = Countdown(GRAPHS, [bucket.tokens + OPENING for bucket in buckets], tell)
     for done, bucket in enumerate(capturing.run(buckets), 1):
         progress(done)
@@ -123,9 +129,9 @@ def _captured(capturing: Capturing, buckets: Sequence[Bucket], tell: Report) -> 
 
 
 def aside(executor: Executor, left: Aside, tell: Report, over: Callable[[WarmAside], None]) -> Iterator[None]:
-    """Runs or captures a bucket for each item that is asked for, between requests; `over` hears of the end.
+    """Run or capture a bucket between requests for each item requested; calls `over` at the end.
 
-    A bucket that fails is named in the log, and the others are run: what serves goes on serving.
+    A failing bucket is logged, and the others still run.
     """
     warming = left.warming
     progress = Countdown(STAGE, [one.cost for one in warming.steps], tell)
@@ -144,17 +150,17 @@ def aside(executor: Executor, left: Aside, tell: Report, over: Callable[[WarmAsi
     if left.capturing is not None:
         yield from _aside_captured(left.capturing, ran, tell)
     try:
-        executor.open_all()  # all are open, but for those that are no bucket's, and those that failed
-    except Exception as e:  # noqa: BLE001 - as of a bucket
+        executor.open_all()  # all are open, except those without a bucket and those that failed
+    except Exception as e:  # noqa: BLE001 - logged, like a bucket's error
         _log.error("%s: %s", type(e).__name__, e)
     executor.compilations.ready()
     over(WarmAside(len(warming.steps) - len(failed), tuple(failed), seconds, executor.compilations.count))
 
 
 def _aside_captured(capturing: Capturing, buckets: Sequence[Bucket], tell: Report) -> Iterator[None]:
-    """Captures between requests; a device that fails at it is named in the log."""
+    """Capture between requests; a device error is logged."""
     try:
         for _ in _captured(capturing, buckets, tell):
             yield
-    except Exception as e:  # noqa: BLE001 - as of a bucket
+    except Exception as e:  # noqa: BLE001 - logged, like a bucket's error
         _log.error("capturing graphs ended: %s: %s", type(e).__name__, e)

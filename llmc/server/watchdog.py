@@ -1,4 +1,4 @@
-"""The last resort of a process that was told to stop: it ends in time, even if a graph hangs."""
+"""Ends a process that was asked to stop, in time, even if a graph hangs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import time
 from typing import NoReturn
 
 GRACE_S = 10.0
-"""Seconds beyond the time that requests are given: for cancelled requests, slow clients, and closing."""
+"""Extra seconds for cancelled requests, slow clients and closing."""
 HURRY_S = 2.0
 """Seconds after a second signal."""
 
 
 class Watchdog:
-    """Ends the process `timeout_s` + GRACE_S seconds after the first signal, HURRY_S after the second, at the third."""
+    """Ends the process `timeout_s` + GRACE_S seconds after the first signal, HURRY_S after the second, at once at the
+    third.
+    """
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -25,15 +27,15 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="llmc-watchdog", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start watching."""
         self._thread.start()
 
     def signalled(self, signum: int) -> None:
-        """A signal came; may be called in its handler."""
+        """Record a signal; callable from a signal handler."""
         self._signals.put(signum)
 
     def dismiss(self) -> None:
-        """The process stopped as it should."""
+        """Stop watching: the process stopped normally."""
         self._signals.put(0)
 
     def _watch(self) -> None:
@@ -54,7 +56,7 @@ class Watchdog:
 
 
 def end(code: int) -> NoReturn:
-    """Leave now, whatever other threads do, and leave no child process behind."""
+    """Exit now, whatever other threads do, and kill child processes."""
     for child in multiprocessing.active_children():
         child.kill()
         child.join(HURRY_S)

@@ -128,5 +128,5 @@ def test_a_process_of_its_own_is_started_again_and_ends_with_this_one(bundle: Pa
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no Unix sockets: Windows")
 def test_a_bundle_that_cannot_be_opened_there_is_an_error_here(bundle: Path) -> None:
-    with pytest.raises(DeviceError, match="the process that was to compute prompts ended with code 5"):
+    with pytest.raises(DeviceError, match="the prefill process did not start and ended with code 5"):
         BundleLLM(bundle, prefill="process:nowhere")

@@ -76,7 +76,7 @@ def test_the_grid_shows_what_ran(built: MadeUp, open_page: Callable[..., Page]) 
     decode = page.locator("td[aria-label^='decode 4×1+16:']")
     expect(decode).to_have_text("25%")
     expect(decode).to_have_attribute(
-        "title", re.compile(r"10 steps, 3\.0 live rows a step, 25% padding, 67% of the time")
+        "title", re.compile(r"10 steps, 3\.0 live rows per step, 25% padding, 67% of the time")
     )
     expect(page.locator("td[aria-label^='prompt 1×16+0:']")).to_have_text("44%")
     unused = page.locator("td[aria-label='decode 1×1+8: not used']")
@@ -101,7 +101,7 @@ def test_what_runs_later_shows_without_a_reload(built: MadeUp, open_page: Callab
     expect(page.locator("#detail-decode")).to_have_text("0 of 5 buckets used")
     page.get_by_role("radio", name="since the start").check()
     expect(page.locator("#detail-decode")).to_have_text("1 of 5 buckets used")
-    expect(page.locator("#totals")).to_contain_text(re.compile(r"requests over\s*2"))
+    expect(page.locator("#totals")).to_contain_text(re.compile(r"requests finished\s*2"))
 
 
 def test_loading_shows_how_far_it_is(built: MadeUp, open_page: Callable[..., Page]) -> None:
@@ -213,7 +213,7 @@ def test_cells_are_reached_by_keyboard(built: MadeUp, open_page: Callable[..., P
     expect(page.locator("#detail-decode")).to_have_text("decode 1×1+8: not used")
     for key in ("ArrowDown", "ArrowDown", "ArrowRight", "ArrowUp", "ArrowUp", "ArrowUp", "ArrowDown", "ArrowDown"):
         page.keyboard.press(key)
-    expect(page.locator("#detail-decode")).to_contain_text("decode 4×1+16: 2 steps, 3.0 live rows a step")
+    expect(page.locator("#detail-decode")).to_contain_text("decode 4×1+16: 2 steps, 3.0 live rows per step")
     assert page.evaluate("document.activeElement.getAttribute('aria-label')").startswith("decode 4×1+16")
     assert grid.locator("td[tabindex='0']").count() == 1
 
@@ -224,7 +224,7 @@ def test_a_server_that_is_gone_is_noticed(built: MadeUp, site: Site, browser: Br
     page.goto(f"{site.url}/dashboard")
     expect(page.locator("#phase")).to_have_text("ready")
     site.stop()
-    expect(page.locator("#phase")).to_have_text("no answer")
+    expect(page.locator("#phase")).to_have_text("no response")
     page.close()
 
 
@@ -264,9 +264,9 @@ def test_on_a_real_server(tmp_path: Path, browser: Browser) -> None:
         page.goto(f"http://127.0.0.1:{live.port}/dashboard")
         expect(page.locator("#phase")).to_have_text("ready")
         assert live.complete().status == 200
-        expect(page.locator("#totals")).to_contain_text(re.compile(r"requests over\s*1"))
+        expect(page.locator("#totals")).to_contain_text(re.compile(r"requests finished\s*1"))
         page.get_by_role("radio", name="since the start").check()
-        expect(page.locator("#phases td[aria-label*='live rows a step']").first).to_be_visible()
+        expect(page.locator("#phases td[aria-label*='live rows per step']").first).to_be_visible()
         assert _tile(page, "Compilations") == "0"
         page.close()
 

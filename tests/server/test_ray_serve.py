@@ -283,7 +283,7 @@ def test_no_replica_goes_for_a_bundle_that_is_broken_older_or_of_another_model(
     assert blob.name[:12] in swap(copy)
     other = Toy.make(tmp_path, seed=7)
     other.compile()
-    assert "of another model than the one that is served: checkpoint differ" in swap(other.bundle)
+    assert "of another model than the served one: checkpoint differ" in swap(other.bundle)
     one = Toy.make(tmp_path / "same")
     one.compile(specialise=False)
     assert swap(one.bundle) == ""

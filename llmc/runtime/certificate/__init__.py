@@ -1,8 +1,8 @@
-"""Certificates: that a bundle, once it was warmed up, served requests and nothing was compiled.
+"""Certificates: evidence that a warmed-up bundle served requests without compiling anything.
 
-monitors.py   what the whole process compiles and writes, before it was ready and since; an executor has its own
-requests.py    random requests that a plan admits, through the engine
-certifying.py  all of it in order
-document.py    what a certificate holds, and the rules of its members
-checking.py    whether one can be believed, of a bundle and here
+monitors.py    compilations and cache writes of the whole process, before and after ready; executors add monitors
+requests.py    random requests within the plan's limits, run through the engine
+certifying.py  the whole procedure
+document.py    the file format and its validation
+checking.py    whether a certificate is trusted, matches a bundle and holds on this host
 """

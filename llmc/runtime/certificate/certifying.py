@@ -1,4 +1,4 @@
-"""Making a certificate: warm up, replay every bucket, run random requests, ask the monitors."""
+"""Build a certificate: warm up, replay every bucket, run random requests, then read the monitors."""
 
 from __future__ import annotations
 
@@ -37,23 +37,26 @@ if TYPE_CHECKING:
 
 REQUESTS = 500
 SHOWN = 5
-"""Names that an error shows."""
+"""Maximum number of names in an error message."""
 PACKAGES: Mapping[str, str] = {
     "onnxruntime": "onnxruntime", "openvino": "openvino", "jax": "jax", "jaxlib": "jaxlib", "libtpu": "libtpu",
     "jax-cuda13-pjrt": "jax_plugins.xla_cuda13",
     "torch": "torch", "habana-torch-plugin": "habana_frameworks", "libneuronxla": "libneuronxla", "numpy": "numpy",
     "llguidance": "llguidance",
 }  # fmt: skip
-"""Distributions that decide what runs, and their modules."""
+"""Distributions that can change what runs, and the module of each."""
 
 Report = Callable[[str, str, int, int], None]
-"""Hears of a stage, what was done of it, how much is done, and of how much."""
+"""Called with the stage, the item just finished, the number done and the total."""
 
 
 @dataclass(frozen=True)
 class CertifyOptions:
-    """How many random requests, from which seed; `uses` is how often traffic runs each bucket, see Warming; `capture`:
-    how a device that captures graphs divides its memory."""
+    """Number and seed of the random requests.
+
+    `uses`: how often traffic runs each bucket, for Warming. `capture`: how a device that captures graphs divides its
+    memory.
+    """
 
     requests: int = REQUESTS
     seed: int = 0
@@ -62,12 +65,12 @@ class CertifyOptions:
 
 
 class CompiledError(LlmcError):
-    """Something was compiled once the bundle was ready; the message names who saw it and what it was."""
+    """Something was compiled after the bundle was ready; the message names the monitor and what it saw."""
 
 
 @dataclass
 class Certifying:
-    """One run over a bundle; `outcome` is that of its warm-up, once there is one."""
+    """One certification run over a bundle; `outcome` is its warm-up outcome once the warm-up has started."""
 
     bundle: Bundle
     options: EngineOptions = field(default_factory=EngineOptions)
@@ -76,11 +79,11 @@ class Certifying:
     outcome: WarmUpOutcome | None = None
 
     def run(self) -> Certificate:
-        """The certificate.
+        """Run all stages and return the certificate.
 
-        Raises CompiledError where something was compiled, or a monitor that saw went blind; LlmcError where a bucket
-        does not run; VerificationError where a request ended with an error; KeyboardInterrupt where it is interrupted;
-        and what opening the bundle raises.
+        Raises CompiledError if something was compiled, or if a working monitor went blind. Raises LlmcError if a bucket
+        fails, VerificationError if a request ends with an error, KeyboardInterrupt on interrupt, and any error of
+        opening the bundle.
         """
         self._seconds: dict[str, float] = {}
         with Watch(process_monitors(self.bundle.settings, self.bundle.manifest.device)) as watch:
@@ -188,14 +191,16 @@ def _require_warm(outcome: WarmUpOutcome) -> None:
     failed = {**{str(bucket): error for bucket, error in outcome.failed.items()}, **outcome.failed_beside}
     if failed:
         some = "; ".join(f"{name}: {type(e).__name__}: {e}" for name, e in list(failed.items())[:SHOWN])
-        raise LlmcError(f"not certified: {len(failed)} of what is warmed up failed: {some}")
+        raise LlmcError(f"not certified: {len(failed)} of the warm-up runs failed: {some}")
     if outcome.capturing is not None and outcome.capturing.failure:
         raise LlmcError(f"not certified: {outcome.capturing.failure}")
 
 
 def _replayed(executor: Executor, warming: Warming, bundle: Bundle) -> Counter[Bucket | str]:
-    """How often the second pass of the warm-up ran each bucket and executable. Where any shape runs, decode steps of
-    each executable's own batch are run now."""
+    """Count the runs of each bucket and executable in the second warm-up pass.
+
+    If the executor takes any shape, this also runs a decode step at each executable's own batch size.
+    """
     found: Counter[Bucket | str] = Counter()
     for one in warming.steps:
         found[executor.executable_of(one.step)] += 1
@@ -224,14 +229,14 @@ def _require_none_compiled(accounts: list[Account], blinded: list[str]) -> None:
 
 
 def host(threads: int) -> CertifiedHost:
-    """This host, and the threads that an executor has on it."""
+    """Describe this host; `threads` is the executor's thread count."""
     return CertifiedHost(
         platform.system(), platform.machine(), cpu_features(), usable_cpus(), threads, host_memory()
     )  # fmt: skip
 
 
 def toolchain() -> dict[str, str]:
-    """Versions of Python and of the packages in this process that decide what runs."""
+    """Return the versions of Python and of the imported PACKAGES."""
     found = {"python": platform.python_version()}
     for package, module in PACKAGES.items():
         if module in sys.modules and (version := installed(package)) is not None:
@@ -240,7 +245,7 @@ def toolchain() -> dict[str, str]:
 
 
 def installed(package: str) -> str | None:
-    """The version of a distribution on this host; None: it is not here."""
+    """Return the version of an installed distribution, or None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Whether a certificate can be believed: who signed it, of which bundle it is, where it holds, and what it says."""
+"""Check a certificate: its signer, its bundle, this host, and its content."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 NEEDED = (
     CounterMonitor.name, CacheFileMonitor.name, TorchMonitor.name, LateJaxMonitor.name,
 )  # fmt: skip
-"""Monitors that every certificate has; executors have further ones."""
+"""Monitors that every certificate must have; executors add more."""
 SHOWN = 5
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A certificate that can be believed, and the name and id of the trusted key that signed it, or None."""
+    """A valid certificate, and the (name, id) of the trusted key that signed it, or None."""
 
     certificate: Certificate
     signer: tuple[str, str] | None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Return a JSON-serializable dict."""
         built = self.certificate
         return {
             "certificate": "valid",
@@ -53,12 +53,13 @@ class Checked:
 
 
 def check(path: str | Path, bundle: Bundle, keyring: Keyring, allow_unsigned: bool = False) -> Checked:
-    """The certificate in a file, where it is of this bundle and holds on this host.
+    """Read a certificate and require that it is of `bundle` and holds on this host.
 
-    Raises UntrustedError where no trusted key signed it, unless `allow_unsigned` and nobody requires signatures, and
-    where its signature is not valid; ArtifactError for what is no certificate, is of another bundle, or of another
-    device or toolchain; VerificationError where it says that something was compiled, is incomplete, or contradicts
-    itself.
+    Raises UntrustedError if the signature is invalid, or if no trusted key signed the file. An unsigned file passes
+    with `allow_unsigned`, unless the keyring requires signatures.
+
+    Raises ArtifactError if the file is not a certificate, is of another bundle, or comes from another device or
+    toolchain. Raises VerificationError if it reports a compilation, is incomplete, or contradicts itself.
     """
     built, content, signature = read_file(path)
     signer = _signer(str(path), content, signature, keyring, allow_unsigned)
@@ -79,16 +80,15 @@ def _signer(
         return None
     said = "is not signed" if signature is None else "is not signed by a key that is trusted here"
     remedy = (
-        "unset LLMC_REQUIRE_SIGNATURES" if keyring.require_signatures else "believe it with --allow-unsigned"
+        "unset LLMC_REQUIRE_SIGNATURES" if keyring.require_signatures else "accept it with --allow-unsigned"
     )  # fmt: skip
     raise UntrustedError(
-        f"{path}: the certificate {said}; sign it where it is made with `llmc warmup --certify --sign KEY`, trust that "
-        f"key here with `llmc cache trust KEY.pub`, or {remedy}"
+        f"{path}: the certificate {said}; sign it where it is created with `llmc warmup --certify --sign KEY`, trust "
+        f"that key here with `llmc cache trust KEY.pub`, or {remedy}"
     )
 
 
 def _require_of(path: str, built: Certificate, bundle: Bundle) -> None:
-    """Raise ArtifactError unless the certificate is of this very bundle."""
     manifest = bundle.manifest
     if built.bundle != manifest.digest:
         raise ArtifactError(
@@ -112,11 +112,10 @@ def _require_of(path: str, built: Certificate, bundle: Bundle) -> None:
     if [(b.phase, b.batch, b.query, b.context) for b in built.buckets] != planned:
         differ.append("buckets")
     if differ:
-        raise ArtifactError(f"{path}: names the bundle {bundle.path}, and states another {' and '.join(differ)}")
+        raise ArtifactError(f"{path}: is of the bundle {bundle.path}, but states another {' and '.join(differ)}")
 
 
 def _require_here(path: str, built: Certificate) -> None:
-    """Raise ArtifactError, naming what differs, where the certificate is of another device or toolchain."""
     here = host(built.host.threads)
     differ = [
         f"{name} {_words(theirs)}, here {_words(mine)}"
@@ -142,7 +141,7 @@ def _words(found: object) -> str:
 
 
 def _problems(built: Certificate) -> Iterator[str]:
-    """What makes it certify nothing."""
+    """Yield each reason why the content certifies nothing."""
     yield from _monitor_problems(built)
     unused = [b for b in built.buckets if not built.any_shape and not b.replays + b.steps]
     if unused:
@@ -165,9 +164,9 @@ def _problems(built: Certificate) -> Iterator[str]:
 def _monitor_problems(built: Certificate) -> Iterator[str]:
     names = Counter(account.monitor for account in built.monitors)
     if missing := [name for name in NEEDED if name not in names]:
-        yield f"no word of {', '.join(missing)}"
+        yield f"no report from {', '.join(missing)}"
     if twice := [name for name, count in names.items() if count > 1]:
-        yield f"{', '.join(twice)} speaks twice"
+        yield f"{', '.join(twice)} reports twice"
     for account in built.monitors:
         if account.after or account.names_after:
             some = ", ".join(account.names_after[:SHOWN])

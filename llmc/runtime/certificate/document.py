@@ -1,9 +1,9 @@
-"""What a certificate holds, and reading one.
+"""Certificate files: format, reading and writing.
 
     file = {"certificate": members of Certificate, "signature": a signature file (signing/envelope.py) | null}
 
-A signature covers `content`: the certificate's members in one encoding, whatever the file's layout. A certificate may
-come from anywhere: reading one raises nothing but ArtifactError. Whether it can be believed is judged in checking.py.
+A signature covers `content`: the certificate's members in one canonical encoding, whatever the layout of the file.
+Certificates are untrusted input, so reading raises only ArtifactError. checking.py decides whether to trust one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SCHEMA = 3
 MAX_BYTES = 16 << 20
 MAX_NAMES = 100
-"""Names of what a monitor saw that a certificate keeps; the count is of all."""
+"""Names per monitor that a certificate keeps; the counts include all."""
 MAX_COUNT = 1 << 50
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Used:
-    """An executable of the bundle: how often a replay and how many steps of requests ran it."""
+    """An executable of the bundle: runs in the replay, and steps in requests."""
 
     name: str
     key: str
@@ -49,7 +49,7 @@ class Used:
 
 @dataclass(frozen=True)
 class BucketUsed:
-    """A bucket of the plan, the same of it."""
+    """A bucket of the plan, with the same counts as Used."""
 
     phase: str
     batch: int
@@ -61,8 +61,11 @@ class BucketUsed:
 
 @dataclass(frozen=True)
 class Requests:
-    """The random requests that ran: how many from which seed; choices by how they ended; requests by kind of sampling;
-    kinds that the bundle refuses, and why; tokens."""
+    """The random requests of the run, in tokens.
+
+    `kinds` counts requests by kind of sampling and `refused` gives the reason for each kind that the bundle refuses;
+    `finished` counts choices by finish reason.
+    """
 
     count: int
     seed: int
@@ -78,7 +81,7 @@ class Requests:
 
 @dataclass(frozen=True)
 class CertifiedHost:
-    """Where it ran. `features` are the instruction sets that kernels are chosen by."""
+    """The host of the run. `features` are the instruction sets that kernel selection depends on."""
 
     system: str
     machine: str
@@ -90,10 +93,13 @@ class CertifiedHost:
 
 @dataclass(frozen=True)
 class Certificate:
-    """A certificate. `bundle` and `verification` are digests, of the manifest and of the outcome in it; `created` is a
-    time, UTC; `any_shape`: the buckets of the plan are no shapes of its executables; `graphs`: how many buckets have a
-    captured graph, None on a device that captures none; `card`: what ExecutorDescription.host says of the device, its
-    driver and compiler, empty on a CPU; `seconds` by stage."""
+    """A certificate.
+
+    `bundle` and `verification` are digests of the manifest and of its verification outcome. `created` is in UTC. With
+    `any_shape`, the executables take any shape, so plan buckets are not their shapes. `graphs`: buckets with a captured
+    graph, None on a device that captures none. `card`: ExecutorDescription.host for the device, driver and compiler,
+    empty on a CPU. `seconds` are by stage.
+    """
 
     llmc: str
     created: str
@@ -115,30 +121,30 @@ class Certificate:
 
     @property
     def compilations(self) -> int:
-        """What was seen since it was ready."""
+        """Compilations seen after the bundle was ready."""
         return sum(account.after or 0 for account in self.monitors)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Return a JSON-serializable dict."""
         members = json.loads(json.dumps(asdict(self)))
         members["monitors"] = [_account(account) for account in self.monitors]
         return {"kind": KIND, "schema": SCHEMA, "compilations": self.compilations, **members}
 
 
 def content(members: Mapping[str, Any]) -> bytes:
-    """What a signature covers."""
+    """Return the bytes that a signature covers."""
     return canonical_json(members)
 
 
 def to_file(members: Mapping[str, Any], signature: bytes | None) -> bytes:
-    """The content of a certificate's file."""
+    """Return the bytes of a certificate file."""
     signed = None if signature is None else json.loads(signature)
     text = json.dumps({"certificate": members, "signature": signed}, indent=1, ensure_ascii=False, allow_nan=False)
     return text.encode() + b"\n"
 
 
 def write_file(file: Path, built: Certificate, signer: Signer | None) -> None:
-    """Write a certificate, whole or not at all. Raises CapacityError or UnwritableError."""
+    """Write a certificate atomically. Raises CapacityError or UnwritableError."""
     members = built.to_dict()
     data = to_file(members, None if signer is None else signer.sign(content(members)))
     with writing(file, len(data), "name another file"):
@@ -146,7 +152,10 @@ def write_file(file: Path, built: Certificate, signer: Signer | None) -> None:
 
 
 def read_file(path: str | Path) -> tuple[Certificate, bytes, bytes | None]:
-    """A certificate, what its signature covers, and the signature. Raises ArtifactError that names the file."""
+    """Read a certificate, the bytes that its signature covers, and the signature.
+
+    Raises ArtifactError that names the file.
+    """
     try:
         with open_regular(path) as file:
             data = file.read(MAX_BYTES + 1)
@@ -206,7 +215,7 @@ def _parsed(given: Fields) -> Certificate:
 
 
 def _members(cls: type[T], given: Fields) -> T:
-    """A flat dataclass, whose annotations say how its fields are read."""
+    """Read a flat dataclass; its annotations select the reader of each field."""
     values = {one.name: _READERS[str(one.type)](given, one.name) for one in fields(cls)}  # type: ignore[arg-type]
     given.finish()
     return cls(**values)

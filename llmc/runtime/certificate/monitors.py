@@ -1,7 +1,7 @@
-"""All compilation monitors ("monitors") over one run: what they saw before it was ready, and what since.
+"""Compilation monitors over one run: what each saw before and after the bundle was ready.
 
-Those of the whole process are here: files in compile caches, which also show what a driver compiles of PTX, and the
-counters of torch.compile and JAX. An executor adds its own (runtime/executors/compilations.py).
+This module has the process-wide monitors: files in compile caches, which include PTX compiled by a driver, and the
+counters of torch.compile and JAX. Executors add their own (runtime/executors/compilations.py).
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ if TYPE_CHECKING:
     from llmc.settings import Settings
 
 MOST_FILES = 200_000
-"""Files of all caches that are remembered; with more the monitor is blind."""
+"""Files to track over all caches; with more, the monitor is blind."""
 _VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "NEURON_COMPILE_CACHE_URL", "CUDA_CACHE_PATH", "HOME")
 _COUNTERS = "torch._dynamo.utils"
 
 
 @dataclass(frozen=True)
 class Account:
-    """What one monitor says: how many it saw before the run was ready and since, None where it is blind; their names;
-    and why something may have happened unseen, "" where nothing did."""
+    """The report of one monitor: counts before and after the run was ready, and their names.
+
+    A count is None if the monitor was blind. `blind` says why it may have missed something, "" if it did not.
+    """
 
     monitor: str
     before: int | None
@@ -48,8 +50,11 @@ class Account:
 
 
 class Watch:
-    """Lets monitors look for as long as its `with` block lasts. `add` an executor's when it is open, in place of one
-    of the same name; `ready` once everything is warm; then ask for `accounts`."""
+    """Run monitors during a `with` block.
+
+    Call `add` with an executor's monitors once it is open; one with the same name replaces the earlier one. Call
+    `ready` once everything is warm, then read `accounts`.
+    """
 
     def __init__(self, monitors: Sequence[Monitor]) -> None:
         self._monitors: list[Monitor] = []
@@ -65,7 +70,7 @@ class Watch:
             self._monitors.pop().stop()
 
     def add(self, monitors: Sequence[Monitor]) -> None:
-        """Let these look, too."""
+        """Start these monitors as well."""
         for monitor in monitors:
             for other in [w for w in self._monitors if w.name == monitor.name]:
                 self._monitors.remove(other)
@@ -74,18 +79,18 @@ class Watch:
             self._monitors.append(monitor)
 
     def ready(self) -> None:
-        """What is seen from now on counts."""
+        """Count everything seen from now on as `after`."""
         for monitor in self._monitors:
             names = len(monitor.what())
             self._ready[monitor.name] = monitor.count(), names, monitor.blind()
 
     @property
     def blinded(self) -> list[str]:
-        """Monitors that saw when it was ready, and do not any more, with the reason."""
+        """Monitors that worked when the run became ready and are blind now, with the reason."""
         return [f"{w.name}: {why}" for w in self._monitors if not self._ready[w.name][2] and (why := w.blind())]
 
     def accounts(self) -> list[Account]:
-        """What each says until now. Raises RuntimeError before `ready`."""
+        """Return the report of each monitor. Raises RuntimeError before `ready`."""
         if not self._ready:
             raise RuntimeError("nothing is ready yet")
         return [self._account(monitor) for monitor in self._monitors]
@@ -101,14 +106,14 @@ class Watch:
 
 
 def process_monitors(settings: Settings, device: str) -> list[Monitor]:
-    """Those of the whole process, for a bundle of a device."""
+    """Return the process-wide monitors for a bundle of `device`."""
     return [
         CacheFileMonitor(cache_locations(settings, device), unkept()), TorchMonitor(), LateJaxMonitor(),
     ]  # fmt: skip
 
 
 class Stamp(NamedTuple):
-    """What tells one content of a file from another: a new file has another inode, a changed one another time."""
+    """Identifies one version of a file: a new file has another inode, a changed file another time."""
 
     inode: int
     size: int
@@ -116,9 +121,10 @@ class Stamp(NamedTuple):
 
 
 class CacheFileMonitor(Monitor):
-    """Sees each file that is made or changed in `folders`, by the names of the caches; they need not exist.
+    """Sees each file created or changed in `folders`, a mapping of cache name to path. The folders need not exist.
 
-    `unseen`: why a toolchain here writes none of what it compiles; "" where none does that."""
+    `unseen`: why a toolchain here writes no file for what it compiles, "" if all of them do.
+    """
 
     name = "files in compile caches"
 
@@ -129,18 +135,18 @@ class CacheFileMonitor(Monitor):
         self._unread = unseen
 
     def start(self) -> None:
-        """Remember what is there."""
+        """Record the current files."""
         self._files = self._read()
 
     def what(self) -> tuple[str, ...]:
-        """The files, as cache: path within it."""
+        """Return the changed files as "cache: path in it"."""
         now = self._read()
         self._seen += sorted(name for name, stamp in now.items() if self._files.get(name) != stamp)
         self._files = now
         return tuple(self._seen)
 
     def blind(self) -> str:
-        """Where a cache cannot be read, holds too much, or is not kept."""
+        """Return why a cache is unreadable, too large or not kept, or ""."""
         return self._unread
 
     def _read(self) -> dict[str, Stamp]:
@@ -158,7 +164,7 @@ class CacheFileMonitor(Monitor):
 
 
 def _files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Files below a folder, by their paths within it; what vanishes meanwhile is passed over."""
+    """Yield the files below a folder with their relative paths; skips files that vanish meanwhile."""
     waiting = [""]
     while waiting:
         within = waiting.pop()
@@ -178,11 +184,11 @@ def _files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def cache_locations(settings: Settings, device: str) -> dict[str, Path]:
-    """The folders, by the cache's name; none lies in another. `device`: the store of whose compiles is among them.
+    """Return the cache folders by cache name; no folder contains another.
 
-    The rules of JAX, Triton, vLLM, its plug-in for Neuron, and Gaudi's recipes are those of llmc/integrations/. Others:
-    torch 2.13, torch/_inductor/runtime/cache_dir_utils.py; awsdocs-neuron.readthedocs-hosted.com 2.29,
-    neuron-caching; CUDA C++ programming guide 13, environment variables.
+    `device` selects the compile store to include. The rules of JAX, Triton, vLLM, vLLM's Neuron plug-in and Gaudi
+    recipes are those of llmc/integrations/. Other sources: torch 2.13, torch/_inductor/runtime/cache_dir_utils.py;
+    awsdocs-neuron.readthedocs-hosted.com 2.29, neuron-caching; CUDA C++ programming guide 13, environment variables.
     """
     from llmc.artifacts.store.layout import Layout
 
@@ -190,7 +196,7 @@ def cache_locations(settings: Settings, device: str) -> dict[str, Path]:
     for name in sorted({*CACHES.names()} - {gaudi.GaudiCache.name}):
         cache = compile_cache(name)
         found[name] = cache.location(variables(cache.variables))
-    for recipes in variables([gaudi.VARIABLE]).values():  # also where it deletes them at its start
+    for recipes in variables([gaudi.VARIABLE]).values():  # also where Gaudi deletes them at startup
         found[gaudi.GaudiCache.name] = recipes.partition(",")[0].strip()
     given = variables(_VARIABLES)
     home = Path(given["HOME"]) if "HOME" in given else None
@@ -210,15 +216,18 @@ def cache_locations(settings: Settings, device: str) -> dict[str, Path]:
 
 
 def unkept() -> str:
-    """Why what is compiled here may be in no file: the NVIDIA driver keeps what it makes of PTX unless
-    CUDA_CACHE_DISABLE is 1 (CUDA C++ programming guide 13, environment variables); "" without a card."""
+    """Return why compilations here may leave no file, "" if they all do or there is no GPU.
+
+    The NVIDIA driver caches what it compiles from PTX unless CUDA_CACHE_DISABLE is 1 (CUDA C++ programming guide 13,
+    environment variables).
+    """
     if variables(["CUDA_CACHE_DISABLE"]).get("CUDA_CACHE_DISABLE") != "1":
         return ""
     try:
         cards = bool(gpus())
     except DeviceError:
         cards = True
-    return "with CUDA_CACHE_DISABLE=1 the NVIDIA driver keeps what it compiles in no file" if cards else ""
+    return "with CUDA_CACHE_DISABLE=1 the NVIDIA driver caches no compiled code in files" if cards else ""
 
 
 def _user() -> str:
@@ -229,10 +238,10 @@ def _user() -> str:
 
 
 class TorchMonitor(Monitor):
-    """What torch.compile counts of itself: graphs that TorchDynamo captured, and the work of Inductor and AOTAutograd.
+    """Reads torch.compile's own counters: graphs captured by TorchDynamo, work of Inductor and AOTAutograd.
 
-    torch 2.13, torch/_dynamo/utils.py: `counters`, names and numbers by group. Whoever clears them makes this monitor
-    blind. A process that did not import TorchDynamo compiled nothing with it.
+    torch 2.13, torch/_dynamo/utils.py: `counters`, names and numbers by group. Clearing them makes this monitor blind.
+    A process that did not import TorchDynamo has compiled nothing with it.
     """
 
     name = "torch.compile counters"
@@ -243,11 +252,11 @@ class TorchMonitor(Monitor):
         self._cleared = False
 
     def start(self) -> None:
-        """Remember the counters."""
+        """Record the counters."""
         self._last = _counters()
 
     def what(self) -> Sequence[str]:
-        """The counters that grew, with how much."""
+        """Return the counters that grew, with the increase."""
         now = _counters()
         if any(now.get(name, 0) < before for name, before in self._last.items()):
             self._cleared = True
@@ -258,7 +267,7 @@ class TorchMonitor(Monitor):
         return tuple(self._seen)
 
     def blind(self) -> str:
-        """Once the counters were cleared."""
+        """Return a reason if the counters were cleared, else ""."""
         return "somebody cleared the counters" if self._cleared else ""
 
 
@@ -268,7 +277,7 @@ def _counters() -> dict[str, int]:
 
 
 class LateJaxMonitor(Monitor):
-    """Sees JAX's compilations if JAX is imported when it starts; if it is later, nobody heard what came first."""
+    """Sees JAX compilations if JAX is imported before `start`; otherwise earlier ones may have been missed."""
 
     name = client.JaxMonitor.name
 
@@ -276,16 +285,16 @@ class LateJaxMonitor(Monitor):
         self._heard: client.JaxMonitor | None = None
 
     def start(self) -> None:
-        """Listen, without importing JAX."""
+        """Listen to JAX without importing it."""
         if "jax" in sys.modules:
             client.listen()
         if client.listens():
             self._heard = client.JaxMonitor()
 
     def what(self) -> Sequence[str]:
-        """The programs."""
+        """Return the compiled programs."""
         return () if self._heard is None else self._heard.what()
 
     def blind(self) -> str:
-        """Where JAX came in the middle."""
+        """Return a reason if JAX was imported after `start`, else ""."""
         return "JAX was imported in the middle" if self._heard is None and "jax" in sys.modules else ""

@@ -1,7 +1,7 @@
-"""Random requests that a bundle admits (every kind that a server meets, and the ends of every range) and their way
-through the engine: many at once or few, some cancelled.
+"""Generate random requests within a bundle's limits and run them through the engine.
 
-The same seed gives the same requests, and since each draw of a sampler has a seed too, the same answers.
+They cover every sampling kind and both ends of each range; few or many run at once, and some are cancelled. The same
+seed gives the same requests and, because each sampler draw is seeded, the same answers.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from llmc.runtime.executors.base import Executor
 
 SHORT_ANSWER = 12
-"""Tokens of most answers at most."""
+"""Maximum tokens of most answers."""
 LONG_ANSWER = 1024
 """Tokens of the longest answers."""
 REMEMBERED = 4
-"""Prompts that later ones may begin like: slots keep no older ones."""
+"""Number of recent prompts that later ones may share a prefix with; slots keep no older ones."""
 STRUCTURED = "structured output"
 FORMS: tuple[Mapping[str, Any], ...] = (
     {"regex": "[a-z]+"}, {"choice": ("yes", "no")}, {"json_object": True}, {"regex": "a"},
@@ -44,7 +44,7 @@ _AT_EDGE, _UNIFORM, _SHARED, _CANCELLED, _SEVERAL, _STRUCTURED = 0.2, 0.15, 0.25
 
 @dataclass(frozen=True)
 class RandomRequest:
-    """A request of a kind of SAMPLING; `cancel_after`: it is cancelled when it has so many tokens, None: never."""
+    """A request of one kind of SAMPLING; it is cancelled after `cancel_after` tokens, None: never."""
 
     request: Request
     kind: str
@@ -52,15 +52,15 @@ class RandomRequest:
 
 
 class RandomRequests:
-    """Requests of `kinds` that `plan` and the executor's cache admit, to prompts of tokens below `vocab_size`."""
+    """Generates requests of `kinds` that `plan` and the executor's cache admit, with token ids below `vocab_size`."""
 
     def __init__(
         self, plan: Plan, executor: Executor, vocab_size: int, kinds: Mapping[str, SamplingParams], seed: int,
         end_ids: tuple[int, ...] = (), offers: Callable[[str], bool] = lambda _: True,
     ) -> None:  # fmt: skip
-        """`offers`: whether the engine has a sampling parameter of that name."""
+        """`offers`: whether the engine supports the sampling parameter of that name."""
         if not kinds:
-            raise InputError("no kind of sampling can be asked for")
+            raise InputError("the bundle accepts no kind of sampling")
         self._random = random.Random(seed)  # noqa: S311 - repeatable on purpose
         self._kinds = kinds
         self._vocab_size = vocab_size
@@ -78,7 +78,7 @@ class RandomRequests:
         self._earlier: deque[tuple[int, ...]] = deque(maxlen=REMEMBERED)
 
     def take(self, count: int) -> Iterator[RandomRequest]:
-        """So many requests: the extremes of prompt and answer and each kind first, as far as `count` goes."""
+        """Yield `count` requests, starting with the shortest and longest prompts and answers and each kind."""
         first = self._first()
         for number in range(count):
             built = next(first, None) or self._any(self._kind())
@@ -106,7 +106,7 @@ class RandomRequests:
         return built
 
     def _built(self, kind: str, prompt: tuple[int, ...], answer: int) -> RandomRequest:
-        """`kind`: one that is not there is any."""
+        """Build a request; an unknown `kind` stands for a random one."""
         draw = self._random
         kind = kind if kind in self._kinds else next(iter(self._kinds))
         params = self._kinds[kind]
@@ -125,7 +125,7 @@ class RandomRequests:
         return RandomRequest(request, kind)
 
     def _prompt(self) -> tuple[int, ...]:
-        """Of any length; some begin like an earlier one, and go on for some tokens."""
+        """Return a prompt of random length; some extend a prefix of an earlier prompt."""
         draw = self._random
         if self._earlier and draw.random() < _SHARED:
             earlier = draw.choice(self._earlier)
@@ -134,7 +134,7 @@ class RandomRequests:
         return self._tokens(self._length())
 
     def _length(self) -> int:
-        """At the ends of buckets, or anywhere, short ones more often than long ones."""
+        """Return a bucket boundary or a random length, shorter ones more often."""
         draw = self._random
         sort = draw.random()
         if sort < _AT_EDGE:
@@ -148,7 +148,7 @@ class RandomRequests:
 
 
 def admitted_kinds(engine: LLMEngine) -> tuple[dict[str, SamplingParams], dict[str, str]]:
-    """The kinds of SAMPLING that requests may ask for here, and those that are refused, with the reason."""
+    """Return the kinds of SAMPLING that this engine accepts, and the reason for each refused kind."""
     kinds: dict[str, SamplingParams] = {}
     refused: dict[str, str] = {}
     for kind in SAMPLING:
@@ -167,7 +167,7 @@ Bucket = tuple[str, int, int, int]
 
 
 class StepCounter(Observer):
-    """Counts the steps that ran, by bucket and by executable, while it `counts`."""
+    """Counts steps by bucket and by executable while `counts` is true."""
 
     def __init__(self) -> None:
         self.counts = False
@@ -176,21 +176,20 @@ class StepCounter(Observer):
         self.prefixes = 0
 
     def stepped(self, record: StepRecord) -> None:
-        """A step ran."""
+        """Count the step."""
         if self.counts:
             self.buckets[record.phase, record.batch, record.query, record.context] += 1
             self.executables[record.executable] += 1
 
     def admitted(self, request_id: str, queue_s: float, cached_tokens: int) -> None:
-        """A request's prompt may begin in the cache."""
+        """Record how much of the prompt came from the cache."""
         if self.counts:
             self.prefixes += cached_tokens > 0
 
 
 @dataclass
 class Driven:
-    """What became of requests: how many by reason of their choices' ends, of each kind, tokens of prompts and answers,
-    the longest prompt."""
+    """Results of the requests: counts by finish reason and by kind, prompt and answer tokens, longest prompt."""
 
     requests: int = 0
     finished: Counter[str] = field(default_factory=Counter)
@@ -212,9 +211,9 @@ def drive(
     engine: LLMEngine, requests: Iterable[RandomRequest], most: int, seed: int,
     tell: Callable[[int], None] = lambda _: None,
 ) -> Driven:  # fmt: skip
-    """Run `requests`, up to `most` at once; `tell` hears how many have ended.
+    """Run `requests`, at most `most` at once; `tell` is called with the number that have ended.
 
-    Raises VerificationError where a request ends with an error, and whatever the executor raises.
+    Raises VerificationError if a request ends with an error, and any error of the executor.
     """
     draw = random.Random(seed)  # noqa: S311
     driven, waiting, open_ = Driven(), iter(requests), dict[str, _Open]()
@@ -267,13 +266,12 @@ def _cancel(engine: LLMEngine, request_id: str, open_: dict[str, _Open], driven:
 
 
 def _end(update: Update, open_: dict[str, _Open], driven: Driven) -> None:
-    """A choice has ended."""
     state = open_[update.request_id]
     reason = update.finish_reason or "error"
     if reason == "error":
         raise VerificationError(
             f"request {update.request_id} ({state.random.kind}, {len(state.random.request.prompt_token_ids)} tokens) "
-            "ended with an error; the log says why"
+            "ended with an error; see the log"
         )
     driven.finished[reason] += 1
     state.choices -= 1

@@ -1,12 +1,12 @@
 """JSON over a stream socket.
 
-frame = u32 length of what follows; u32 length of the JSON text; JSON text; parts        (numbers little endian)
+    frame = u32 length of what follows; u32 length of the JSON text; JSON text; parts        (numbers little endian)
 
-The JSON text is [value, [[path, kind, bytes], …]]. What is long, texts and lists of integers, stands behind it as a
-part, not at its path in the value: JSON's reader and writer hold the interpreter for 10 ms for a text of 4 MB or a list
-of 260,000, copying bytes for 1 ms.
+The JSON text is [value, [[path, kind, bytes], …]]. Long texts and long lists of integers follow it as parts.
+JSON's reader and writer hold the interpreter for 10 ms for a text of 4 MB or a list of 260,000; copying bytes takes
+1 ms.
 
-The sender of a frame waits for the answer. So after a frame, the only news that matters is the end of the stream.
+The sender of a frame waits for the answer, so the only other event it must handle is the end of the stream.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 HEAD = 4
 MAX_FRAME = 256 << 20
 LONG = 1 << 14
-"""Characters of a text, and items of a list of integers, from which on it is a part of its own."""
+"""Characters of a text, or items of a list of integers, from which it becomes a separate part."""
 LARGE = 1 << 16
 _FIRST, _PART = 64 << 10, 1 << 20
 _MOST_LOOKED_AT = 1024
@@ -31,7 +31,7 @@ _Part = tuple[list[str | int], str, bytes]
 
 
 def pack(value: Any) -> bytes:
-    """The frame of a value."""
+    """Return the frame of a value."""
     parts: list[_Part] = []
     rest = _without(value, [], parts)
     reported = [rest, [(path, kind, len(data)) for path, kind, data in parts]]
@@ -41,14 +41,14 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """The value of a whole frame."""
+    """Return the value of a complete frame."""
     frame = Frame()
     frame.take(data)
     return frame.value
 
 
 def is_large(value: Any) -> bool:
-    """Whether `pack` takes more than about 1 ms: the value holds LARGE characters, or more than a thousand values."""
+    """Whether `pack` takes more than about 1 ms: the value has LARGE characters, or more than a thousand values."""
     left, room = [value], LARGE
     for _ in range(_MOST_LOOKED_AT):
         if not left:
@@ -67,7 +67,7 @@ def is_large(value: Any) -> bool:
 
 
 def _without(value: Any, path: list[str | int], parts: list[_Part]) -> Any:
-    """`value` with null for what is long, which joins `parts`."""
+    """Return `value` with null in place of each long item, which is appended to `parts`."""
     if isinstance(value, str):
         if len(value) < LONG:
             return value
@@ -89,7 +89,7 @@ def _number(size: int) -> bytes:
 
 
 class Frame:
-    """A frame that comes in parts: `take` what was received, at most `wants` bytes, until it wants no more."""
+    """A frame received in pieces: pass at most `wants` bytes to `take` until `wants` is 0."""
 
     def __init__(self) -> None:
         self._received = bytearray()
@@ -97,13 +97,13 @@ class Frame:
 
     @property
     def wants(self) -> int:
-        """Bytes to receive next; at first as many as most frames have, so that one call takes all of it."""
+        """Bytes to receive next; at first the size of most frames, to need only one call."""
         if self._end is None:
             return _FIRST
         return min(_PART, max(0, self._end - len(self._received)))
 
     def take(self, part: bytes) -> None:
-        """Raises ValueError for a frame of more than MAX_FRAME, EOFError where nothing came."""
+        """Add received bytes. Raises ValueError for a frame larger than MAX_FRAME, and EOFError for no bytes."""
         if not part:
             raise EOFError
         self._received += part
@@ -115,7 +115,7 @@ class Frame:
 
     @property
     def value(self) -> Any:
-        """What it holds, once it is whole."""
+        """The decoded value of a complete frame."""
         with memoryview(self._received) as received:
             start = 2 * HEAD + int.from_bytes(received[HEAD : 2 * HEAD], "little")
             value, parts = json.loads(str(received[2 * HEAD : start], "utf-8", "surrogatepass"))
@@ -131,7 +131,7 @@ class Frame:
 
 
 def read(connection: socket.socket) -> Any:
-    """The next value, or None at the end."""
+    """Read the next value; None at the end of the stream."""
     frame = Frame()
     with contextlib.suppress(EOFError):
         while wanted := frame.wants:

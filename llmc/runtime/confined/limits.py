@@ -1,4 +1,4 @@
-"""Limits of one job, and the number of jobs at a time."""
+"""Limits of one job, and the number of concurrent jobs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ChildLimits:
-    """Bounds on jobs of one kind.
+    """Limits on jobs of one kind.
 
-    `seconds` of processor time, `memory_bytes` beyond what a child begins with and `stack_bytes` are for each job.
-    `workers` run at a time; further ones wait, `waiting` at most. One child stays; the others end, and their memory
-    with them, when they have had no job for `idle_s`.
+    Each job may use `seconds` of CPU time, `memory_bytes` beyond the child's initial memory, and `stack_bytes`. At most
+    `workers` jobs run and `waiting` jobs wait. One child stays alive; the others exit after `idle_s` without a job,
+    which frees their memory.
     """
 
     seconds: float = 3.0
@@ -23,5 +23,5 @@ class ChildLimits:
 
     @property
     def patience_s(self) -> float:
-        """Seconds by the clock after which a child counts as stuck, on a host however busy."""
+        """Wall-clock seconds after which a child counts as stuck, even on a busy host."""
         return 30.0 + 10.0 * self.seconds

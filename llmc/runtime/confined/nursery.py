@@ -1,10 +1,10 @@
-"""The process that children are forked from: it has imported and read what every job needs, so that a child begins in a
-millisecond and shares the memory.
+"""The parent process of all children. It imports and reads everything in advance, so children fork in a millisecond and
+share memory.
 
-The nursery is this parent process. A request for a child is one byte on `control` with the child's end of a socket. The
-nursery keeps a copy of this end. It kills the child when the other end is closed, and sends a message on the socket
-when a signal ended the child. When `control` is closed, the process that asked has ended: the nursery kills its
-children and ends. If the nursery is killed, the kernel kills the children.
+To request a child, the pool sends one byte on `control` with the child's end of a socket. The nursery keeps a copy of
+this end. It kills the child when the other end is closed, and sends a message on the socket when a signal ended the
+child. When `control` is closed, the requesting process has ended: the nursery kills its children and exits. If the
+nursery is killed, the kernel kills the children.
 """
 
 from __future__ import annotations
@@ -28,16 +28,19 @@ from llmc.runtime.confined import frames
 from llmc.runtime.heap import settle, share_heap, trim
 
 WORN_BYTES = 8 << 20
-"""A child ends after a job if it then holds this many bytes more than at its start, in spite of giving memory back."""
+"""A child exits after a job if it then holds this many bytes more than at its start, even after freeing memory."""
 GROWN_BYTES = 1 << 20
-"""A child that grew by more than this many bytes in a job gives memory back after it."""
+"""A child that grew by more than this many bytes in a job then returns memory to the system."""
 _PR_SET_PDEATHSIG = 1
 _STOPPING = tuple(getattr(signal, name) for name in ("SIGPROF", "SIGABRT", "SIGBUS", "SIGSEGV", "SIGTERM", "SIGXCPU"))
-"""Signals that end a child, among them those of its limits. Libraries of the process that asked may ignore or block a
-signal, as libtpu does with SIGPROF, and children inherit this."""
+"""Signals that end a child, including those of its limits.
+
+Libraries in the requesting process may ignore or block a signal, as libtpu does with SIGPROF, and children inherit
+this.
+"""
 
 Work = Callable[[Any], Any]
-"""Does one job: JSON to JSON. InputError says why it cannot be done."""
+"""Runs one job: JSON to JSON. Raises InputError for a job that cannot be done."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ def main(control_fd: int, config_fd: int) -> None:
     with open(config_fd, "rb") as file:
         config = frames.unpack(file.read())
     with contextlib.suppress(OSError):
-        os.nice(config["niceness"])  # before it imports and reads, which may take a second
+        os.nice(config["niceness"])  # before imports and reads, which may take a second
     module, _, factory = config["work"].partition(":")
     make = getattr(importlib.import_module(module), factory)
     with _bounded(config):
@@ -65,7 +68,7 @@ def main(control_fd: int, config_fd: int) -> None:
 
 @contextlib.contextmanager
 def _bounded(config: Mapping[str, Any]) -> Iterator[None]:
-    """What is read for all jobs may take as much as a job; this process ends where it takes more."""
+    """Apply the limits of one job to shared preparation; this process dies if it exceeds them."""
     _Memory().bound(config["memory_bytes"], lasting=False)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, config["seconds"])
@@ -98,7 +101,7 @@ class _Nursery:
                     self._reap()
                 elif fd != self._control.fileno():
                     child = self._children.get(fd)
-                    if child is not None:  # nobody waits for it any more
+                    if child is not None:  # no caller waits for it any more
                         os.kill(child.pid, signal.SIGKILL)
                         self._poll.unregister(fd)
                 elif not self._admit():
@@ -128,7 +131,7 @@ class _Nursery:
             if pid == 0:
                 self._become_child(connection, lasts)
             self._children[fd] = _Child(pid, connection, lasts)
-            self._poll.register(fd, 0)  # its end is noticed in any case
+            self._poll.register(fd, 0)  # hang-up is reported without a mask
         return True
 
     def _reap(self) -> None:
@@ -169,8 +172,10 @@ class _Nursery:
 
 
 def _serve(connection: socket.socket, work: Work, config: Mapping[str, Any], lasts: bool) -> None:
-    """Do jobs until nobody asks for more, or only for a while if another child `lasts`. Runs in a thread whose stack
-    size is the limit of the jobs."""
+    """Run jobs until the socket closes, or until idle if another child `lasts`.
+
+    Runs in a thread whose stack size is the job limit.
+    """
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     memory = _Memory()
@@ -188,7 +193,7 @@ def _serve(connection: socket.socket, work: Work, config: Mapping[str, Any], las
             answer = {"limit": "memory"}
         except RecursionError:
             answer = {"limit": "stack"}
-        except BaseException as error:  # noqa: BLE001 - a panic of native code is one that is no Exception
+        except BaseException as error:  # noqa: BLE001 - a native panic is not an Exception
             answer = {"failed": f"{type(error).__name__}: {error}"[:500]}
         signal.setitimer(signal.ITIMER_PROF, 0)
         now = memory.resident
@@ -210,14 +215,14 @@ def _report(connection: socket.socket, answer: Mapping[str, Any]) -> None:
 
 
 def _die_with_parent() -> None:
-    """End with the parent. Only Linux can do this; elsewhere a child ends when its socket is closed, after its job."""
+    """Request SIGKILL at the parent's death. Linux only: elsewhere a child ends after its job, at the closed socket."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 class _Memory:
-    """Of this process. Systems that do not tell it give the peak instead, and have no limit."""
+    """Memory of this process. Systems without /proc report the peak instead, and have no limit."""
 
     def __init__(self) -> None:
         self._page = resource.getpagesize()
@@ -229,7 +234,7 @@ class _Memory:
         return None if self._statm is None else int(os.pread(self._statm, 256, 0).split()[field])
 
     def bound(self, beyond: int, lasting: bool = True) -> None:
-        """Let this process map no more than `beyond` further bytes; one that is not `lasting` can be lifted again."""
+        """Limit further mappings to `beyond` bytes; a limit that is not `lasting` can be lifted."""
         data = self._pages(5)
         if data is not None:
             soft = data * self._page + beyond
@@ -239,6 +244,5 @@ class _Memory:
 
     @property
     def resident(self) -> int:
-        """Bytes."""
         pages = self._pages(1)
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if pages is None else pages * self._page

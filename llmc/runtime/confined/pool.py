@@ -1,4 +1,4 @@
-"""Jobs for the children of one nursery, for a caller that waits and for one on an event loop."""
+"""Run jobs in the children of one nursery, from blocking and from asyncio code."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _BY_SIGNAL: dict[int, Limit] = {
     signal.SIGABRT: "memory", signal.SIGKILL: "memory",
 }  # fmt: skip
 _ROOT = str(Path(__file__).parents[3])
-"""Where the package llmc is: an editable install finds it by a hook, not by sys.path, and a nursery has no hooks."""
+"""Folder of the package llmc: an editable install uses an import hook, not sys.path, and a nursery has no hooks."""
 _END_S = 2.0
 _RETRY_S = 1.0
 
 
 class LimitError(InputError):
-    """A job went beyond a limit of its child; `limit` says which."""
+    """A job exceeded a limit of its child; `limit` says which."""
 
     def __init__(self, limit: Limit, limits: ChildLimits) -> None:
         self.limit = limit
@@ -49,11 +49,11 @@ class LimitError(InputError):
 
 
 class JobError(LlmcError):
-    """A job failed for a reason that is neither its input's nor a limit's."""
+    """A job failed, but not because of its input or a limit."""
 
 
 class ChildJob:
-    """What a job gave: its value, and the memory in bytes that its child grew by."""
+    """The value of a job, and the bytes that its child grew by."""
 
     def __init__(self, value: Any, size: int) -> None:
         self.value = value
@@ -61,12 +61,12 @@ class ChildJob:
 
 
 class ChildPool:
-    """Children that do `work` ("module:factory", called with `options`, JSON, once in the nursery).
+    """Children that run `work` ("module:factory", called once in the nursery with the JSON value `options`).
 
-    `run` and `arun` do one job: JSON in (not null), JSON out. They raise InputError for what `work` refuses,
-    LimitError, JobError, and OverloadedError where more than limits.waiting jobs wait. A child that was stopped costs
-    the next job milliseconds. `run` may be called in any thread, `arun` on one event loop; who cancels it kills its
-    child. The nursery starts with `start`, or the first job, and ends with `close`, or this process.
+    `run` and `arun` take JSON (not null) and return JSON. They raise InputError from `work`, LimitError, JobError, and
+    OverloadedError if more than limits.waiting jobs wait. After a child is killed, the next job takes some milliseconds
+    more. `run` is thread-safe; `arun` needs one event loop, and cancelling it kills its child. `start` or the first job
+    starts the nursery; it ends with `close` or with this process.
     """
 
     def __init__(self, work: str, options: Mapping[str, Any], limits: ChildLimits, *, niceness: int = 0) -> None:
@@ -81,7 +81,7 @@ class ChildPool:
         self._forget = weakref.finalize(self, _close, self._idle)
 
     def start(self) -> None:
-        """Start the nursery, unless it runs; takes a few milliseconds, it is ready later."""
+        """Start the nursery unless it runs. Returns after a few milliseconds, before the nursery is ready."""
         with self._lock:
             self._started()
 
@@ -98,7 +98,7 @@ class ChildPool:
         return self._nursery
 
     def close(self) -> None:
-        """End the nursery and its children; jobs that still run fail."""
+        """End the nursery and its children; running jobs fail."""
         with self._lock:
             self._closed = True
             nursery, self._nursery = self._nursery, None
@@ -108,7 +108,7 @@ class ChildPool:
 
     @property
     def pid(self) -> int | None:
-        """The nursery's process."""
+        """PID of the nursery, or None."""
         return None if self._nursery is None else self._nursery.pid
 
     def _take(self, fresh: bool) -> _Child:
@@ -121,7 +121,7 @@ class ChildPool:
             return self._started().child()
 
     def _keep(self, child: _Child, answer: Mapping[str, Any] | None) -> None:
-        """Let a child that has answered do further jobs; end any other."""
+        """Keep a child that has answered for further jobs; end any other."""
         with self._lock:
             lasts = answer is not None and not answer.get("last", True)
             if lasts and not self._closed and len(self._idle) < self.limits.workers:
@@ -130,11 +130,11 @@ class ChildPool:
         child.close()
 
     def run(self, job: Any) -> ChildJob:
-        """Do a job, and wait for it."""
+        """Run a job and block until it is done."""
         return _finished(self._done(frames.pack(job), _blocking))
 
     async def arun(self, job: Any, then: Callable[[ChildJob], Awaitable[T]]) -> T:
-        """As `run`, on an event loop; returns the result of `then` and keeps the job's place until `then` has ended."""
+        """Like `run`, on an event loop: return the result of `then`, and keep the worker slot until then."""
         async with _Place(self):
             if frames.is_large(job):
                 request = await asyncio.get_running_loop().run_in_executor(None, frames.pack, job)
@@ -147,7 +147,9 @@ class ChildPool:
         return self._reported(answer)
 
     async def _attempt(self, request: bytes, exchange: _Exchange, fresh: bool = False) -> dict[str, Any] | None:
-        """The answer; None if the nursery or an idle child ended meanwhile. This does not happen to a new child."""
+        """Return the answer; None if the nursery or an idle child ended meanwhile, which cannot happen with a fresh
+        child.
+        """
         child, answer = self._take(fresh), None
         try:
             answer = await exchange(child.connection, request, self.limits.patience_s)
@@ -173,7 +175,7 @@ class ChildPool:
 
 
 class _Place:
-    """One of the pool's places, in order of arrival."""
+    """One of the pool's worker slots, in order of arrival."""
 
     def __init__(self, pool: ChildPool) -> None:
         self._pool = pool
@@ -193,7 +195,7 @@ class _Place:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # this job had the place already
+            if turn.done() and not turn.cancelled():  # this job already had the slot
                 self._free()
             else:
                 with contextlib.suppress(ValueError):
@@ -214,14 +216,12 @@ class _Place:
 
 
 class _Child:
-    """This end of a child's socket; closing it ends the child."""
-
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
 
     @property
     def usable(self) -> bool:
-        """Whether it still waits for a job: nothing is to be read, not even the end."""
+        """Whether it waits for a job: its socket has neither data nor the end of the stream."""
         self.connection.setblocking(False)
         try:
             self.connection.recv(1, socket.MSG_PEEK)
@@ -236,8 +236,6 @@ class _Child:
 
 
 class _Nursery:
-    """The process that children come from."""
-
     def __init__(self, config: Mapping[str, Any]) -> None:
         control, theirs = socket.socketpair()
         with theirs, tempfile.TemporaryFile() as file:
@@ -283,11 +281,13 @@ def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
 
 
 _Exchange = Callable[[socket.socket, bytes, float], Awaitable[Any]]
-"""Sends a frame and gives the answer's value, None at the end; TimeoutError after so many seconds, or OSError."""
+"""Sends a frame and returns the answer's value, None at the end. Raises TimeoutError after the given seconds, or
+OSError.
+"""
 
 
 async def _blocking(connection: socket.socket, request: bytes, patience_s: float) -> Any:
-    """For a caller that waits: never suspended."""
+    """Exchange for blocking callers; never suspends."""
     connection.settimeout(patience_s)
     connection.sendall(request)
     return frames.read(connection)
@@ -306,7 +306,6 @@ async def _on_loop(connection: socket.socket, request: bytes, patience_s: float)
 
 
 def _finished(work: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that never suspends."""
     try:
         work.send(None)
     except StopIteration as end:

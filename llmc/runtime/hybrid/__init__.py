@@ -1,1 +1,1 @@
-"""Prompts computed by one executor, decoded by another: in one process, in two, or on two hosts."""
+"""Disaggregated prefill/decode: prefill on one executor, decode on another, in one process, in two, or on two hosts."""

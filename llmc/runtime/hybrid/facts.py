@@ -1,6 +1,6 @@
-"""What the two halves of a hybrid have to agree on, and a comparison that says in what they differ.
+"""Properties that the prefill and decode sides must share, and the comparison of two sides.
 
-A fact travels as JSON between processes, so that it holds only texts, numbers, lists and objects of these.
+Facts travel between processes as JSON, so they hold only strings, numbers, lists and objects of these.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ _MAX_SIZE = 1 << 31
 
 @dataclass(frozen=True)
 class SideFacts:
-    """One half. `name` is its bundle, for messages; `checkpoint` the SHA-256 of each file that its weights came from;
-    `shapes` the (heads, head size) of each tensor of its cache; `cache_dtype` as Executor has it, `dtype` and
-    `quantize` those of the compile; `longest_prompt` and `max_model_len` in tokens, 0 where its plan says nothing.
+    """Facts of one side.
+
+    `name`: its bundle, for messages. `checkpoint`: the SHA-256 of each checkpoint file. `shapes`: (heads, head size) of
+    each cache tensor. `cache_dtype`: as in Executor; `dtype` and `quantize`: of the compile. `longest_prompt` and
+    `max_model_len`: in tokens, 0 if the plan has no limit.
     """
 
     name: str
@@ -42,7 +44,10 @@ class SideFacts:
 
     @classmethod
     def of(cls, bundle: Bundle, executor: Executor) -> SideFacts:
-        """Of an open bundle. Asks `executor` for an empty prefix: call it in the thread that runs it."""
+        """Read the facts of an open bundle.
+
+        Exports an empty prefix from `executor`, so call it in the thread that runs `executor`.
+        """
         manifest, dtype = bundle.manifest, executor.capabilities.cache_dtype
         definition = manifest.provenance.get("buildDefinition")
         found = definition.get("resolvedDependencies") if isinstance(definition, Mapping) else None
@@ -55,14 +60,14 @@ class SideFacts:
         )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Return a JSON-serializable dict."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, found: object) -> SideFacts:
-        """Facts of another process; raises InputError for anything else than `to_json` gives."""
+        """Parse the facts of another process. Raises InputError for anything but the output of `to_json`."""
         if not isinstance(found, Mapping) or set(found) != {one.name for one in fields(cls)}:
-            raise InputError("the prefill side tells other facts of its bundle than this llmc knows; use one version")
+            raise InputError("the prefill side reports facts that this llmc does not know; use one version on both")
         values = dict(found)
         checkpoint, shapes = values["checkpoint"], values["shapes"]
         texts = ("name", "device", "tokenizer", "cache_dtype", "dtype", "quantize")
@@ -76,16 +81,16 @@ class SideFacts:
             and len(shapes) <= MAX_TENSORS
             and all(isinstance(s, list) and len(s) == 2 and all(map(_is_size, s)) for s in shapes)
         ):
-            raise InputError("the prefill side tells facts of its bundle that make no sense")
+            raise InputError("the prefill side reports invalid facts of its bundle")
         values["checkpoint"] = dict(checkpoint)
         values["shapes"] = tuple((s[0], s[1]) for s in shapes)
         return cls(**values)
 
 
 def require_fit(prefill: SideFacts, decode: SideFacts) -> list[str]:
-    """Raise ArtifactError, saying what differs, where keys and values of one mean nothing to the other.
+    """Raise ArtifactError that names the differences if one side cannot use the other's keys and values.
 
-    Returns what differs and is no obstacle, in words: the numbers of quantised weights, and limits.
+    Returns descriptions of harmless differences: quantization, dtype, and limits.
     """
     wrong = [*_model(prefill, decode), *_layout(prefill, decode)]
     if wrong:
@@ -94,9 +99,9 @@ def require_fit(prefill: SideFacts, decode: SideFacts) -> list[str]:
             "checkpoint: llmc compile MODEL --prefill-device X --decode-device Y -o FOLDER"
         )
     differences = [
-        f"{what} {mine} there, {theirs} here: keys and values are those of the prefill side"
+        f"{what} {mine} there, {theirs} here: keys and values come from the prefill side"
         for what, mine, theirs in (
-            ("weights are quantised", prefill.quantize, decode.quantize), ("dtype is", prefill.dtype, decode.dtype),
+            ("quantization is", prefill.quantize, decode.quantize), ("dtype is", prefill.dtype, decode.dtype),
         ) if mine != theirs
     ]  # fmt: skip
     if prefill.longest_prompt < decode.longest_prompt:
@@ -111,7 +116,7 @@ def _model(prefill: SideFacts, decode: SideFacts) -> Iterator[str]:
     if prefill.checkpoint != decode.checkpoint:
         names = sorted(set(prefill.checkpoint) | set(decode.checkpoint))
         differing = [n for n in names if prefill.checkpoint.get(n) != decode.checkpoint.get(n)]
-        yield f"they are of two checkpoints (other contents of {', '.join(differing[:3])})"
+        yield f"their checkpoints differ (in {', '.join(differing[:3])})"
     if prefill.tokenizer != decode.tokenizer:
         yield "their tokenizers differ"
     if prefill.vocab_size != decode.vocab_size:

@@ -1,4 +1,4 @@
-"""The prefill side of an engine, from where it was asked for: a bundle, opened in this process, or an address."""
+"""Open the prefill side of an engine: a bundle in this process or in a child process, or an address."""
 
 from __future__ import annotations
 
@@ -29,17 +29,16 @@ if TYPE_CHECKING:
     from llmc.runtime.hybrid.facts import SideFacts
 
 GRACE_S = 10.0
-"""Seconds that the process has to end by itself."""
+"""Seconds that the process gets to exit by itself."""
 _PAUSE_S = 1.0
 _log = logging.getLogger("llmc")
 
 
 class ChildPrefiller(RemotePrefiller):
-    """`llmc prefill BUNDLE` over a Unix socket that only this user reaches. The process watches its standard input, and
-    so ends with this one, however that ends.
+    """Runs `llmc prefill BUNDLE` in a child process, over a Unix socket that only this user can reach.
 
-    Raises DeviceError where the process does not come up, and ArtifactError where the two sides do not fit; what was
-    wrong with the bundle stands on standard error.
+    The child watches its standard input, so it exits whenever this process does. Raises DeviceError if the child does
+    not start, and ArtifactError if the two sides do not fit; errors of the bundle appear on standard error.
     """
 
     def __init__(self, bundle: str, facts: SideFacts, key: str | None = None) -> None:
@@ -63,7 +62,7 @@ class ChildPrefiller(RemotePrefiller):
 
     @property
     def process(self) -> int:
-        """The number of the process that computes now."""
+        """PID of the current child process."""
         return self._process.pid
 
     def close(self) -> None:
@@ -82,14 +81,14 @@ class ChildPrefiller(RemotePrefiller):
                 return process
         process.kill()
         _release(process)
-        raise DeviceError(f"{bundle}: the process that was to compute prompts ended with code {process.returncode}")
+        raise DeviceError(f"{bundle}: the prefill process did not start and ended with code {process.returncode}")
 
     def _watch(self, bundle: str) -> None:
         while not self._ending.is_set():
             self._process.wait()
             if self._ending.wait(_PAUSE_S):
                 return
-            _log.warning("%s: the process that computes prompts ended with code %s; starting it again", bundle,
+            _log.warning("%s: the prefill process ended with code %s; starting it again", bundle,
                          self._process.returncode)  # fmt: skip
             _release(self._process)
             try:
@@ -109,7 +108,7 @@ class ChildPrefiller(RemotePrefiller):
 
 
 def _release(process: subprocess.Popen[str]) -> None:
-    """Close what leads to a process that ends, and wait for its end."""
+    """Close the pipes of an ending process, and wait for its exit."""
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             pipe.close()
@@ -117,18 +116,19 @@ def _release(process: subprocess.Popen[str]) -> None:
 
 
 PROCESS = "process:"
-"""Before a bundle: it is opened in a process of its own."""
+"""Prefix of a bundle path: open the bundle in a separate process."""
 
 
 def open_prefiller(
     prefill: str | Path, bundle: Bundle, executor: Executor, open_executor: Callable[[Bundle], Executor],
     min_prefix: int | None = None,
 ) -> Prefiller:  # fmt: skip
-    """What computes the prompts of `bundle`, which is open on `executor`: the bundle `prefill`, in this process or
-    with "process:" before it in a process of its own, or who listens at that address.
+    """Open the side that computes the prompts of `bundle`, which is open on `executor`.
 
-    `open_executor` opens the other one, in the thread that is to run it; `min_prefix` as in SchedulerConfig. Raises
-    ArtifactError or DeviceError where the prefill side cannot be opened, or does not fit `bundle`.
+    `prefill` is a bundle to open in this process, a bundle with "process:" before it to open in a child process, or an
+    address. `open_executor` opens the prefill bundle's executor, in the thread that will run it; `min_prefix` is that
+    of SchedulerConfig. Raises ArtifactError or DeviceError if the prefill side cannot be opened or does not fit
+    `bundle`.
     """
     if str(prefill).startswith(PROCESS):
         other = str(prefill).removeprefix(PROCESS)

@@ -1,7 +1,7 @@
-"""A prefill side in another process or on another host, over a connection that is made again whenever it is lost.
+"""A prefill side in another process or on another host, with automatic reconnection.
 
-Prompts that are not answered when a connection is lost are sent again on the next one. They fail once there was none
-for PATIENCE_S, and new ones fail at once while that lasts, so that whoever decodes computes them.
+Unanswered prompts are sent again on the next connection. After PATIENCE_S without a connection they fail, and new ones
+fail at once, so that the decode side computes them.
 """
 
 from __future__ import annotations
@@ -27,18 +27,17 @@ if TYPE_CHECKING:
     from llmc.runtime.hybrid.wire import PeerAddress
 
 PATIENCE_S = 1.0
-"""Seconds without a connection after which prompts are computed elsewhere."""
+"""Seconds without a connection after which prompts fail, so that the decode side computes them."""
 CONNECT_S = 5.0
 TRIES = 3
-"""How often a prompt is sent while connections are lost."""
+"""How often a prompt is sent if connections are lost."""
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _log = logging.getLogger("llmc")
 
 
 @dataclass(slots=True)
 class _Requested:
-    """A prompt that is not answered yet. `requested_s` is time.perf_counter() when it was submitted; it was sent `sent`
-    times."""
+    """A prompt without an answer yet: the time.perf_counter() of its submission, and how often it was sent."""
 
     prompt: array[int]
     priority: int
@@ -47,10 +46,10 @@ class _Requested:
 
 
 class RemotePrefiller(Prefiller):
-    """Prompts for the prefill side at `address`, whose facts have to fit `facts`, those of this side.
+    """Sends prompts to the prefill side at `address`, whose facts must fit `facts`, those of this side.
 
-    `key`: see wire.py. Raises DeviceError where nobody answers there, or who does has another key, and
-    ArtifactError where the two sides do not fit.
+    `key`: the shared key, see wire.py. Raises DeviceError if nothing answers at the address or the keys differ, and
+    ArtifactError if the two sides do not fit.
     """
 
     def __init__(
@@ -64,9 +63,9 @@ class RemotePrefiller(Prefiller):
         self._patience = patience_s
         self._requested: dict[int, _Requested] = {}
         self._lost_s: float | None = None
-        """time.monotonic() when the connection was lost; None while there is one."""
+        """time.monotonic() of the connection loss; None while connected."""
         self.connections = 0
-        """How often a connection was made."""
+        """Number of connections made so far."""
         try:
             self._frames = self._connect()
         except (OSError, EOFError, WireError) as e:
@@ -116,7 +115,7 @@ class RemotePrefiller(Prefiller):
         return 0
 
     def prepare(self, work: Callable[[Executor], object]) -> None:
-        """Nothing: `llmc prefill` has done its own."""
+        """Do nothing: `llmc prefill` prepares its own executor."""
 
     @property
     def _impatient(self) -> bool:
@@ -154,12 +153,12 @@ class RemotePrefiller(Prefiller):
                 waiting = len(self._requested)
             if self._closed:
                 return
-            _log.warning("%s: connection lost (%s); %d prompts wait for another", self._address, reason, waiting)
+            _log.warning("%s: connection lost (%s); %d prompts wait for the next one", self._address, reason, waiting)
             if not self._reconnect():
                 return
 
     def _reconnect(self) -> bool:
-        """Connect again, and ask again for what was not answered; false when this is closed."""
+        """Reconnect and resend unanswered prompts; false if this is closed."""
         pause = _SHORTEST_PAUSE_S
         while True:
             with self._lock:
@@ -176,7 +175,7 @@ class RemotePrefiller(Prefiller):
                 continue
             with self._lock:
                 self._frames, self._lost_s = frames, None
-                self._fail(f"{self._address}: the connection is lost whenever it is asked for", TRIES)
+                self._fail(f"{self._address}: the connection was lost each time this prompt was sent", TRIES)
                 for number, requested in self._requested.items():
                     self._send(number, requested)
             self.notify()
@@ -184,7 +183,7 @@ class RemotePrefiller(Prefiller):
             return True
 
     def _fail(self, reason: str, sent: int = 0) -> None:
-        """What was asked for, and sent so many times, will not come."""
+        """Fail the prompts that were sent at least `sent` times."""
         failed = [number for number, requested in self._requested.items() if requested.sent >= sent]
         for number in failed:
             del self._requested[number]
@@ -203,10 +202,10 @@ class RemotePrefiller(Prefiller):
         try:
             send()
         except OSError:
-            self._frames.close()  # the reader loses the connection, and what was asked for is asked for again
+            self._frames.close()  # the reader then loses the connection, reconnects and resends
 
     def _receive(self) -> bool:
-        """Take one frame, once there is room for what it may bring; false at the end of the stream."""
+        """Receive one frame, once there is room for its result; false at the end of the stream."""
         with self._lock:
             self._changed.wait_for(lambda: self._closed or len(self._came) < self._bound)
             if self._closed:
@@ -219,7 +218,7 @@ class RemotePrefiller(Prefiller):
             requested = self._requested.get(number) if type(number) is int else None
         if requested is None or type(number) is not int:
             most = 4 * (self._mine.vocab_size + self.longest_prompt * sum(h * w for h, w in self._mine.shapes))
-            self._frames.skip(most)  # it was cancelled while this was on its way
+            self._frames.skip(most)  # it was cancelled while the frame was on its way
             return True
         if header.get("kind") == "failed" and not self._frames.payload:
             came: Prefilled | PrefillFailed = PrefillFailed(
@@ -236,7 +235,7 @@ class RemotePrefiller(Prefiller):
     def _prefilled(self, number: int, requested: _Requested, header: dict[str, Any]) -> Prefilled:
         length = len(requested.prompt)
         if header.get("kind") != "prefix" or (header.get("dtype"), header.get("length")) != (self._dtype, length):
-            raise WireError(f"a frame that does not answer prompt {number}")
+            raise WireError(f"a frame that is no answer to prompt {number}")
         cached = header.get("cached")
         if type(cached) is not int or not 0 <= cached < length:
             raise WireError(f"{cached!r:.20} tokens of a prefix of {length}")

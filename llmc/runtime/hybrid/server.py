@@ -1,8 +1,8 @@
-"""A prefill worker for other processes: a listener, and two threads for each connection.
+"""A prefill server for other processes: a listener, and two threads for each connection.
 
-One thread reads prompts and gives them to the worker, the other sends what comes of them. A client that does not read
-fills its socket, then the bound of its prompts at the worker; then nothing is computed for it any more, and others are
-served as before. A connection that ends takes its prompts along.
+One thread reads prompts and submits them to the worker, the other sends the results. If a client does not read, its
+socket fills, then its bound at the worker; the worker then computes nothing for it and serves the others. Closing a
+connection cancels its prompts.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 MAX_CONNECTIONS = 64
 MAX_WAITING = 4096
-"""Prompts of one client that may wait; one that sends more is cut off."""
+"""Prompts of one client that may wait; a client that sends more is disconnected."""
 _MAX_NUMBER = 1 << 62
 _log = logging.getLogger("llmc")
 
 
 class PrefillServer:
-    """Serves `worker` on `listener`, a socket that listens, until `close`, which closes both sockets and worker.
+    """Serves `worker` on the listening socket `listener` until `close`, which also closes both.
 
-    `key`: clients have to prove that they know it; None: any may come in. `bound`: see PrefillWorker.client.
+    `key`: clients must prove that they know it; None: no key. `bound`: see PrefillWorker.client.
     """
 
     def __init__(
@@ -40,26 +40,26 @@ class PrefillServer:
     ) -> None:
         self.worker = worker
         self.served = 0
-        """Prompts that were computed and sent."""
+        """Prompts computed and sent."""
         self._listener = listener
         self._key = key
         self._bound = bound
         self._lock = threading.Lock()
         self._connections: dict[Frames, threading.Thread] = {}
-        """Each with the thread that reads it."""
+        """Open connections, each with its reader thread."""
         self._closing = False
         self._thread = threading.Thread(target=self._accept, name="llmc-prefill-accept", daemon=True)
         self._thread.start()
 
     @property
     def connections(self) -> int:
-        """Clients that are connected."""
+        """Number of connected clients."""
         return len(self._connections)
 
     def close(self) -> None:
-        """End every connection and the worker; none of its threads is left then."""
+        """Close all connections and the worker, and wait for the threads."""
         self._closing = True
-        with suppress(OSError):  # some systems know this for connections only
+        with suppress(OSError):  # some systems allow this for connections only
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._thread.join()
@@ -123,8 +123,6 @@ class PrefillServer:
 
 
 class _Connection:
-    """A client behind its handshake."""
-
     def __init__(self, server: PrefillServer, frames: Frames, client: WorkerClient) -> None:
         self._server = server
         self._frames = frames
@@ -133,10 +131,10 @@ class _Connection:
         self._vocab_size = server.worker.facts.vocab_size
         self._lock = threading.Lock()
         self._dtypes: dict[int, Dtype] = {}
-        """Of each prompt that is not answered yet."""
+        """The dtype of each unanswered prompt."""
 
     def receive_all(self) -> None:
-        """Take prompts until the stream ends; raises WireError for anything else."""
+        """Read prompts until the stream ends. Raises WireError for anything else."""
         while (header := self._frames.receive()) is not None:
             number = header.get("number")
             if type(number) is not int or not -_MAX_NUMBER < number < _MAX_NUMBER:
@@ -164,12 +162,12 @@ class _Connection:
         dtype = narrower(str(header.get("cache_dtype")), self._server.worker.facts.cache_dtype)
         with self._lock:
             if number in self._dtypes or len(self._dtypes) >= MAX_WAITING:
-                raise WireError(f"prompt {number} is one too many: it waits already, or {MAX_WAITING} others do")
+                raise WireError(f"prompt {number} is refused: its number waits already, or {MAX_WAITING} others do")
             self._dtypes[number] = dtype
         self._client.submit(number, prompt.tolist(), priority)
 
     def send_all(self) -> None:
-        """Send what comes of the prompts, until the connection or the client ends."""
+        """Send results until the connection or the client ends."""
         try:
             while self._client.wait():
                 for result in self._client.take(1):
@@ -185,7 +183,7 @@ class _Connection:
                              "passing": result.passing}
                         )  # fmt: skip
         except OSError:
-            self._frames.close()  # the reader hears of it
+            self._frames.close()  # this also ends the reader
 
     def _send(self, result: Prefilled, dtype: Dtype) -> None:
         cost = result.cost

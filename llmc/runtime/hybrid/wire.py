@@ -1,4 +1,4 @@
-"""Frames of prompts and prefixes over a stream socket, the numbers in them, and how a connection begins.
+"""Wire protocol between the prefill and decode sides: frames of prompts and prefixes over a stream socket.
 
     frame   = u32 length of the header, u64 length of the payload, header, payload        numbers little endian
     header  = JSON object in UTF-8, at most MAX_HEADER bytes; "kind" says which
@@ -6,17 +6,17 @@
               [kv_heads, length, head_dim] as "dtype": "f32", "f16" or "bf16"
     prompt  = payload of kind "prompt": int64 token ids
 
-Nothing is read that was not asked for: a receiver says how long a payload may be before it takes memory for it, and
-reads tensors into their place. A peer that sends anything else is told nothing; the connection ends.
+A receiver checks the length of a payload before it allocates memory, and reads tensors in place.
+If a peer sends anything unexpected, the connection ends without an answer.
 
 A connection begins with versions, the proof of a shared key by both sides, and the server's facts:
 
     server: hello   {"version", "nonce", "keyed"}      nonces are 32 random bytes in hexadecimal
     client: proof   {"version", "nonce", "proof"}      HMAC-SHA256 over "client", both nonces; "" where no key is set
-    server: welcome {"proof", "facts", "bound"}        over "server", both nonces; facts.py, only behind a right proof
+    server: welcome {"proof", "facts", "bound"}        over "server", both nonces; facts.py, only after a valid proof
 
-The key itself is never sent, and a recorded proof is of no use with another nonce. What follows is neither encrypted
-nor signed frame by frame: a key keeps strangers out, but not who can read or change the network's packets.
+The key itself is never sent, and a recorded proof is useless with another nonce. Later frames are neither encrypted
+nor signed. A key therefore keeps strangers out, but does not protect against someone who can read or change packets.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from llmc.strict_json import loads_object
 VERSION = 1
 MAX_HEADER = 1 << 20
 STALLED_S = 30.0
-"""Seconds without a byte in the middle of a frame after which its sender counts as gone."""
+"""Seconds without a byte inside a frame after which the sender counts as gone."""
 HANDSHAKE_S = 5.0
-"""Seconds that a peer has for each message of the beginning."""
+"""Seconds to wait for each handshake message."""
 MAX_BOUND = 1 << 16
 _HEAD = struct.Struct("<IQ")
 _PIECE = 1 << 16
@@ -59,7 +59,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class PeerAddress:
-    """Where a prefill side listens: tcp://HOST:PORT, or unix:PATH on one host."""
+    """Address of a prefill side: tcp://HOST:PORT, or unix:PATH on this host."""
 
     host: str = ""
     port: int = 0
@@ -67,7 +67,10 @@ class PeerAddress:
 
     @classmethod
     def parse(cls, text: str) -> PeerAddress | None:
-        """The address that `text` is; None for what is none, as a bundle's path. Raises InputError for half of one."""
+        """Parse an address; None if `text` is something else, such as a bundle's path.
+
+        Raises InputError for an incomplete address.
+        """
         if text.startswith(_UNIX):
             if not text.removeprefix(_UNIX):
                 raise InputError(f"{text}: no path behind unix:")
@@ -81,7 +84,7 @@ class PeerAddress:
         return cls(host, int(port))
 
     def connect(self, timeout_s: float) -> socket.socket:
-        """A socket that is connected, and blocks. Raises OSError."""
+        """Return a connected, blocking socket. Raises OSError."""
         if self.path:
             found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
@@ -102,18 +105,18 @@ class PeerAddress:
 
 
 class WireError(LlmcError):
-    """What came is no frame of this protocol, or not the one that is due; the connection is of no more use."""
+    """The received bytes are not the expected frame; the connection is unusable."""
 
 
 class RefusedError(WireError):
-    """The peer has not the key, or another version."""
+    """The peer has another key or another protocol version."""
 
 
 def narrower(one: str, other: str) -> Dtype:
-    """The dtype that a prefix travels in between caches of these: the narrower, where it holds what it has to.
+    """Return the dtype in which a prefix travels between caches of these two: the narrower that loses nothing needed.
 
-    A float32 cache that gets float16 numbers holds them exactly. The other way round the receiving cache would round
-    them itself. Neither float16 nor bfloat16 holds the other: they travel as float32.
+    A float32 cache holds float16 values exactly; in the other direction the receiving cache would round anyway. Neither
+    float16 nor bfloat16 holds the other, so those travel as float32.
     """
     if one == other:
         return _known(one)
@@ -130,7 +133,9 @@ def _known(dtype: str) -> Dtype:
 
 
 class Frames:
-    """Frames of one connection. One thread may send while another receives; each method is one thread's at a time."""
+    """Frames of one connection. One thread may send while another receives; no method is called concurrently with
+    itself.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -138,17 +143,17 @@ class Frames:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             _keep_alive(connection)
         self._left = 0
-        """Bytes of the payload that is being received."""
-        # a timeout of the socket's own would hold for whoever sends in another thread, too
+        """Unread bytes of the current payload."""
+        # a timeout of the socket itself would also apply to the thread that sends
         self._readable = selectors.DefaultSelector()
         self._readable.register(connection, selectors.EVENT_READ)
 
     def send(self, header: dict[str, Any], payload: bytes | memoryview = b"") -> None:
-        """Send a frame of one piece. Raises OSError where the peer is gone."""
+        """Send a frame from one buffer. Raises OSError if the peer is gone."""
         self._socket.sendall(_head(header, len(payload)) + bytes(payload))
 
     def send_prefix(self, header: dict[str, Any], logits: Floats, prefix: Sequence[Floats], dtype: Dtype) -> int:
-        """Send a frame of kind "prefix", tensor by tensor; returns the bytes of its payload."""
+        """Send a "prefix" frame tensor by tensor; return the bytes of its payload."""
         size = logits.nbytes + sum(tensor.size for tensor in prefix) * _WIDTHS[dtype]
         self._socket.sendall(_head({"kind": "prefix", "dtype": dtype, **header}, size))
         self._socket.sendall(_bytes(logits))
@@ -157,13 +162,13 @@ class Frames:
         return size
 
     def receive(self, timeout_s: float | None = None) -> dict[str, Any] | None:
-        """The header of the next frame; None at the end of the stream between two frames.
+        """Return the header of the next frame, or None at the end of the stream between two frames.
 
-        Waits `timeout_s` for the header (None: as long as it takes for its first byte). The payload, if there is one,
-        has to be read or skipped before the next. Raises WireError, or OSError where the peer is gone.
+        Waits at most `timeout_s` for the header (None: no limit for its first byte). Read or skip the payload before
+        the next call. Raises WireError, or OSError if the peer is gone.
         """
         if self._left:
-            raise RuntimeError("the payload of the frame before was not read")
+            raise RuntimeError("the payload of the previous frame was not read")
         ends = None if timeout_s is None else time.monotonic() + timeout_s
         head = bytearray(_HEAD.size)
         self._wait(timeout_s)
@@ -184,11 +189,11 @@ class Frames:
 
     @property
     def payload(self) -> int:
-        """Bytes of the payload that are left to read."""
+        """Unread bytes of the payload."""
         return self._left
 
     def take(self, most: int) -> bytearray:
-        """The payload; raises WireError where it has more than `most` bytes."""
+        """Read the payload. Raises WireError if it has more than `most` bytes."""
         if self._left > most:
             raise WireError(f"a payload of {self._left} bytes where at most {most} are due")
         data = bytearray(self._left)
@@ -199,10 +204,10 @@ class Frames:
     def take_prefix(
         self, vocab_size: int, shapes: Sequence[tuple[int, int, int]], dtype: Dtype
     ) -> tuple[Floats, list[Floats]]:
-        """The logits [V] and tensors of a "prefix" payload; raises WireError unless it has just these bytes."""
+        """Read the logits [V] and tensors of a "prefix" payload. Raises WireError unless its size is exact."""
         sizes = [heads * length * width for heads, length, width in shapes]
         if self._left != 4 * vocab_size + sum(sizes) * _WIDTHS[dtype]:
-            raise WireError(f"a prefix of {self._left} bytes, which is not what its prompt gives")
+            raise WireError(f"a prefix of {self._left} bytes, which does not fit its prompt")
         logits = np.empty(vocab_size, np.float32)
         self._fill(_bytes(logits))
         prefix = []
@@ -214,7 +219,7 @@ class Frames:
         return logits, prefix
 
     def skip(self, most: int) -> None:
-        """Read the payload and keep nothing of it; raises WireError where it has more than `most` bytes."""
+        """Read and discard the payload. Raises WireError if it has more than `most` bytes."""
         if self._left > most:
             raise WireError(f"a payload of {self._left} bytes where at most {most} are due")
         piece = memoryview(bytearray(min(self._left, _PIECE)))
@@ -224,12 +229,12 @@ class Frames:
             self._left -= len(part)
 
     def close(self) -> None:
-        """End the connection, also for whoever waits for it in another thread."""
+        """Shut the connection down, which also wakes threads that wait on it."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def release(self) -> None:
-        """Give the socket back, once no thread uses it."""
+        """Close the socket, once no thread uses it."""
         self._readable.close()
         self._socket.close()
 
@@ -269,7 +274,7 @@ def _bytes(array: NDArray[Any]) -> memoryview:
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Let the system notice a host that is gone, within a minute, where it can be told so."""
+    """Enable TCP keep-alive so that a vanished host is noticed within a minute, where the system allows it."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 6)):
         if hasattr(socket, name):
@@ -277,7 +282,7 @@ def _keep_alive(connection: socket.socket) -> None:
 
 
 def welcome(frames: Frames, key: str | None, facts: SideFacts, bound: int) -> None:
-    """The server's side; raises WireError or OSError for a client that may not come in."""
+    """Run the server's side of the handshake. Raises WireError or OSError if the client is rejected."""
     nonce = secrets.token_hex(32)
     frames.send({"kind": "hello", "version": VERSION, "nonce": nonce, "keyed": key is not None})
     answer = _next(frames, "proof")
@@ -291,10 +296,9 @@ def welcome(frames: Frames, key: str | None, facts: SideFacts, bound: int) -> No
 
 
 def enter(frames: Frames, key: str | None, where: str) -> tuple[SideFacts, int]:
-    """The client's side: the server's facts, and how many prompts it computes ahead of what is taken.
+    """Run the client's side of the handshake; return the server's facts and its bound of computed prompts.
 
-    Raises DeviceError where the key or the version is not the server's, WireError or OSError where it answers as no
-    server would.
+    Raises DeviceError if key or version differ, and WireError or OSError for invalid answers.
     """
     hello = _next(frames, "hello")
     if hello.get("version") != VERSION:
@@ -305,8 +309,8 @@ def enter(frames: Frames, key: str | None, where: str) -> tuple[SideFacts, int]:
     theirs, nonce = _nonce(hello), secrets.token_hex(32)
     if bool(hello.get("keyed")) != (key is not None):
         raise DeviceError(
-            f"{where}: the prefill side asks for {'a key' if key is None else 'no key'}; set LLMC_PREFILL_KEY on both "
-            "sides, to the same text, or on neither"
+            f"{where}: the prefill side requires {'a key' if key is None else 'no key'}; set the same LLMC_PREFILL_KEY "
+            "on both sides, or on neither"
         )
     proof = "" if key is None else _proof(key, "client", theirs, nonce)
     frames.send({"kind": "proof", "version": VERSION, "nonce": nonce, "proof": proof})
@@ -316,7 +320,7 @@ def enter(frames: Frames, key: str | None, where: str) -> tuple[SideFacts, int]:
         raise DeviceError(f"{where}: the prefill side refuses the key; set the same LLMC_PREFILL_KEY on both") from None
     wanted = "" if key is None else _proof(key, "server", theirs, nonce)
     if not hmac.compare_digest(wanted, str(answer.get("proof"))):
-        raise DeviceError(f"{where}: who listens there does not know the key; nothing was sent to it")
+        raise DeviceError(f"{where}: the server there does not know the key; no prompt was sent to it")
     bound = answer.get("bound")
     if type(bound) is not int or not 1 <= bound <= MAX_BOUND:
         raise WireError(f"a bound of {bound!r:.20}")

@@ -1,7 +1,7 @@
-"""A prefill worker: a thread that computes prompts on an executor of its own, and exports what they left in its cache.
+"""A prefill worker: a thread that computes prompts on its own executor and exports their KV cache.
 
-It runs the engine's scheduler, so that prompts are batched, chunked and share prefixes as anywhere else. A sequence
-ends with its prompt there, and its slot retains the prompt for the next one that begins like it.
+It runs the engine's scheduler, so prompts are batched, chunked and share prefixes as usual. A sequence ends with its
+prompt, and its slot retains the prompt for the next one with the same prefix.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from llmc.runtime.executors.base import Executor
 
 LEAST_BOUND = 2
-"""Computed prompts that may wait: one is computed while another waits for its slot."""
+"""Least number of computed prompts that may wait: one is computed while another waits for its slot."""
 OVERTAKE = 64
 """Later arrivals that one step of priority is worth, as in SchedulerConfig."""
 _log = logging.getLogger("llmc")
@@ -41,8 +41,11 @@ _log = logging.getLogger("llmc")
 
 @dataclass(slots=True, eq=False)
 class PrefillJob:
-    """Prompt `number` of `client`; `sequence` is its number in the worker's scheduler, −1 while it waits for that.
-    `arrived_s` and `began_s`, its first step, in time.perf_counter() seconds; `cached` tokens came from a prefix."""
+    """Prompt `number` of `client`.
+
+    `sequence`: its number in the worker's scheduler, −1 before it has one. `arrived_s` and `began_s` (first step):
+    time.perf_counter() seconds. `cached`: prompt tokens from a cached prefix.
+    """
 
     client: WorkerClient
     number: int
@@ -54,11 +57,10 @@ class PrefillJob:
 
 
 class WorkerClient(Prefiller):
-    """At most `bound` of a client's prompts are in computation or wait to be taken. So a client that takes nothing
-    holds up nobody else, and memory stays bounded.
+    """A client with at most `bound` prompts that are running or finished but not taken.
 
-    `submit`, `cancel` and `take` may be called by any thread. `running`, `start` and `deliver` are the worker's, which
-    calls the last two while it holds its lock.
+    A client that takes nothing therefore delays nobody else, and memory stays bounded. Any thread may call `submit`,
+    `cancel` and `take`. `running`, `start` and `deliver` belong to the worker, which calls the last two under its lock.
     """
 
     def __init__(self, worker: PrefillWorker, bound: int, owns: bool = False) -> None:
@@ -67,7 +69,7 @@ class WorkerClient(Prefiller):
         self._bound = bound
         self._owns = owns
         self._jobs: dict[int, PrefillJob] = {}
-        """Those that wait or run."""
+        """Waiting and running prompts."""
         self._waiting: list[tuple[int, int, PrefillJob]] = []
         self._arrivals = 0
         self.running = 0
@@ -81,7 +83,7 @@ class WorkerClient(Prefiller):
         return self._bound
 
     def submit(self, number: int, prompt: Sequence[int], priority: int = 0) -> None:
-        """Queue it. It fails where the worker has ended."""
+        """Queue a prompt. It fails if the worker has ended."""
         job = PrefillJob(self, number, array("q", prompt), time.perf_counter())
         with self._changed:
             if self._worker.ended is not None:
@@ -114,7 +116,7 @@ class WorkerClient(Prefiller):
         self._worker.do(work)
 
     def close(self) -> None:
-        """Forget all, and leave the worker to others; end it where it is this client's own."""
+        """Cancel all prompts and leave the worker; close the worker if this client owns it."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -131,23 +133,23 @@ class WorkerClient(Prefiller):
 
     @property
     def startable(self) -> bool:
-        """Whether a prompt waits, and there is room for what it gives."""
+        """Whether a prompt waits and the bound has room for its result."""
         return bool(self._waiting) and self.running + len(self._came) < self._bound
 
     def start(self) -> PrefillJob:
-        """Its next prompt, which runs from now on."""
+        """Remove and return its next prompt, which runs from now on."""
         self.running += 1
         return heappop(self._waiting)[2]
 
     def deliver(self, result: Prefilled | PrefillFailed) -> None:
-        """A prompt that ran has this result."""
+        """Store the result of a prompt that ran."""
         if self._jobs.pop(result.number, None) is not None:
             self.running -= 1
             self._came.append(result)
             self._changed.notify_all()
 
     def fail(self, reason: str) -> None:
-        """None of its prompts will be computed."""
+        """Fail all of its prompts."""
         self._came.extend(PrefillFailed(number, reason, passing=False) for number in self._jobs)
         self._jobs.clear()
         self._waiting.clear()
@@ -158,11 +160,11 @@ class WorkerClient(Prefiller):
 
 
 class PrefillWorker:
-    """Computes prompts on the executor of `bundle` that `open_executor` gives in the worker's thread, where it stays.
+    """Computes prompts on the executor that `open_executor` opens for `bundle` in the worker's thread.
 
-    `min_prefix`: tokens of the shortest prefix that is reused; 0: none. Raises what `open_executor` raises. `clients`
-    and all that they hold are guarded by `lock`; `wake` belongs to it, and tells the worker of news; `ended` says why
-    nothing is computed any more.
+    `min_prefix`: tokens of the shortest prefix that is reused; 0: none. Raises the errors of `open_executor`. `lock`
+    guards `clients` and all their data; `wake`, its condition, wakes the worker. `ended`: why the worker stopped, None
+    while it runs.
     """
 
     def __init__(self, bundle: Bundle, open_executor: Callable[[], Executor], min_prefix: int | None = None) -> None:
@@ -182,11 +184,13 @@ class PrefillWorker:
         self._thread = threading.Thread(target=self._run, args=(open_executor,), name="llmc-prefill", daemon=True)
         self._thread.start()
         self.executor, self.facts = self._opened.result()
-        """The executor is run by the worker's thread; others read what does not change."""
+        """Only the worker's thread runs the executor; others read its constants."""
 
     def client(self, bound: int | None = None, owned: bool = False) -> WorkerClient:
-        """A new client. `bound`: see WorkerClient; by default as many as one step computes, at least LEAST_BOUND.
-        `owned`: closing it closes the worker."""
+        """Create a client. `bound`: see WorkerClient; default: prompts of one step, at least LEAST_BOUND.
+
+        `owned`: closing the client closes the worker.
+        """
         if bound is None:
             limits = self.plan.limits
             batch = limits.max_num_seqs if self.executor.capabilities.ragged else max(b.batch for b in self.plan.prompt)
@@ -197,21 +201,24 @@ class PrefillWorker:
         return client
 
     def cancel(self, job: PrefillJob) -> None:
-        """A prompt that runs is not wanted any more; called by its client, which holds the lock."""
+        """Cancel a running prompt; called by its client, which holds the lock."""
         if self._live.pop(job.sequence, None) is not None:
             self._cancelled.append(job.sequence)
 
     @property
     def compilations(self) -> int:
-        """Graphs that its executor compiled while serving."""
+        """Graphs compiled by its executor while serving."""
         return self.executor.compilations.count
 
     def leave(self, client: WorkerClient) -> None:
-        """A client is closed; it holds the lock."""
+        """Remove a closed client, which holds the lock."""
         self.clients.discard(client)
 
     def do(self, work: Callable[[Executor], object]) -> None:
-        """Do `work` in the worker's thread, once no prompt runs, and forget what slots held; raises what it raises."""
+        """Run `work` in the worker's thread once no prompt runs, then forget the slots' contents.
+
+        Raises the errors of `work`.
+        """
         done: Future[None] = Future()
         with self.lock:
             if self.ended is not None:
@@ -221,7 +228,7 @@ class PrefillWorker:
         done.result()
 
     def close(self) -> None:
-        """End the thread after its current step, and close the executor; what is not computed fails."""
+        """End the thread after its current step and close the executor; unfinished prompts fail."""
         with self.lock:
             self._end("the prefill side was closed")
         self._thread.join()
@@ -240,13 +247,13 @@ class PrefillWorker:
     def _run(self, open_executor: Callable[[], Executor]) -> None:
         try:
             executor = open_executor()
-        except BaseException as e:  # noqa: BLE001 - whoever made the worker gets it
+        except BaseException as e:  # noqa: BLE001 - raised in the constructor
             self._opened.set_exception(e)
             return
         try:
             scheduler = self._scheduler(executor)
             facts = SideFacts.of(self.bundle, executor)
-        except BaseException as e:  # noqa: BLE001 - as above
+        except BaseException as e:  # noqa: BLE001 - raised in the constructor
             executor.close()
             self._opened.set_exception(e)
             return
@@ -260,10 +267,10 @@ class PrefillWorker:
                     self._do(scheduler, executor)
                 for client in tuple(self.clients):
                     client.notify()
-        except BaseException as e:  # noqa: BLE001 - whatever it is, clients must hear of it
-            _log.exception("the prefill side stopped on an error")
+        except BaseException as e:  # noqa: BLE001 - clients must learn of any error
+            _log.exception("the prefill side stopped after an error")
             with self.lock:
-                self._end(f"the prefill side stopped on an error ({type(e).__name__}: {e})")
+                self._end(f"the prefill side stopped after an error ({type(e).__name__}: {e})")
         finally:
             for client in tuple(self.clients):
                 client.notify()
@@ -281,7 +288,7 @@ class PrefillWorker:
         return open_scheduler(self.plan, config)
 
     def _next(self, scheduler: Scheduler) -> bool:
-        """Wait until there is something to compute, and queue it; false when the thread is to end."""
+        """Wait for work and queue it; false when the thread must end."""
         with self.lock:
             while self.ended is None and not (
                 self._live or self._cancelled or self._errands or any(c.startable for c in self.clients)
@@ -301,14 +308,14 @@ class PrefillWorker:
         work, done = self._errands.popleft()
         try:
             work(executor)
-        except Exception as e:  # noqa: BLE001 - who asked for it gets it
+        except Exception as e:  # noqa: BLE001 - raised in the calling thread
             done.set_exception(e)
         else:
             done.set_result(None)
         scheduler.reset()
 
     def _started(self) -> list[PrefillJob]:
-        """The clients' next prompts, one of each in turn."""
+        """Start the clients' next prompts, round-robin."""
         started = []
         while ready := [client for client in self.clients if client.startable]:
             for client in ready:
@@ -319,7 +326,7 @@ class PrefillWorker:
         return started
 
     def _step(self, scheduler: Scheduler, executor: Executor, work: ScheduledBatch) -> None:
-        """One step; an error of the executor fails the prompts that run, and others are computed all the same."""
+        """Run one step; an executor error fails only the running prompts."""
         began = time.perf_counter()
         for sequence, cached in work.admitted:
             if (job := self._live.get(sequence)) is not None:
@@ -351,7 +358,7 @@ class PrefillWorker:
         for at, row in enumerate(work.rows):
             job = self._live.get(row.sequence)
             if np.isnan(logits[at]).any():
-                scheduler.fail(row.sequence)  # and whoever samples from them hears of it
+                scheduler.fail(row.sequence)  # the sampler reports the NaN
             if row.emits and job is not None:
                 results.append((job, _exported(executor, row.slot, job, logits[at].copy(), ended)))
         emitted = {row.sequence for row in work.rows if row.emits}
@@ -362,7 +369,7 @@ class PrefillWorker:
 def _exported(
     executor: Executor, slot: int, job: PrefillJob, logits: np.typing.NDArray[np.float32], ended: float
 ) -> Prefilled:
-    """A prompt that was computed, with what it left in its slot. `ended`: when its last step was over."""
+    """Export a computed prompt from its slot. `ended`: the end of its last step."""
     began = time.perf_counter()
     prefix = executor.export_prefix(slot, len(job.prompt))
     now = time.perf_counter()

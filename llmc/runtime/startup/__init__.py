@@ -1,1 +1,1 @@
-"""From a bundle to an engine that takes requests."""
+"""Startup: from a bundle to an engine that takes requests."""

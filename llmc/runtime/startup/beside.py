@@ -1,4 +1,4 @@
-"""Running what is warmed beside the buckets (buckets/capture/auxiliary.py), through the functions that serve."""
+"""Run the auxiliary graphs (buckets/capture/auxiliary.py) through the serving functions during warm-up."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from llmc.runtime.engine.engine import LLMEngine
 
 PIECE = 512
-"""Tokens of a prompt that run at once where any number does."""
+"""Prompt tokens per step on an executor that takes any length."""
 MOVED_BYTES = 256 << 20
-"""Tensors of a prefix that are taken to the host and back, at most."""
+"""Maximum bytes of prefix tensors that are moved to the host and back."""
 
 
 @dataclass(frozen=True)
 class RanBeside:
-    """One of them that ran: what it is, the seconds it took, and the error that was raised."""
+    """One auxiliary run: its name, its seconds, and the error it raised, if any."""
 
     name: str
     seconds: float
@@ -39,9 +39,9 @@ class RanBeside:
 
 
 class BesideWarming:
-    """What a plan needs beside its buckets, over an engine of it; `len` of them are run, in order, by `run`.
+    """The auxiliary runs of a plan, over an engine of it; `run` does all `len` of them in order.
 
-    A kind of sampling that its engine refuses is none of them. Slots hold anything afterwards.
+    It omits kinds of sampling that the engine refuses. Afterwards the slots hold arbitrary content.
     """
 
     def __init__(self, engine: LLMEngine, plan: Plan) -> None:
@@ -52,19 +52,19 @@ class BesideWarming:
         return len(self._runs)
 
     def run(self) -> Iterator[RanBeside]:
-        """Run each, one for each that is asked for."""
+        """Do the next run for each item requested."""
         for name, run in self._runs:
             began = time.perf_counter()
             error = None
             try:
                 run()
-            except Exception as e:  # noqa: BLE001 - as of a bucket: whoever warms up names it
+            except Exception as e:  # noqa: BLE001 - the caller reports it with the run's name
                 error = e
             yield RanBeside(name, time.perf_counter() - began, error)
 
     def _all(self) -> Iterator[tuple[str, Callable[[], object]]]:
         if isinstance(self._executor, GeneratingExecutor):
-            return  # its device samples, and moves nothing
+            return  # this device samples and moves nothing
         needed = beside(self._plan, self._executor.bundle.sample_top_k)
         offered = {kind for kind in SAMPLING if self._is_offered(kind)}
         for one in needed.samples:
@@ -100,8 +100,10 @@ class BesideWarming:
         )
 
     def _move(self, length: int) -> None:
-        """As the engine moves a prefix within a device, and to another one and back; one that is too large for the
-        second stays on the device, and if no prompt is so long, it is not moved."""
+        """Copy a prefix within the device, and to the host and back, as the engine does.
+
+        A prefix that is too large for the host copy stays on the device; nothing is moved if no prompt is this long.
+        """
         executor = self._executor
         one = executor.export_prefix(0, 1)
         if length * sum(tensor.nbytes for tensor in one) <= MOVED_BYTES:
@@ -113,7 +115,7 @@ class BesideWarming:
             executor.copy_prefix(0, 1, length)
 
     def _fill(self, slot: int, length: int) -> None:
-        """Run a prompt of `length` tokens in a slot, in pieces as the scheduler makes them."""
+        """Run a prompt of `length` tokens in a slot, in the scheduler's chunks."""
         if self._executor.capabilities.exact:
             spans = [(start, min(start + PIECE, length)) for start in range(0, length, PIECE)]
             steps = [exact("prompt", [slot], [[0] * (end - start)], [start]) for start, end in spans]
@@ -125,7 +127,7 @@ class BesideWarming:
 
 
 def sampling_params(kind: str, has_text: bool = True) -> SamplingParams:
-    """SAMPLING[`kind`] as parameters of a request; without a tokenizer there are no words that could be bad."""
+    """Return SAMPLING[`kind`] as request parameters; without a tokenizer, bad words are left out."""
     given: dict[str, Any] = dict(SAMPLING[kind])
     if not has_text:
         given.pop("bad_words", None)

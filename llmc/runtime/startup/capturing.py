@@ -1,7 +1,7 @@
-"""A device's memory divided, and graphs captured in what is for them, before there is an engine.
+"""Divide a device's memory and capture graphs, before there is an engine.
 
-`llmc warmup` and servers do the same: `divide` makes the KV cache, then every bucket is run (warming.py), then `run`
-captures. All is logged at INFO in the guide's form, what was odd as a warning.
+`llmc warmup` and servers do the same: `divide` creates the KV cache, warming.py runs every bucket, then `run` captures
+graphs. Each step is logged at INFO in the format of vLLM's Gaudi guide, anomalies as warnings.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _log = logging.getLogger("llmc")
 
 @dataclass(frozen=True)
 class CaptureChoice:
-    """How memory is divided, and the `flags` that were typed for it."""
+    """How memory is divided, and the command-line `flags` that set it."""
 
     options: CaptureOptions = field(default_factory=CaptureOptions)
     flags: tuple[str, ...] = ()
 
 
 class Capturing:
-    """The graphs of one start, on the `device` of `executor`; `memory` is how it was divided, once it was."""
+    """The graphs of one startup, on the device of `executor`; `memory` is set by `divide`."""
 
     def __init__(self, executor: Executor, device: GraphDevice, plan: Plan, options: CaptureOptions) -> None:
         self.device = device
@@ -53,9 +53,9 @@ class Capturing:
 
     @classmethod
     def of(cls, executor: Executor, plan: Plan, choice: CaptureChoice) -> Capturing | None:
-        """For an executor whose device captures graphs; None for any other, where variables have no effect.
+        """Return a Capturing if the executor's device captures graphs, else None; variables have no effect there.
 
-        Raises InputError where a flag was typed for one that captures none.
+        Raises InputError if a flag was given for a device that captures none.
         """
         device = executor.capabilities.graph_device
         if device is not None:
@@ -69,19 +69,19 @@ class Capturing:
 
     @property
     def outcome(self) -> Outcome | None:
-        """What is captured by now; None before the first attempt."""
+        """Graphs captured so far; None before the first attempt."""
         return None if self._capture is None else self._capture.outcome
 
     @property
     def failure(self) -> str:
-        """Why no bucket has a graph, where graphs were asked for; else ""."""
+        """Why no bucket has a graph although graphs were requested, or ""."""
         outcome = self.outcome
         if outcome is None or not outcome.empty or not self.options.graph_reserved_mem:
             return ""
         return hold_none(outcome, self._plan.buckets, self.device.expected)
 
     def report(self, shown: int | None = None) -> list[str]:
-        """How memory is divided, and what is captured by now; of each phase the first `shown` uncaptured buckets."""
+        """Describe the memory division and the captures so far; `shown` limits the uncaptured buckets per phase."""
         if self.memory is None:
             return []
         outcome = self.outcome
@@ -95,10 +95,10 @@ class Capturing:
         return [*map(self.lines.summary, outcome.phases), *uncaptured_lines(outcome, self.lines, shown)]
 
     def divide(self) -> Memory:
-        """Run the largest prompt bucket, divide what is free then, and make the KV cache.
+        """Run the largest prompt bucket, divide the memory that is then free, and create the KV cache.
 
-        Raises InputError for memory that does not hold the cache of one sequence, DeviceError for a device that states
-        no bytes, and what the device raises.
+        Raises InputError if the cache has no room for one sequence, DeviceError if the device does not report memory,
+        and errors of the device.
         """
         device, longest = self.device, self._executor.capacity
         memory = profile(device, self._plan, device.block_bytes, self.options, longest)
@@ -115,10 +115,10 @@ class Capturing:
         return memory
 
     def run(self, buckets: Sequence[Bucket]) -> Iterator[Bucket]:
-        """Capture graphs of `buckets` within the budget, one for each that is asked for; then log what was done.
+        """Capture graphs of `buckets` within the memory budget, one for each item requested, then log a summary.
 
-        `divide` comes first. Raises DeviceError for a device that states no bytes, and what it raises beside what
-        Capture takes.
+        Call `divide` first. Raises DeviceError if the device does not report memory, and errors that Capture does not
+        handle.
         """
         assert self.memory is not None
         expected = dict.fromkeys(PHASES, self.device.expected)

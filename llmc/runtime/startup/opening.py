@@ -1,4 +1,4 @@
-"""From an opened bundle to an engine that takes requests: one way for LLM, AsyncLLM and the server."""
+"""From an opened bundle to an engine that takes requests; shared by LLM, AsyncLLM and the server."""
 
 from __future__ import annotations
 
@@ -28,15 +28,17 @@ if TYPE_CHECKING:
 class EngineOptions:
     """How to run a bundle.
 
-    `threads` defaults to LLMC_THREADS or the CPUs this process may use. `prefill_budget` (tokens; None: the
-    scheduler's) bounds what a prompt may hold up running sequences by. `prefix_slots`: finished prompts that outlive a
-    full batch in slots of their own, which cost memory once they are used; `enable_prefix_caching`: whether prefixes
-    are reused at all. `speculative_config`: vLLM's, for its method "ngram", see SpeculativeConfig; None: no drafts.
-    `grammar_limits`: what compiling a request's grammar may take; None: as the environment says. `prefill`: a bundle of
-    the same checkpoint, or the address of `llmc prefill`, that computes the prompts, whose keys and values are handed
-    over (docs/disaggregated.md). `enforce_eager`: steps run without compiled or captured graphs, on a device that can.
-    `warm_up`: every bucket runs before the first request, and a device that captures graphs divides its memory and
-    captures them, as a server's does; CaptureOptions say how, True as the environment says.
+    - `threads`: default LLMC_THREADS, or the CPUs this process may use.
+    - `prefill_budget`: prefill tokens that may delay running sequences; None: the scheduler's default.
+    - `prefix_slots`: extra slots that keep finished prompts while the batch is full; they use memory once filled.
+    - `enable_prefix_caching`: whether prefixes are reused at all.
+    - `speculative_config`: vLLM's, for its method "ngram", see SpeculativeConfig; None: no speculation.
+    - `grammar_limits`: limits of compiling a request's grammar; None: from the environment.
+    - `prefill`: a bundle of the same checkpoint, or the address of `llmc prefill`, that computes the prompts and
+      transfers their KV cache (docs/disaggregated.md).
+    - `enforce_eager`: run steps without compiled or captured graphs, if the device can.
+    - `warm_up`: run every bucket before the first request, and divide memory and capture graphs if the device does,
+      like a server. CaptureOptions set the details; True takes them from the environment.
     """
 
     threads: int | None = None
@@ -57,14 +59,14 @@ class EngineOptions:
 
     @property
     def speculation(self) -> SpeculativeConfig | None:
-        """What `speculative_config` asks for."""
-        return self.speculative_config  # type: ignore[return-value] # __post_init__ made it one
+        """The parsed `speculative_config`."""
+        return self.speculative_config  # type: ignore[return-value] # __post_init__ converts it
 
 
 def open_executor(bundle: Bundle, options: EngineOptions) -> Executor:
-    """The bundle's executor, with a slot for each sequence that may run and for the prefixes kept beside.
+    """Open the bundle's executor, with slots for all running sequences and for kept prefixes.
 
-    Raises InputError where speculation is asked for and the executor cannot verify drafts.
+    Raises InputError if speculation is requested and the executor cannot verify drafts.
     """
     if options.enforce_eager:
         bundle = Bundle(bundle.files, replace(bundle.settings, enforce_eager=True))
@@ -88,10 +90,9 @@ def open_executor(bundle: Bundle, options: EngineOptions) -> Executor:
 
 
 def warm_up(executor: Executor, options: EngineOptions) -> None:
-    """Run every bucket, and capture graphs where the device does, if `options` ask for it; before there is an engine.
+    """Run every bucket and capture graphs as `options` say, before there is an engine.
 
-    Raises what a bucket raises, InputError for memory that does not hold the cache of one sequence, and
-    KeyboardInterrupt.
+    Raises a bucket's error, InputError if the cache has no room for one sequence, and KeyboardInterrupt.
     """
     if not options.warm_up:
         return
@@ -115,9 +116,9 @@ def warm_up(executor: Executor, options: EngineOptions) -> None:
 def open_engine(
     bundle: Bundle, executor: Executor, options: EngineOptions, observer: Observer | None = None
 ) -> LLMEngine:
-    """An engine over an executor of the bundle, and over the prefill side that was asked for, which it closes.
+    """Open an engine over an executor of the bundle, and over the requested prefill side, which the engine closes.
 
-    Raises ArtifactError or DeviceError where that cannot be opened, or does not fit the bundle.
+    Raises ArtifactError or DeviceError if the prefill side cannot be opened or does not fit the bundle.
     """
     from llmc.runtime.engine.engine import LLMEngine
 
@@ -137,7 +138,7 @@ def open_engine(
 
 
 def open_core(bundle: Bundle, executor: Executor, options: EngineOptions) -> EngineCore:
-    """The engine for an executor of the bundle: the scheduler's and samplers', or the one of a device that samples."""
+    """Open the engine core: the one with scheduler and samplers, or the one for devices that sample."""
     from llmc.runtime.engine.batched_core import BatchedCore
     from llmc.runtime.executors.generating import GeneratingExecutor
 
@@ -148,7 +149,7 @@ def open_core(bundle: Bundle, executor: Executor, options: EngineOptions) -> Eng
         if prefill is not None:
             raise InputError(
                 f"{bundle.path}: its device {bundle.manifest.device} takes whole prompts and keeps its cache, "
-                f"so that {prefill} has nowhere to hand keys and values to; leave --prefill out"
+                f"so {prefill} cannot transfer keys and values to it; leave --prefill out"
             )
         return SequentialCore(bundle.plan, executor, vocab_size)
     min_prefix = None if options.enable_prefix_caching else 0
@@ -157,7 +158,7 @@ def open_core(bundle: Bundle, executor: Executor, options: EngineOptions) -> Eng
         from llmc.runtime.hybrid.opening import open_prefiller
 
         prefiller = open_prefiller(prefill, bundle, executor, lambda other: open_executor(other, options), min_prefix)
-        min_prefix = 0  # prefixes are the prefill side's to keep: copies of them would only take time here
+        min_prefix = 0  # the prefill side keeps prefixes; copies here would only cost time
     return BatchedCore(
         bundle.plan, executor, vocab_size, prefill_budget=options.prefill_budget, min_prefix=min_prefix,
         on_compilation="refuse" if bundle.settings.check_recompilation else "warn",

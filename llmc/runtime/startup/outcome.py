@@ -1,5 +1,7 @@
-"""What a warm-up of two passes did, bucket by bucket: the first run opens a graph, the second replays it. Between the
-two, what is warmed beside the buckets runs."""
+"""A warm-up of two passes, bucket by bucket: the first run opens a graph, the second replays it.
+
+The auxiliary graphs run between the two passes.
+"""
 
 from __future__ import annotations
 
@@ -19,25 +21,25 @@ if TYPE_CHECKING:
     from llmc.runtime.startup.warming import Warmed
 
 Report = Callable[["Warmed | Bucket | RanBeside", int, int], None]
-"""Hears of each run, and of each bucket that was captured; how many are done, and how many there are."""
+"""Called after each run and each capture, with the number done and the total."""
 
 
 NAMES: Mapping[Phase, str] = MappingProxyType({phase: phase for phase in PHASES})
 
 
 class Openable(Protocol):
-    """What is warmed up: an executor, or an encoder."""
+    """What a warm-up opens: an executor or an encoder."""
 
     @property
     def compilations(self) -> CompilationCounter:
-        """What its engine compiled."""
+        """Compilations of its engine."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """Whether any shape runs as it is, and more."""
+        """Its capabilities, such as whether it takes any shape."""
 
     def open_all(self) -> None:
-        """Open what no bucket has opened."""
+        """Open everything that no bucket has opened."""
 
 
 class WarmUpRuns(Protocol):
@@ -45,21 +47,21 @@ class WarmUpRuns(Protocol):
 
     @property
     def buckets(self) -> Sequence[Bucket]:
-        """Those that are run, in order."""
+        """Buckets to run, in order."""
 
     def free_memory(self) -> int | None:
-        """Bytes free where graphs lie; None where that is not said."""
+        """Free bytes of the memory that holds the graphs; None if unknown."""
 
     def run(self) -> Iterator[Warmed]:
-        """Run each for the first time."""
+        """Run each bucket for the first time."""
 
     def replay(self) -> Iterator[Warmed]:
-        """Run those again that ran."""
+        """Run each bucket again that succeeded."""
 
 
 @dataclass(frozen=True)
 class PhaseRuns:
-    """One phase: buckets that were to be run, those that ran twice, those that failed; seconds of all runs."""
+    """Counts of one phase: planned, replayed and failed buckets, and the seconds of all runs."""
 
     buckets: int
     warm: int
@@ -69,12 +71,11 @@ class PhaseRuns:
 
 
 class WarmUpOutcome:
-    """The runs of `warming` over `executor`, by bucket, and the graphs of `capturing`, None where the device captures
-    none.
+    """Runs `warming` over `executor` and captures graphs with `capturing` (None: the device captures none).
 
-    `memory` is what was free before and after, in bytes: on a device that captures graphs, of any other in the host;
-    None where it does not say. `names` are those of the phases that there are, for people and JSON. `open_beside` gives
-    what is warmed beside the buckets, once the executor has its slots; `ready` is called before the second pass.
+    `memory`: free bytes before and after, on the device if it captures graphs, otherwise on the host; None if unknown.
+    `names`: names of the phases, for people and JSON. `open_beside` returns the auxiliary runs once the executor has
+    its slots; `ready` is called before the second pass.
     """
 
     def __init__(
@@ -98,11 +99,11 @@ class WarmUpOutcome:
         self._most_graphs = 0 if capturing is None else len(warming.buckets)
 
     def run(self, tell: Report = lambda *_: None) -> None:
-        """Divide the device's memory and make the KV cache; run every bucket; capture; run every bucket again.
+        """Divide the device's memory, run every bucket, capture graphs, and run every bucket again.
 
-        Before that second pass all else that the bundle has is opened, and what is warmed beside runs: what the engine
-        opens from then on counts as a compilation. An interrupt ends it and keeps what ran. Raises what opening an
-        executable raises, unless a bucket of it has failed already, and what dividing the memory does.
+        Everything else in the bundle is opened before the second pass; whatever the engine opens after that counts as a
+        compilation. An interrupt ends the warm-up and keeps its results. Raises errors of dividing memory and of
+        opening an executable, unless a bucket of it has already failed.
         """
         before = self.warming.free_memory()
         try:
@@ -145,7 +146,7 @@ class WarmUpOutcome:
 
     @property
     def _total(self) -> int:
-        """Each bucket is run and replayed, and may be captured."""
+        """Each bucket is run, replayed, and possibly captured."""
         return 2 * len(self.warming.buckets) - len(self.failed) + self._most_graphs + self._most_beside
 
     def _open_all(self) -> None:
@@ -157,26 +158,26 @@ class WarmUpOutcome:
 
     @property
     def failed(self) -> dict[Bucket, Exception]:
-        """Buckets that raised."""
+        """Buckets that raised an error."""
         runs = [*self.first.values(), *self.again.values()]
         return {warmed.bucket: warmed.error for warmed in runs if warmed.error is not None}
 
     @property
     def failed_beside(self) -> dict[str, Exception]:
-        """What raised beside the buckets."""
+        """Errors of the auxiliary runs."""
         return {one.name: one.error for one in self.beside if one.error is not None}
 
     def name(self, bucket: Bucket) -> str:
-        """A bucket's name, for people."""
+        """Return a bucket's name for people."""
         return str(bucket).replace(bucket.phase, self.names[bucket.phase], 1)
 
     @property
     def missing(self) -> list[Bucket]:
-        """Buckets that an interrupt left out, or whose replay it did."""
+        """Buckets that an interrupt left without a run or a replay."""
         return [b for b in self.warming.buckets if b not in self.again and b not in self.failed]
 
     def phase(self, phase: Phase) -> PhaseRuns:
-        """The counts of a phase."""
+        """Return the counts of a phase."""
         first, again = (
             [w for bucket, w in runs.items() if bucket.phase == phase and w.error is None]
             for runs in (self.first, self.again)
@@ -190,7 +191,7 @@ class WarmUpOutcome:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it: buckets as [batch, query, context] in tokens, in the order in which they were run."""
+        """Return a JSON-serializable dict: buckets as [batch, query, context] in tokens, in the order of their runs."""
         compilations, (before, after) = self.executor.compilations, self.memory
         found = {
             "phases": {name: asdict(self.phase(phase)) for phase, name in self.names.items()},

@@ -1,9 +1,9 @@
-"""From a bundle to its first token in the least time: the executor opens in a thread beside the interpreter.
+"""Minimize cold-start TTFT: open the executor in a thread while Python starts the engine.
 
-Opening the first executable is native code that leaves the interpreter free, and takes about as long as everything
-that Python does on the way to the first token: importing the engine, reading the tokenizer, compiling the chat
-template. So the thread starts as early as it can, and modules that are imported before it (this one, llm.py, bundle.py
-and what they need) import nothing of the engine.
+Opening the first executable is native code that releases the interpreter. It takes about as long as the rest of
+startup: importing the engine, reading the tokenizer, compiling the chat template. The thread therefore starts as early
+as possible, and modules imported before it (this one, llm.py, bundle.py and their imports) import nothing of the
+engine.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class StartingExecutor:
-    """An executor of `bundle` that is being opened, together with the executables of its first steps.
+    """An executor of `bundle` that is being opened, with the executables of its first steps.
 
-    An executor that must be opened by the thread that runs it is open before this returns. Ask for the `executor`, or
-    `abandon` it; what goes wrong in the thread is raised there. Raises ArtifactError or DeviceError.
+    An executor that must be opened by its own thread is open when the constructor returns. Read `executor` or call
+    `abandon`; errors of the thread are raised there. Raises ArtifactError or DeviceError.
     """
 
     def __init__(self, bundle: Bundle, options: EngineOptions) -> None:
@@ -41,7 +41,7 @@ class StartingExecutor:
 
     @property
     def executor(self) -> Executor:
-        """The executor, when it is open."""
+        """Wait for the executor and return it."""
         if self._thread is not None:
             self._thread.join()
         if self._error is not None:
@@ -50,7 +50,7 @@ class StartingExecutor:
         return self._executor
 
     def abandon(self) -> None:
-        """Close what was opened, whenever it is."""
+        """Close whatever was or will be opened."""
         if self._thread is not None:
             self._thread.join()
         if self._executor is not None:
@@ -59,7 +59,7 @@ class StartingExecutor:
     def _open_quietly(self) -> None:
         try:
             self._executor = self._open()
-        except BaseException as e:  # noqa: BLE001 - whoever asks for the executor gets it
+        except BaseException as e:  # noqa: BLE001 - raised when the executor is read
             self._error = e
 
     def _open(self) -> Executor:
@@ -77,8 +77,11 @@ class StartingExecutor:
 
 
 def opens_in_thread(bundle: Bundle) -> bool:
-    """What the class of its executor says; its module is imported here, where no other thread imports beside it."""
+    """Whether the executor's class allows opening in a thread.
+
+    Imports the class's module here, because no other thread imports at this time.
+    """
     try:
         return executor_class(bundle.manifest.executor).description.opens_in_thread
     except UnknownNameError:
-        return False  # opening it raises an error that says what to do
+        return False  # opening it raises an error with instructions

@@ -1,7 +1,7 @@
-"""Running every graph of a bundle without a cache before texts need it, through the function that serves.
+"""Run every graph of an embedding or scoring bundle before requests need it, through the serving function.
 
-Each bucket runs with one text as long as the bucket, the largest first. Where any shape runs, one text of each length
-is run.
+Each bucket runs with one text of the bucket's length, the largest first. If any shape runs, one text of each length is
+run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def warm_pooler(pooler: Pooler) -> None:
-    """Run every graph once. Raises what a graph raises; the pooler is closed then."""
+    """Run every graph once. Raises the error of a graph, and closes the pooler then."""
     try:
         for warmed in PoolWarming(pooler).run():
             if warmed.error is not None:
@@ -31,8 +31,10 @@ def warm_pooler(pooler: Pooler) -> None:
 
 
 class PoolWarming:
-    """The runs of one warm-up: `run` opens each graph, `replay` runs it again, as those of models that generate do
-    (warming.py). A bucket that raises is told with its error, and those behind it run all the same."""
+    """The runs of one warm-up: `run` opens each graph, `replay` runs it again, as in warming.py.
+
+    A failing bucket is reported with its error, and the next ones still run.
+    """
 
     def __init__(self, pooler: Pooler) -> None:
         found = set(pooler.plan.buckets)
@@ -43,11 +45,11 @@ class PoolWarming:
         self._warm: list[Bucket] = []
 
     def free_memory(self) -> int | None:
-        """Bytes free in the host; None where it does not say."""
+        """Free bytes of the host; None if unknown."""
         return available_memory()
 
     def run(self) -> Iterator[Warmed]:
-        """Run every bucket for the first time, one for each that is asked for."""
+        """Run the next bucket for the first time, for each item requested."""
         for bucket in self.buckets:
             warmed = self._run(bucket)
             if warmed.error is None:
@@ -55,7 +57,7 @@ class PoolWarming:
             yield warmed
 
     def replay(self) -> Iterator[Warmed]:
-        """Run those again that ran."""
+        """Run each bucket again that succeeded."""
         for bucket in self._warm:
             yield self._run(bucket)
 
@@ -63,6 +65,6 @@ class PoolWarming:
         began = time.perf_counter()
         try:
             self._pooler.warm(bucket.batch, bucket.query)
-        except Exception as e:  # noqa: BLE001 - engines raise errors of their own; whoever warms up names the bucket
+        except Exception as e:  # noqa: BLE001 - engines raise errors of their own; the caller names the bucket
             return Warmed(bucket, time.perf_counter() - began, e)
         return Warmed(bucket, time.perf_counter() - began)

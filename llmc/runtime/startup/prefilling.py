@@ -1,4 +1,4 @@
-"""A prefill side that is ready before its first prompt: every graph that prompts need is open, and has run."""
+"""Start a prefill side with every prefill graph opened and run before the first prompt."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def warm_prompts(executor: Executor) -> None:
-    """Run every prompt bucket of the executor's bundle once, and open the rest. Raises what a bucket raises."""
+    """Run every prompt bucket of the executor's bundle once, and open the rest. Raises a bucket's error."""
     plan = executor.bundle.plan
     for warmed in Warming(executor, plan, without=plan.decode).run():
         if warmed.error is not None:
@@ -29,9 +29,9 @@ def warm_prompts(executor: Executor) -> None:
 def serve_prefill(
     bundle: Bundle, options: EngineOptions, listener: socket.socket, bound: int | None = None
 ) -> PrefillServer:
-    """Serve the prompts of other processes that come to `listener`; `bound` as PrefillWorker.client has it.
+    """Serve prompts of other processes that connect to `listener`; `bound`: see PrefillWorker.client.
 
-    Raises ArtifactError or DeviceError where the bundle cannot be opened here.
+    Raises ArtifactError or DeviceError if the bundle cannot be opened here.
     """
     from llmc.runtime.hybrid.server import PrefillServer
     from llmc.runtime.hybrid.worker import PrefillWorker

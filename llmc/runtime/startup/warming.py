@@ -1,7 +1,7 @@
-"""Running every graph before requests need it, so that no request is the first to open, map or page one in.
+"""Run every graph before requests need it, so that no request waits for one to be opened, mapped or paged in.
 
-The command `llmc warmup` and the server run the same steps, through the function that serves (`Executor.run`), in the
-order of buckets/capture/order.py. A line in the guide's form is logged for each at INFO, before it runs.
+`llmc warmup` and the server run the same steps through the serving function (`Executor.run`), in the order of
+buckets/capture/order.py. Each is logged at INFO before it runs, in the format of vLLM's Gaudi guide.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger("llmc")
 
 SHORT = 32
-"""Tokens of the prompt that touches everything once, where any length will do."""
+"""Prompt tokens of the one step that touches everything, if any length runs."""
 OPENING = 128
-"""The rough cost of opening an executable and reading its weights, in tokens of a prompt that takes as long."""
+"""Rough cost of opening an executable and reading its weights, in prompt tokens of equal duration."""
 
 
 @dataclass(frozen=True, slots=True)
 class WarmUpStep:
-    """A step with a single live row in slot 0, at the shape of `bucket`: the `number`th of `of` of its phase."""
+    """A step with one live row in slot 0, at the shape of `bucket`: number `number` of `of` in its phase."""
 
     bucket: Bucket
     step: Step
@@ -42,13 +42,13 @@ class WarmUpStep:
 
     @property
     def cost(self) -> int:
-        """How long its first run should take, in tokens."""
+        """Expected duration of its first run, in tokens."""
         return self.step.token_ids.size + OPENING
 
 
 @dataclass(frozen=True, slots=True)
 class Warmed:
-    """A bucket that was run: the seconds it took, or `error`, which the executor raised."""
+    """A bucket that was run: its seconds, or the executor's error."""
 
     bucket: Bucket
     seconds: float
@@ -56,19 +56,19 @@ class Warmed:
 
     @property
     def name(self) -> str:
-        """The bucket's."""
+        """The bucket's name."""
         return str(self.bucket)
 
 
 class Warming:
     """The steps of one warm-up, over an executor of `plan`: `run` opens each graph, `replay` runs it again.
 
-    `uses` is how often traffic runs each bucket: the hottest come first then, else the largest. `smallest`: the
-    smallest bucket of each phase alone; `without`: all but these. Where any shape runs, a prompt and a decode step are
-    all there is.
+    `uses`: how often traffic runs each bucket, to run the hottest first; without it, the largest come first.
+    `smallest`: only the smallest bucket of each phase; `without`: all others. If any shape runs, one prefill and one
+    decode step are all.
 
-    A bucket whose run raises is told with its error, and those behind it are run all the same. Slots hold what the
-    steps left there: nothing of what they held before may be used afterwards.
+    A failing bucket is reported with its error, and the next ones still run. Afterwards the slots hold arbitrary
+    content, so nothing cached before may be used.
     """
 
     def __init__(
@@ -84,15 +84,15 @@ class Warming:
 
     @property
     def buckets(self) -> list[Bucket]:
-        """Those that are run, in order."""
+        """Buckets to run, in order."""
         return [one.bucket for one in self.steps]
 
     def free_memory(self) -> int | None:
-        """Bytes free on a device that captures graphs, on any other in the host; None where the host does not say."""
+        """Free bytes of a device that captures graphs, otherwise of the host; None if unknown."""
         return available_memory() if self._device is None else self._device.free_memory()
 
     def run(self) -> Iterator[Warmed]:
-        """Run every step for the first time, one for each that is asked for, and log its line."""
+        """Run the next step for the first time and log its line, for each item requested."""
         for one in self.steps:
             if _log.isEnabledFor(logging.INFO):
                 _log.info("%s", self._lines.run(one.bucket, one.number, one.of, self.free_memory()))
@@ -102,7 +102,7 @@ class Warming:
             yield warmed
 
     def replay(self) -> Iterator[Warmed]:
-        """Run those again that ran."""
+        """Run each step again that succeeded."""
         for one in self._warm:
             yield self._run(one)
 
@@ -110,7 +110,7 @@ class Warming:
         began = time.perf_counter()
         try:
             self._executor.run(one.step)
-        except Exception as e:  # noqa: BLE001 - engines raise errors of their own; whoever warms up names the bucket
+        except Exception as e:  # noqa: BLE001 - engines raise errors of their own; the caller names the bucket
             return Warmed(one.bucket, time.perf_counter() - began, e)
         return Warmed(one.bucket, time.perf_counter() - began)
 

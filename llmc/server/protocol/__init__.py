@@ -1,1 +1,1 @@
-"""The wire format: requests, checked and documented, and the shapes of answers; OpenAI's, and vLLM's extras."""
+"""The wire format: validated and documented requests, and response schemas, of OpenAI with vLLM's extensions."""

@@ -1,4 +1,4 @@
-"""The shapes of answers, for the OpenAPI document; routes write them as plain dictionaries."""
+"""Response schemas for the OpenAPI document; routes write the responses as plain dictionaries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 
 class ErrorObject(BaseModel):
-    """What went wrong: `param` is the field at fault and `code` a name for the case, where there is one."""
+    """An error: `param` is the field at fault and `code` an identifier of the case, or null."""
 
     message: str
     type: str
@@ -17,7 +17,7 @@ class ErrorObject(BaseModel):
 
 
 class ErrorResponse(BaseModel):
-    """Any answer of status 400 and above."""
+    """Any response of status 400 and above."""
 
     error: ErrorObject
 
@@ -29,7 +29,7 @@ class CachedTokens(BaseModel):
 
 
 class Usage(BaseModel):
-    """Tokens of prompts and answers."""
+    """Prompt and completion tokens."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -38,8 +38,10 @@ class Usage(BaseModel):
 
 
 class ModelCard(BaseModel):
-    """A model; `max_model_len` in tokens, prompt and answer together. Of a LoRA adapter `parent` is the base model's id
-    and `root` the name of the adapter's folder."""
+    """A model; `max_model_len` counts prompt and answer tokens together.
+
+    For a LoRA adapter, `parent` is the base model's id and `root` the name of the adapter's folder.
+    """
 
     id: str
     object: Literal["model"]
@@ -51,7 +53,7 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
-    """The models served: one, and its adapters."""
+    """The served model and its adapters."""
 
     object: Literal["list"]
     data: list[ModelCard]
@@ -67,7 +69,7 @@ class CompletionLogprobs(BaseModel):
 
 
 class CompletionChoice(BaseModel):
-    """One continuation."""
+    """One completion."""
 
     index: int
     text: str
@@ -79,7 +81,7 @@ class CompletionChoice(BaseModel):
 
 
 class CompletionResponse(BaseModel):
-    """The answer of /v1/completions."""
+    """The response of /v1/completions."""
 
     id: str
     object: Literal["text_completion"]
@@ -98,7 +100,7 @@ class TokenLogprob(BaseModel):
 
 
 class ChosenLogprob(TokenLogprob):
-    """The token chosen at one place, and the most probable ones there."""
+    """The chosen token at one position, and the most probable ones there."""
 
     top_logprobs: list[TokenLogprob]
 
@@ -126,7 +128,7 @@ class MessageToolCall(BaseModel):
 
 
 class AssistantMessage(BaseModel):
-    """What the model answers."""
+    """The model's message."""
 
     role: Literal["assistant"]
     content: str | None
@@ -135,7 +137,7 @@ class AssistantMessage(BaseModel):
 
 
 class ChatChoice(BaseModel):
-    """One answer."""
+    """One choice of a chat completion."""
 
     index: int
     message: AssistantMessage
@@ -146,7 +148,7 @@ class ChatChoice(BaseModel):
 
 
 class ChatResponse(BaseModel):
-    """The answer of /v1/chat/completions."""
+    """The response of /v1/chat/completions."""
 
     id: str
     object: Literal["chat.completion"]
@@ -158,7 +160,7 @@ class ChatResponse(BaseModel):
 
 
 class VersionResponse(BaseModel):
-    """llmc's version."""
+    """The version of llmc."""
 
     version: str
 
@@ -166,12 +168,12 @@ class VersionResponse(BaseModel):
 Responses = dict[int | str, dict[str, Any]]
 
 _CASES = {
-    400: "The request cannot be read or done.",
+    400: "The request cannot be read or served.",
     401: "No valid API key.",
     404: "The model is not served here.",
-    405: "Another method is needed.",
+    405: "The method is not allowed.",
     413: "The body is too large.",
-    415: "The body is not declared as JSON.",
+    415: "The Content-Type is not JSON.",
     429: "The client has too many requests or connections.",
     500: "The server failed.",
     503: "Loading, overloaded, draining or dead.",
@@ -179,7 +181,7 @@ _CASES = {
 
 
 def errors(*statuses: int) -> Responses:
-    """What a route may answer beside its proper answer, for FastAPI; 401, 429 and 500 any may."""
+    """Return a route's error responses for FastAPI; 401, 429 and 500 are always included."""
     found = sorted({*statuses, 401, 429, 500})
     return {status: {"model": ErrorResponse, "description": _CASES[status]} for status in found}
 

@@ -1,4 +1,4 @@
-"""The base of all request bodies: their checks, and the handling of unknown fields."""
+"""The base of all request bodies: validation, and handling of unknown fields."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ Refused = Mapping[str, tuple[Callable[[Any], bool], str]]
 
 
 class BodyPart(BaseModel):
-    """A JSON object inside a body. Types are strict: "1" is no number. Fields that are not known are left out."""
+    """A JSON object inside a body. Types are strict: "1" is not a number. Unknown fields are dropped."""
 
     model_config = ConfigDict(strict=True, extra="ignore", arbitrary_types_allowed=False, allow_inf_nan=False)
 
 
 class Body(BodyPart):
-    """A request's body. `refused` names fields that are known and cannot be served: what of their values is harmless
-    all the same, and why others are not."""
+    """A request's body.
+
+    `refused` names known fields that are not supported: their harmless values, and why others are refused.
+    """
 
     refused: ClassVar[Refused] = {}
 
     @classmethod
     def parse(cls, data: Any) -> Self:
-        """Check `data`; raises ApiError 400 naming the field. Unknown fields are ignored, and logged once each."""
+        """Validate `data`; raises ApiError 400 that names the field. Unknown fields are ignored and logged once."""
         if not isinstance(data, dict):
             raise bad_request(f"the body must be a JSON object, not {_kind(data)}")
         for name in data.keys() & cls.refused.keys():
@@ -55,7 +57,7 @@ class Body(BodyPart):
 def _report_unknown(name: str) -> None:
     if name not in _unknown and len(_unknown) < _MAX_NAMES:
         _unknown.add(name)
-        _log.debug("requests carry the field %.80r, which is not known and ignored", name)
+        _log.debug("requests carry the unknown field %.80r, which is ignored", name)
 
 
 def _kind(value: Any) -> str:
@@ -65,7 +67,7 @@ def _kind(value: Any) -> str:
 
 
 def _explained(error: ValidationError, data: Any) -> ApiError:
-    """One line that names the first field in error, and what it should be; what is too much goes first."""
+    """Return an error that names the first invalid field and its requirement; size limits come first."""
     errors = error.errors(include_url=False)
     for e in errors:
         if e["type"] in ("bound", "string_too_long"):
@@ -87,7 +89,7 @@ def _should(message: str) -> str:
 
 
 def _path(loc: Sequence[int | str], data: Any) -> str:
-    """Where in `data` an error is; pydantic's tags for the branches of a union, which are not in the data, left out."""
+    """Return the location in `data`, without pydantic's tags for union branches."""
     parts = ""
     for index, part in enumerate(loc):
         if isinstance(data, dict) and isinstance(part, str) and (part in data or index == len(loc) - 1):

@@ -1,8 +1,8 @@
-"""How much a body may hold: one table, shown in docs/serving.md and, field by field, in /openapi.json.
+"""Limits on the content of a body: one table, shown in docs/serving.md and, field by field, in /openapi.json.
 
-A body is bounded in bytes; of a field the characters, items or members are counted before what they are. What goes
-beyond is refused with the field, the bound and what was sent. Free-form values (schemas of tools, variables of the
-template, extras of messages) have the bound of the whole body inside.
+A body is limited in bytes; characters, items or members of each field are counted before their types are checked. An
+error names the field, its limit and the size sent. Free-form values (tool schemas, template variables, extra message
+fields) are limited only by the size of the body.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pydantic_core.core_schema import CoreSchema, no_info_before_validator_funct
 from llmc.runtime.engine.sampling.params import MAX_CHOICE, MAX_SOURCE
 
 MAX_IDS = 1 << 18
-"""Token ids of a prompt, or of an answer of /tokenize."""
+"""Token ids of a prompt, or of a response of /tokenize."""
 MAX_TEXT = 16 << 20
 """Characters of a prompt, and of the text of a message or a description."""
 MAX_NAME = 256
-"""Characters of a name: the model, the user, a function, an id of a call."""
+"""Characters of a name: the model, the user, a function, a call's id."""
 MAX_PROMPTS = 1024
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
@@ -30,7 +30,7 @@ MAX_CALLS = 128
 """Tool calls of one message."""
 MAX_TOOLS = 128
 MAX_KEYS = 1024
-"""Members of a free-form object: a schema, a tool's parameters, the template's variables."""
+"""Members of a free-form object: a schema, a tool's parameters, template variables."""
 MAX_STOPS = 64
 MAX_STOP = 256
 """Characters of one stop string."""
@@ -41,23 +41,23 @@ MAX_BIASES = 1024
 MAX_STOP_IDS = 1024
 MAX_ALLOWED_IDS = 1 << 17
 MAX_GRAMMAR = MAX_SOURCE
-"""Characters of a schema, a regular expression or a grammar given as text, and of one choice."""
+"""Characters of a schema, regular expression or grammar given as text, and of one choice."""
 MAX_CHOICES = MAX_CHOICE
 
 _UNITS = {str: "characters", list: "items", dict: "members"}
 
 
 def reported(value: Any, bound: int) -> str:
-    """The message for a text, list or object beyond its bound."""
+    """Return the error message for a text, list or object beyond its limit."""
     unit = next(unit for kind, unit in _UNITS.items() if isinstance(value, kind))
     return f"has {len(value)} {unit}; at most {bound} are taken"
 
 
 @dataclass(frozen=True)
 class AtMost:
-    """Annotates a text, a list or an object: its characters, items or members, counted before what they are.
+    """Limits the characters, items or members of an annotated text, list or object, before their types are checked.
 
-    Of a list's items, the first that is wrong ends the check.
+    Validation of a list stops at the first invalid item.
     """
 
     most: int

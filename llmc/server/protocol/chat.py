@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: the request."""
+"""The request of POST /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Role = Literal["system", "developer", "user", "assistant", "tool", "function", "
 
 
 class Message(BodyPart):
-    """One message; the chat template sees whatever else it carries, too."""
+    """One message; the chat template also receives all additional fields."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
     role: Role
     content: Text | Annotated[list[Text | Object], AtMost(bounds.MAX_PARTS)] | None = Field(
-        None, description="Text, or parts of type text. May be null beside tool_calls."
+        None, description="Text, or parts of type text. May be null with tool_calls."
     )
     name: Name | None = None
     tool_calls: Annotated[list[Object], AtMost(bounds.MAX_CALLS)] | None = None
@@ -31,7 +31,7 @@ class Message(BodyPart):
 
 
 def _messages(value: Any) -> Any:
-    """A plain string is one message of the user."""
+    """Convert a plain string to one user message."""
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
@@ -65,14 +65,14 @@ class NamedFunction(BodyPart):
 
 
 class NamedTool(BodyPart):
-    """The tool that has to be called."""
+    """The tool that must be called."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
 class Conversation(BodyPart):
-    """What the chat template makes a prompt of."""
+    """The input of the chat template."""
 
     messages: Messages
     tools: Annotated[list[Tool], AtMost(bounds.MAX_TOOLS)] | None = None
@@ -82,13 +82,13 @@ class Conversation(BodyPart):
 
 
 class ChatRequest(Conversation, Sampled):
-    """Answer a conversation."""
+    """Complete a conversation."""
 
     max_completion_tokens: Int64 | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    parallel_tool_calls: bool | None = Field(None, description="False: at most one call.")
+    parallel_tool_calls: bool | None = Field(None, description="False: at most one tool call.")
 
     refused: ClassVar[Refused] = {
         **Sampled.refused,
@@ -103,7 +103,7 @@ class ChatRequest(Conversation, Sampled):
     }
 
     def params(self, **more: Any) -> SamplingParams:
-        """The sampling parameters; raises InputError or ApiError naming the field that cannot be met."""
+        """Return the sampling parameters; raises InputError or ApiError that names an unsupported field."""
         self.check_stream()
         if self.top_logprobs is not None and not self.logprobs:
             raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")

@@ -1,4 +1,4 @@
-"""Chunks of a stream as server-sent events, written from a prefix that all chunks of the stream share."""
+"""Chunks of a stream as server-sent events, written with a prefix that all chunks of the stream share."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ DONE = b"data: [DONE]\n\n"
 
 
 def event(data: Mapping[str, Any]) -> bytes:
-    """One event."""
+    """Return one event."""
     return b"data: " + _json(data).encode() + b"\n\n"
 
 
 class ChunkWriter:
-    """Writes the chunks of one answer. With `usage`, every chunk has the key `usage`, null but in the last."""
+    """Writes the chunks of one response. With `usage`, every chunk has the key `usage`, null except in the last."""
 
     def __init__(
         self, kind: Literal["chat.completion.chunk", "text_completion"], answer_id: str, created: int, model: str,
@@ -30,13 +30,13 @@ class ChunkWriter:
         self._after = f'{close}"logprobs":null,"finish_reason":null}}]{self._tail}'
 
     def text(self, index: int, text: str) -> bytes:
-        """A chunk that only adds text."""
+        """Return a chunk that only adds text."""
         return f'{self._head}"choices":[{{"index":{index},{self._before}{_json(text)}{self._after}'.encode()
 
     def choice(self, choice: Mapping[str, Any]) -> bytes:
-        """A chunk of any one choice."""
+        """Return a chunk with one arbitrary choice."""
         return f'{self._head}"choices":[{_json(choice)}]{self._tail}'.encode()
 
     def usage(self, usage: Mapping[str, Any]) -> bytes:
-        """The chunk with the usage, and no choice."""
+        """Return the chunk with the usage and no choice."""
         return f'{self._head}"choices":[],"usage":{_json(usage)}}}\n\n'.encode()

@@ -1,4 +1,4 @@
-"""POST /v1/completions: the request."""
+"""The request of POST /v1/completions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _is_ids(value: Any) -> bool:
 
 
 def _prompts(value: Any) -> list[str] | list[list[int]]:
-    """All four forms as a list of prompts."""
+    """Convert all four forms to a list of prompts."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, list) and value:
@@ -44,13 +44,13 @@ Prompts = Annotated[list[Any], BeforeValidator(_prompts, json_schema_input_type=
 
 
 class CompletionRequest(Sampled):
-    """Continue one prompt or several: texts, or token ids."""
+    """Complete one or more prompts: texts, or token ids."""
 
     prompt: Prompts
     best_of: Annotated[int, Field(ge=1, le=128)] | None = None
     echo: bool | None = Field(None, description="Put the prompt before each text.")
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
-        None, description="Log probabilities of the tokens chosen and of so many most probable ones."
+        None, description="Return log probabilities of chosen tokens and of this many most probable ones."
     )
     max_completion_tokens: Int64 | None = Field(None, description="The same as max_tokens.")
 
@@ -60,15 +60,15 @@ class CompletionRequest(Sampled):
     }
 
     def params(self) -> SamplingParams:
-        """The sampling parameters; raises InputError or ApiError naming the field that cannot be met."""
+        """Return the sampling parameters; raises InputError or ApiError that names an unsupported field."""
         self.check_stream()
         best_of = self.best_of
         if best_of is not None and best_of < (self.n or 1):
             raise bad_request(f"best_of {best_of} is less than n {self.n or 1}", "best_of")
         if self.stream and best_of is not None and best_of > (self.n or 1):
-            raise bad_request("best_of above n cannot be streamed: the best is known at the end only", "best_of")
+            raise bad_request("best_of above n cannot be streamed: the best is known only at the end", "best_of")
         if self.echo and self.logprobs is not None:
-            raise bad_request("echo with logprobs would need the prompt's, which compiled graphs do not give", "echo")
+            raise bad_request("echo with logprobs needs prompt logprobs, which compiled graphs do not return", "echo")
         requested = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
         more = {} if best_of is None else {"best_of": best_of}
         return self.sampling(DEFAULT_MAX_TOKENS if requested is None else requested, self.logprobs, **more)

@@ -1,4 +1,4 @@
-"""Log probabilities in the two shapes that OpenAI has for them."""
+"""Log probabilities in OpenAI's two formats."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from llmc.runtime.text.tokenizer import Tokenizer
 
 LEAST = -9999.0
-"""Stands for minus infinity, which JSON lacks."""
+"""Replaces minus infinity, which JSON lacks."""
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
-    """What a token adds to a text; it may be part of a character."""
+    """Return the bytes that a token adds to a text; they may be part of a character."""
     token = tokenizer.id_to_token(token_id) or ""
     if tokenizer.is_byte_level:
         return tokenizer.piece(token_id)
@@ -29,7 +29,7 @@ def _text(tokenizer: Tokenizer, token_id: int) -> str:
 
 
 def chat_logprobs(tokenizer: Tokenizer, tokens: Iterable[TokenLogprobs]) -> dict[str, Any]:
-    """`choices[].logprobs` of a chat."""
+    """Return `choices[].logprobs` of a chat."""
 
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
         raw = token_bytes(tokenizer, token_id)
@@ -42,7 +42,7 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Iterable[TokenLogprobs]) -> dict
 
 
 def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprobs], offset: int = 0) -> dict[str, Any]:
-    """`choices[].logprobs` of a completion; `offset`, in characters, is where the first token's text begins."""
+    """Return `choices[].logprobs` of a completion; `offset`: characters before the first token's text."""
     texts, offsets, tops = [], [], []
     for t in tokens:
         texts.append(_text(tokenizer, t.token_id))

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings as OpenAI has it; /v1/rerank and /v1/score as vLLM 0.11, Jina and Cohere have them."""
+"""POST /v1/embeddings as in OpenAI's API; /v1/rerank and /v1/score as in vLLM 0.11, Jina and Cohere."""
 
 from __future__ import annotations
 
@@ -16,52 +16,50 @@ _Positive = Annotated[int, Field(ge=1)]
 
 
 class _Pooling(Body):
-    """What all three have."""
-
     model: Name | None = None
     user: Name | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = Field(
         None,
-        description="Keep so many tokens of a text at most, -1: what the model takes. Else longer ones are refused.",
+        description="Truncate texts to this many tokens; -1: the model's limit. Default: refuse longer ones.",
     )
 
     refused: ClassVar[Refused] = {"priority": (lambda value: value == 0, "batches are by length")}
 
 
 class EmbeddingRequest(_Pooling):
-    """A vector of each input: texts, or token ids."""
+    """Embed each input: texts, or token ids."""
 
     input: Prompts
     encoding_format: Literal["float", "base64"] = Field("float", description="base64: float32, little endian.")
-    dimensions: _Positive | None = Field(None, description="The first so many numbers, of length 1 again.")
-    prompt_name: Name | None = Field(None, description="A prompt of the checkpoint's that goes before each text.")
+    dimensions: _Positive | None = Field(None, description="Keep this many leading dimensions and normalize again.")
+    prompt_name: Name | None = Field(None, description="Name of a checkpoint prompt to put before each text.")
 
 
 class RerankRequest(_Pooling):
-    """How well each document fits the query, best first."""
+    """Rank documents by their relevance to the query, best first."""
 
     query: Text
     documents: _Texts
-    top_n: Annotated[int, Field(ge=0)] | None = Field(None, description="So many of the best; 0: all.")
+    top_n: Annotated[int, Field(ge=0)] | None = Field(None, description="Return only this many best documents; 0: all.")
     return_documents: bool = True
 
 
 class ScoreRequest(_Pooling):
-    """How well each of text_2 fits text_1: one text for all of them, or one each."""
+    """Score each of text_2 against text_1: one text for all of them, or one each."""
 
     text_1: Text | _Texts
     text_2: Text | _Texts
 
 
 class PoolingUsage(BaseModel):
-    """Tokens that were read."""
+    """Input tokens."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class EmbeddingItem(BaseModel):
-    """The vector of input `index`, as numbers or as base64 of them."""
+    """The vector of input `index`, as numbers or in base64."""
 
     object: Literal["embedding"]
     index: int
@@ -69,7 +67,7 @@ class EmbeddingItem(BaseModel):
 
 
 class EmbeddingResponse(BaseModel):
-    """The answer of /v1/embeddings."""
+    """The response of /v1/embeddings."""
 
     id: str
     object: Literal["list"]
@@ -88,7 +86,7 @@ class RankedItem(BaseModel):
 
 
 class RerankResponse(BaseModel):
-    """The answer of /v1/rerank, best first."""
+    """The response of /v1/rerank, best first."""
 
     id: str
     model: str
@@ -105,7 +103,7 @@ class ScoreItem(BaseModel):
 
 
 class ScoreResponse(BaseModel):
-    """The answer of /v1/score."""
+    """The response of /v1/score."""
 
     id: str
     object: Literal["list"]

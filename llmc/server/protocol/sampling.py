@@ -1,4 +1,4 @@
-"""The fields that completions and chats share, and the one place where they become SamplingParams."""
+"""The fields that completions and chats share, and their conversion to SamplingParams."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmc.server.protocol.base import Body, BodyPart, Refused
 from llmc.server.protocol.bounds import AtMost, Key, Name, Object
 
 MAX_N = 128
-"""Choices of one prompt, as OpenAI bounds them."""
+"""Choices per prompt, the same limit as OpenAI's."""
 
 Int64 = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 Source = Annotated[str, AtMost(bounds.MAX_GRAMMAR, least=1)]
@@ -22,12 +22,12 @@ Choices = Annotated[list[Annotated[str, AtMost(bounds.MAX_GRAMMAR)]], AtMost(bou
 
 
 def empty(value: Any) -> bool:
-    """Null, false, 0, "", [] and {} ask for nothing."""
+    """Whether a value requests nothing: null, false, 0, "", [] or {}."""
     return not value
 
 
 def _texts(value: Any) -> Any:
-    """One text as a list."""
+    """Convert one text to a list."""
     if isinstance(value, str | list):
         return [value] if isinstance(value, str) else value
     raise ValueError("must be a text or a list of texts")
@@ -39,18 +39,18 @@ Texts = Annotated[_Stops, BeforeValidator(_texts, json_schema_input_type=_Stop |
 
 
 class StreamOptions(BodyPart):
-    """What a stream carries beside the text."""
+    """What a stream contains besides the text."""
 
     include_usage: bool | None = Field(None, description="End with a chunk that has the usage and no choice.")
 
 
 class StructuredOutputs(BodyPart):
-    """What the text must be; exactly one of these."""
+    """Constrains the text; set exactly one field."""
 
     json_schema: Object | Source | None = Field(None, alias="json", description="A JSON schema.")
     regex: Source | None = None
     choice: Choices | None = None
-    grammar: Source | None = Field(None, description="A grammar in Lark's notation.")
+    grammar: Source | None = Field(None, description="A grammar in Lark notation.")
     json_object: bool | None = None
 
 
@@ -63,14 +63,14 @@ class NamedSchema(BodyPart):
 
 
 class ResponseFormat(BodyPart):
-    """What the answer must be: any text, some JSON object, or JSON that follows a schema."""
+    """The format of the answer: any text, any JSON object, or JSON that follows a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
 
 
 class Sampled(Body):
-    """How to choose tokens, and what else any request for text may say. Left out or null: the default."""
+    """Token selection and the other fields of any text generation request. Omitted or null: the default."""
 
     model: Name | None = Field(None, description="The served model's name, or an adapter's; may be left out.")
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
@@ -80,7 +80,7 @@ class Sampled(Body):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: Annotated[dict[Key, float], AtMost(bounds.MAX_BIASES)] | None = Field(
-        None, description="Token ids to what is added to their logits."
+        None, description="Maps token ids to biases added to their logits."
     )
     seed: Int64 | None = None
     stop: Texts | None = None
@@ -89,7 +89,7 @@ class Sampled(Body):
     user: Name | None = None
     response_format: ResponseFormat | None = None
 
-    top_k: Int64 | None = Field(None, description="The most probable tokens kept; 0 or -1: all.")
+    top_k: Int64 | None = Field(None, description="Keep this many most probable tokens; 0 or -1: all.")
     min_p: float | None = None
     typical_p: float | None = None
     repetition_penalty: float | None = None
@@ -103,7 +103,7 @@ class Sampled(Body):
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=1 << 63)] | None = Field(
         None, description="Keep this many of the prompt's last tokens; -1: as many as the model takes."
     )
-    priority: Int64 | None = Field(None, description="Lower goes first; default 0.")
+    priority: Int64 | None = Field(None, description="Lower values run first; default 0.")
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     guided_json: Object | Source | None = None
@@ -115,7 +115,7 @@ class Sampled(Body):
     refused: ClassVar[Refused] = {
         "prompt_logprobs": (lambda value: False, "compiled graphs give the logits of the last token only"),
         "use_beam_search": (empty, "there is no beam search; use n or best_of"),
-        "logits_processors": (empty, "code of requests is not run; use logit_bias or structured_outputs"),
+        "logits_processors": (empty, "custom code is not run; use logit_bias or structured_outputs"),
         "prompt_embeds": (empty, "compiled graphs take token ids only"),
     }
 
@@ -130,14 +130,14 @@ class Sampled(Body):
             raise bad_request("stream_options is only allowed when stream is true", "stream_options")
 
     def sampling(self, max_tokens: int | None, logprobs: int | None, **more: Any) -> SamplingParams:
-        """The parameters, of which the last argument's win; raises InputError or ApiError naming the field."""
+        """Return the parameters; `more` takes precedence. Raises InputError or ApiError that names the field."""
         given = {name: value for name in _PASSED if (value := getattr(self, name)) is not None}
         return SamplingParams(
             **{**given, "max_tokens": max_tokens, "logprobs": logprobs, "structured_outputs": self.structured(), **more}
         )
 
     def structured(self) -> StructuredOutputsParams | None:
-        """What the text must be, in whichever spelling; raises ApiError for more than one."""
+        """Return the output constraint from any of its fields; raises ApiError for more than one."""
         requested: dict[str, dict[str, Any]] = {}
         for name, spelling in _GUIDED.items():
             if getattr(self, name) is not None:
@@ -157,7 +157,7 @@ class Sampled(Body):
             return None
         if len(requested) > 1:
             names = " and ".join(requested)
-            raise bad_request(f"{names} exclude one another: say once what the text must be", next(iter(requested)))
+            raise bad_request(f"{names} exclude one another; set only one of them", next(iter(requested)))
         name, options = next(iter(requested.items()))
         try:
             return StructuredOutputsParams(**options)

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize: requests and answers, in vLLM's shapes."""
+"""Requests and responses of POST /tokenize and /detokenize, in vLLM's format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmc.server.protocol.sampling import empty
 
 
 class TokenizeRequest(Body):
-    """The tokens of a text, or of a conversation as the chat template writes it; one of prompt and messages."""
+    """Tokenize a text, or a conversation as formatted by the chat template; set one of prompt and messages."""
 
     model: Name | None = None
     prompt: Text | None = None
@@ -30,7 +30,7 @@ class TokenizeRequest(Body):
 
 
 class TokenizeResponse(BodyPart):
-    """Token ids, their number, and how many the model takes of prompt and answer together."""
+    """Token ids, their number, and the model's limit of prompt and answer tokens together."""
 
     count: int
     max_model_len: int
@@ -39,7 +39,7 @@ class TokenizeResponse(BodyPart):
 
 
 class DetokenizeRequest(Body):
-    """The text of token ids, special tokens included."""
+    """Convert token ids to text, including special tokens."""
 
     model: Name | None = None
     tokens: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], AtMost(bounds.MAX_IDS)]

@@ -1,1 +1,1 @@
-"""Several server processes behind one socket: a supervisor that accepts, and replicas that it hands connections to."""
+"""Several server processes behind one socket: a supervisor accepts connections and passes them to replicas."""

@@ -1,6 +1,6 @@
-"""Where a replica's connections come from: its supervisor accepts them, and hands each over with the right to use it.
+"""The source of a replica's connections: its supervisor accepts them and passes each file descriptor on.
 
-Each replica also has a Unix socket, in a folder that only this user can enter, where it tells the others its metrics.
+Each replica also has a Unix socket, in a folder that only this user can enter, to serve its metrics to the others.
 """
 
 from __future__ import annotations
@@ -37,39 +37,42 @@ _AT_ONCE = 16
 
 @dataclass(frozen=True)
 class Handed(Listener):
-    """The replica `number`'s end of its supervisor's `socket`. `folder` has the replicas' own sockets; `started` is
-    memory that all share, a byte for each replica: 1 once it was ready."""
+    """Replica `number`'s end of its supervisor's `socket`.
+
+    `folder` holds the replicas' own sockets. `started` is shared memory, one byte per replica: 1 once it has been
+    ready.
+    """
 
     number: int = 0
     folder: Path = field(kw_only=True)
     started: mmap = field(kw_only=True)
     _sending: threading.Lock = field(default_factory=threading.Lock, compare=False)
     _kept: set[object] = field(default_factory=set, compare=False)
-    """What runs, and nobody else refers to."""
+    """Running tasks that nothing else refers to."""
 
     @property
     def sockets(self) -> Sockets:
-        """None: connections come accepted."""
+        """None: connections arrive already accepted."""
         return ()
 
     @property
     def local(self) -> bool:
-        """The supervisor tells who can connect."""
+        """True: only the supervisor reports who can connect."""
         return True
 
     def close(self) -> None:
-        """Nothing: the supervisor hears of how the process ends."""
+        """Do nothing: the supervisor sees how the process ends."""
 
     def tell(self, reported: Event | ReplicaFailure) -> None:
-        """Tell the supervisor; from any thread."""
+        """Report to the supervisor; thread-safe."""
         self._send(line_of(reported))
 
     def _send(self, line: bytes) -> None:
-        with self._sending, suppress(OSError):  # it is gone: `_receive` ends this process
+        with self._sending, suppress(OSError):  # it has ended; `_receive` ends this process
             self.socket.sendall(line)
 
     async def begin(self, take: Take, state: ServerState) -> None:
-        """Give connections to `take` from now on, until the supervisor ends: that stops the server."""
+        """Pass connections to `take` until the supervisor ends, which stops the server."""
         state.awaits, state.all_metrics = self._awaits, self._all_metrics
 
         async def report_metrics(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -81,7 +84,7 @@ class Handed(Listener):
             writer.close()
 
         path = self.folder / str(self.number)
-        path.unlink(missing_ok=True)  # of the one before, which was killed
+        path.unlink(missing_ok=True)  # left by a replica that was killed
         self._kept.add(await asyncio.start_unix_server(report_metrics, path))
         asyncio.get_running_loop().add_reader(self.socket, self._receive, take)
 
@@ -103,12 +106,12 @@ class Handed(Listener):
             task.add_done_callback(self._kept.discard)
 
     def _awaits(self) -> Progress | None:
-        """Replicas that have yet to be ready for the first time."""
+        """Return the progress of replicas that have never been ready yet."""
         done, total = sum(self.started[:]), len(self.started)
         return Progress("replicas", done, total) if done < total else None
 
     async def _all_metrics(self) -> Sequence[Metric]:
-        """Of all replicas that answer within SCRAPE_S."""
+        """Return the metrics of all replicas that respond within SCRAPE_S."""
         requested = (self._metrics_of(number) for number in range(len(self.started)))
         answers = await asyncio.gather(*requested, return_exceptions=True)
         return together(answer for answer in answers if not isinstance(answer, BaseException))

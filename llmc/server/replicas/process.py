@@ -1,9 +1,8 @@
-"""A replica as its supervisor sees it: a forked process, how it stands, the connections that it was given, and what it
-tells, a line each.
+"""A replica as its supervisor sees it: a forked process, its state, its connections, and its reports, one per line.
 
     line = "-" | {"event": name, field: value, …} | {"error": text, "code": exit code}
 
-"-": a connection that was handed over has ended. The supervisor sends the connections, each with a byte.
+"-": a connection has ended. The supervisor sends connections, each with one byte.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from llmc.server import events
 from llmc.server.events import Dead, Draining, Event, Ready
 
 UNEXPECTED = 1
-"""Exit code of a process that ended on an error that llmc does not raise on purpose."""
+"""Exit code of a process that ended on an unexpected error."""
 Run = Callable[[socket], int]
-"""What a replica does, given its end of the socket; its exit code."""
+"""The work of a replica, given its end of the socket; returns its exit code."""
 
 
 HANDED = b"+"
@@ -39,19 +38,19 @@ _EVENTS = {
         events.Dead, events.Stopped,
     )
 }  # fmt: skip
-"""Those that a supervisor hears of: where it listens, it knows, and how far a replica has come, /ready tells."""
+"""Events sent to a supervisor: it knows where it listens, and /ready reports loading progress."""
 
 
 @dataclass(frozen=True)
 class ReplicaFailure:
-    """What a replica ended with, and the exit code for it."""
+    """The error that ended a replica, and its exit code."""
 
     message: str
     code: int
 
     @property
     def error(self) -> LlmcError:
-        """The error for the command line, with that exit code."""
+        """The same error for the command line, with that exit code."""
         raised = LlmcError(self.message)
         raised.exit_code = self.code
         return raised
@@ -62,7 +61,7 @@ Reported: TypeAlias = Event | ReplicaFailure | None
 
 @dataclass(eq=False)
 class ReplicaProcess:
-    """Number `number`, in the process `pid`; `end` is the supervisor's end of the socket between them."""
+    """Replica `number` in process `pid`; `end` is the supervisor's end of the socket between them."""
 
     number: int
     pid: int
@@ -72,7 +71,7 @@ class ReplicaProcess:
     draining: Draining | None = None
     failure: ReplicaFailure | None = None
     condemned: bool = False
-    """Whether it is to end, because its engine died."""
+    """Whether it must end, because its engine died."""
     connections: int = 0
     given: int = 0
     _rest: bytes = b""
@@ -80,21 +79,21 @@ class ReplicaProcess:
 
     @property
     def burden(self) -> tuple[bool, int, int]:
-        """The least goes first: of those that are ready, with the fewest open connections, given the fewest so far."""
+        """Sort key, least first: ready, then fewest open connections, then fewest connections so far."""
         return self.ready is None or self.condemned, self.connections, self.given
 
     def give(self, connection: socket) -> bool:
-        """Hand over a connection; False where it takes none now."""
+        """Pass a connection on; false if it takes none now."""
         try:
             send_fds(self.end, [HANDED], [connection.fileno()])
-        except OSError:  # it is gone, or has not read for long
+        except OSError:  # it has ended, or has not read for long
             return False
         self.connections += 1
         self.given += 1
         return True
 
     def news(self) -> Iterator[Reported]:
-        """What it told since the last call."""
+        """Yield its reports since the last call."""
         with suppress(OSError):
             while data := self.end.recv(1 << 16):
                 self._rest += data
@@ -118,12 +117,12 @@ class ReplicaProcess:
                 self.signal(signal.SIGTERM)
 
     def signal(self, signum: int) -> None:
-        """Send a signal; one that has ended gets none."""
+        """Send a signal, unless it has ended."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signum)
 
     def ended(self) -> bool:
-        """Whether it has; to be asked until then, and no more."""
+        """Whether it has ended; do not call again after true."""
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         if pid:
             self._code = os.waitstatus_to_exitcode(status)
@@ -140,9 +139,9 @@ class ReplicaProcess:
 
 
 def start(number: int, run: Run, forget: Callable[[], None]) -> ReplicaProcess:
-    """Fork a process that does `run`, in a session of its own: what a terminal sends goes to the supervisor alone.
+    """Fork a process that runs `run` in its own session, so that terminal signals reach only the supervisor.
 
-    `forget` is called in it first, to give up what is the supervisor's. To be called while there is one thread.
+    The child first calls `forget`, to release the supervisor's resources. Call it while there is only one thread.
     """
     ours, theirs = socketpair()
     pid = os.fork()
@@ -156,7 +155,7 @@ def start(number: int, run: Run, forget: Callable[[], None]) -> ReplicaProcess:
         os.setsid()
         forget()
         code = run(theirs)
-    except BaseException:  # noqa: BLE001 - nothing of this process returns to the supervisor's code
+    except BaseException:  # noqa: BLE001 - the child must never return to the supervisor's code
         traceback.print_exc()
     finally:
         for stream in (sys.stdout, sys.stderr):
@@ -166,14 +165,14 @@ def start(number: int, run: Run, forget: Callable[[], None]) -> ReplicaProcess:
 
 
 def failure_of(error: Exception) -> ReplicaFailure:
-    """What the supervisor is told of an error."""
+    """Describe an error for the supervisor."""
     if isinstance(error, LlmcError):
         return ReplicaFailure(str(error), error.exit_code)
     return ReplicaFailure(f"unexpected {type(error).__name__}: {error}", UNEXPECTED)
 
 
 def line_of(reported: Event | ReplicaFailure) -> bytes:
-    """The line; empty for events that the supervisor has no use for."""
+    """Return the line; empty for events that the supervisor does not use."""
     if isinstance(reported, ReplicaFailure):
         return json.dumps({"error": reported.message, "code": reported.code}).encode() + b"\n"
     name = type(reported).__name__
@@ -181,7 +180,7 @@ def line_of(reported: Event | ReplicaFailure) -> bytes:
 
 
 def reported_by(line: bytes) -> Reported:
-    """What a line says; None: a connection has ended."""
+    """Parse a line; None: a connection has ended."""
     if line + b"\n" == ENDED:
         return None
     fields = json.loads(line)

@@ -1,4 +1,4 @@
-"""`serve` by several processes on one host: one port, the CPUs shared out, the weights mapped once."""
+"""`serve` with several processes on one host: one port, shared CPUs, weights mapped once."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ def serve_replicas(
     count: int, config: ServerConfig, open_bundle: OpenBundle, *, options: EngineOptions | None = None,
     report: Report = lambda _: None, uds: Path | None = None, **how: Any,
 ) -> int:  # fmt: skip
-    """As `serve`, which gets `how`, by `count` processes; each has its bounds of connections and requests for itself.
+    """Run `serve` in `count` processes; `how` is passed to it. Connection and request bounds apply to each process.
 
-    A replica has its share of the CPUs, and a thread for each of these unless `options` say otherwise. `/metrics` is of
-    all. SIGHUP has each serve another bundle. Raises InputError for more replicas than CPUs, and for what several
-    processes cannot do together; and what ended a replica, where not all were ready before. The bundle's weights are
-    pages of one file, which processes that map it share.
+    A replica gets its share of the CPUs, and a thread for each unless `options` say otherwise. The bundle's weights are
+    pages of one file, which all processes share. `/metrics` covers all replicas, and SIGHUP swaps the bundle in each.
+
+    Raises InputError for more replicas than CPUs and for options that several processes cannot share, and the error of
+    a replica that ended before all were ready once.
     """
     options = options or EngineOptions()
     threads = _check(count, config, options)
@@ -51,7 +52,7 @@ def serve_replicas(
             each = replace(options, threads=threads or len(cpus))
             try:
                 return serve(config, open_bundle, options=each, report=handed.tell, listener=handed, **how)
-            except Exception as error:  # noqa: BLE001 - the supervisor tells
+            except Exception as error:  # noqa: BLE001 - the supervisor reports it
                 failure = failure_of(error)
                 handed.tell(failure)
                 return failure.code
@@ -64,7 +65,7 @@ def serve_replicas(
 
 
 def _check(count: int, config: ServerConfig, options: EngineOptions) -> int | None:
-    """Threads of each replica; None: as many as it has CPUs. Raises InputError."""
+    """Return the threads of each replica; None: one per CPU. Raises InputError."""
     if not hasattr(os, "fork"):
         raise InputError("--replicas: this system has no fork; start one server for each port, behind a load balancer")
     usable = usable_cpus()

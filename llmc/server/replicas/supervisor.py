@@ -1,8 +1,8 @@
-"""Keeps replicas: accepts connections for them, replaces those that die, and stops all of them in order.
+"""Supervises replicas: accepts connections for them, restarts dead ones, and stops all of them in order.
 
-A connection goes to the replica with the fewest, so that neither a burst nor a long answer queues at one while another
-is idle, as it could where the kernel chooses (SO_REUSEPORT, or one socket for all). One that is not ready gets none
-while another is.
+A connection goes to the replica with the fewest, so that neither a burst nor a long response queues at one while
+another is idle. Kernel balancing (SO_REUSEPORT, or one shared socket) does not guarantee that. A replica that is not
+ready gets connections only if none is ready.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from llmc.server.listening import Listener
 
 STEADY_S = 60.0
-"""A replica that served for so long before it died is replaced at once, and counts as the first that did."""
+"""Seconds of service after which a dead replica is restarted at once, as if it were the first failure."""
 LONGEST_S = 60.0
 _AT_ONCE = 64
 
 
 class Supervisor:
-    """`count` replicas, each of which does `run(number, socket)`; `started` is memory that they share, a byte for each.
+    """Runs `count` replicas, each as `run(number, socket)`; `started` is shared memory, one byte for each.
 
-    For the main thread of a process that has no other.
+    Use it in the main thread of a process without other threads.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Supervisor:
         self._report, self._timeout_s = report, shutdown_timeout_s
         self._replicas: list[ReplicaProcess] = []
         self._due = dict.fromkeys(range(count), 0.0)
-        """When those that do not live are to start."""
+        """Start times of replicas that are not running."""
         self._deaths = [0] * count
         self._began = time.monotonic()
         self._signals: list[int] = []
@@ -58,7 +58,10 @@ class Supervisor:
         self._accepting = False
 
     def run(self) -> int:
-        """Until all have ended; the exit code, as `serve`'s. Raises what ended a replica before it was ever ready."""
+        """Run until all replicas have ended; return the exit code like `serve`.
+
+        Raises the error of a replica that ended before it was ever ready.
+        """
         self._listener.socket.setblocking(False)
         self._means_swap = means_swap()
         with bell((signal.SIGCHLD,)) as self._bell, selectors.DefaultSelector() as self._selector, handled(nothing):
@@ -88,7 +91,7 @@ class Supervisor:
 
     @property
     def _next_s(self) -> float:
-        """When something is to be done though nothing happens."""
+        """When to wake up if nothing happens."""
         return min(*self._due.values(), self._kill_at, time.monotonic() + STEADY_S)
 
     def _start(self, number: int) -> None:
@@ -99,7 +102,7 @@ class Supervisor:
         self._selector.register(one.end, selectors.EVENT_READ, lambda: self._hear(one))
 
     def _forget(self) -> None:
-        """In a replica: what is the supervisor's."""
+        """Release the supervisor's resources in a replica."""
         signal.set_wakeup_fd(-1)
         for signum in (*SIGNALS, signal.SIGCHLD):
             if signal.getsignal(signum) is nothing:
@@ -109,7 +112,7 @@ class Supervisor:
             owned.close()
 
     def _listen(self, wanted: bool) -> None:
-        """Connections wait in the kernel while no replica lives."""
+        """Accept connections only while a replica runs; otherwise they wait in the kernel."""
         if wanted and not self._accepting:
             self._selector.register(self._listener.socket, selectors.EVENT_READ, self._accept)
         elif self._accepting and not wanted:
@@ -120,7 +123,7 @@ class Supervisor:
         for _ in range(_AT_ONCE):
             try:
                 connection, _address = self._listener.socket.accept()
-            except OSError:  # none, or it has gone already
+            except OSError:  # none waits, or it has closed already
                 return
             with connection:
                 any(one.give(connection) for one in sorted(self._replicas, key=lambda one: one.burden))
@@ -153,20 +156,20 @@ class Supervisor:
 
     def _rung(self) -> None:
         for signum in self._bell.recv(1 << 12):
-            if self._means_swap(signum):  # one that starts opens what there is now
+            if self._means_swap(signum):  # a starting replica opens the current bundle anyway
                 self._signal(signum, [one for one in self._replicas if one.ready])
             elif signum in SIGNALS:
                 self._stop(signum)
 
     def _stop(self, signum: int) -> None:
-        """Drain all, or, the second time, stop them without waiting."""
+        """Drain all; the second time, stop them without waiting."""
         self._signals.append(signum)
         if len(self._signals) == 1:
             self._stopped_at = time.monotonic()
         self._end(HURRY_S if len(self._signals) > 1 else self._timeout_s + GRACE_S)
 
     def _end(self, within_s: float) -> None:
-        """Each replica's own watchdog ends it by then; one that cannot even do that is killed."""
+        """Terminate all; kill those that their own watchdog does not end in time."""
         self._due.clear()
         self._kill_at = time.monotonic() + within_s + HURRY_S
         self._signal(signal.SIGTERM, self._replicas)
@@ -200,7 +203,7 @@ class Supervisor:
         self._report(ReplicaLost(one.number, one.why, again_s))
 
     def _report_draining(self) -> None:
-        """Once, when each has said what it still does, or has ended."""
+        """Report draining once, when each replica has reported its requests or has ended."""
         reported: list[Any] = [one.draining for one in self._replicas]
         if not self._signals or self._draining_reported or None in reported:
             return

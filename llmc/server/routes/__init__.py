@@ -1,1 +1,1 @@
-"""One file for each group of routes; each has a `router` that app.py includes."""
+"""Routes, one module per group; app.py includes the `router` of each."""

@@ -1,4 +1,4 @@
-"""POST /admin/bundle: serve another bundle. GET /admin/bundle: which one is served. For who has the admin token."""
+"""POST /admin/bundle swaps the bundle, GET /admin/bundle describes the served one; both need the admin token."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ MAX_NAME = 4096
 
 
 class SwapRequest(Body):
-    """The bundle to serve: a folder of the server's host, an archive, store:KEY or oci://…; None: what the server was
-    started with, as it is now. `allow_older`: one that was replaced before, or an older llmc wrote, is taken too."""
+    """The bundle to serve: a folder on the server's host, an archive, store:KEY or oci://…
+
+    None: reopen the one that the server was started with. `allow_older`: accept a bundle that was replaced before or
+    was written by an older llmc.
+    """
 
     bundle: Annotated[str, Field(min_length=1, max_length=MAX_NAME)] | None = None
     allow_older: bool = False
@@ -29,7 +32,7 @@ class SwapRequest(Body):
 
 @router.get(PATH)
 async def bundle(request: Request) -> dict[str, Any]:
-    """The folder, digest, model and device of the bundle that is served, and its plan."""
+    """Folder, digest, model, device and plan of the served bundle."""
     served = served_of(request)
     manifest = served.bundle.manifest
     return {
@@ -40,7 +43,7 @@ async def bundle(request: Request) -> dict[str, Any]:
 
 @router.post(PATH)
 async def swap(request: Request) -> dict[str, Any]:
-    """Take another bundle, see swapping.py; the answer comes when new requests go to it."""
+    """Swap to another bundle; responds when new requests go to it."""
     empty = request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers
     body = SwapRequest() if empty else await read_body(request, SwapRequest)
     swapping = state_of(request).swap

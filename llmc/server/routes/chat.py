@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: answers to conversations, whole and as a stream."""
+"""POST /v1/chat/completions: complete conversations, whole or streamed."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ router = APIRouter()
 @router.post(
     "/v1/chat/completions",
     response_model=None,
-    responses={200: {"model": ChatResponse, **streams("The answers; chunks where stream is true.")}, **GENERATING},
+    responses={200: {"model": ChatResponse, **streams("The completion; with stream, chunks of it.")}, **GENERATING},
     openapi_extra=reads(ChatRequest),
 )
 async def chat_completions(request: Request) -> Response:
-    """Answer a conversation."""
+    """Complete a conversation."""
     body = await read_body(request, ChatRequest)
     served, config = serving(request, body.model), state_of(request).config
     answer_id = f"chatcmpl-{uuid.uuid4().hex}"
@@ -66,7 +66,7 @@ async def chat_completions(request: Request) -> Response:
 
 @dataclass(frozen=True)
 class ChatWriter:
-    """Writes the answer to one request. `finds_calls`: tool calls are looked for in the text, `call_limit` at most."""
+    """Writes the response of one request. `finds_calls`: find tool calls in the text, at most `call_limit`."""
 
     answer_id: str
     created: int
@@ -77,7 +77,7 @@ class ChatWriter:
     call_limit: int | None = None
 
     async def whole(self, generation: Generation) -> dict[str, Any]:
-        """All of it."""
+        """Return the whole response."""
         choices = []
         for index, one in enumerate(await generation.answers()):
             message: dict[str, Any] = {"role": "assistant", "content": one.text, "refusal": None}
@@ -109,7 +109,7 @@ class ChatWriter:
         return whole
 
     async def stream(self, generation: Generation) -> AsyncGenerator[bytes, None]:
-        """The same in pieces: events, several of them together where they come together."""
+        """Yield the response in events; those that are ready together are joined."""
         usage = self.body.includes_usage
         writer = ChunkWriter("chat.completion.chunk", self.answer_id, self.created, self.model, usage)
         parsers = [ToolCallParser(self.call_limit) if self.finds_calls else None for _ in range(generation.choices)]
@@ -167,5 +167,5 @@ def _choice(index: int, delta: dict[str, Any]) -> dict[str, Any]:
 
 
 def _reason(reason: str, calls: int) -> str:
-    """An answer that ended by itself with calls ended for them."""
+    """Return "tool_calls" for a choice that stopped by itself with calls."""
     return "tool_calls" if calls and reason == "stop" else reason

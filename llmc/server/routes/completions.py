@@ -1,4 +1,4 @@
-"""POST /v1/completions: continuations of prompts, whole and as a stream."""
+"""POST /v1/completions: complete prompts, whole or streamed."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ router = APIRouter()
 @router.post(
     "/v1/completions",
     response_model=None,
-    responses={200: {"model": CompletionResponse, **streams("The texts; chunks where stream is true.")}, **GENERATING},
+    responses={200: {"model": CompletionResponse, **streams("The texts; with stream, chunks of them.")}, **GENERATING},
     openapi_extra=reads(CompletionRequest),
 )
 async def completions(request: Request) -> Response:
-    """Continue prompts."""
+    """Complete prompts."""
     body = await read_body(request, CompletionRequest)
     served, config = serving(request, body.model), state_of(request).config
     answer_id = f"cmpl-{uuid.uuid4().hex}"
@@ -63,7 +63,7 @@ async def completions(request: Request) -> Response:
 
 @dataclass(frozen=True)
 class CompletionWriter:
-    """Writes the answer to one request. `echoes`: what each prompt's texts begin with ("" without echo)."""
+    """Writes the response of one request. `echoes`: text to put before each prompt's completions ("" without echo)."""
 
     answer_id: str
     created: int
@@ -73,7 +73,7 @@ class CompletionWriter:
     echoes: Sequence[str]
 
     async def whole(self, generation: Generation) -> dict[str, Any]:
-        """All of it."""
+        """Return the whole response."""
         choices = []
         for index, one in enumerate(await generation.answers()):
             prompt = index // generation.n
@@ -94,7 +94,7 @@ class CompletionWriter:
         }  # fmt: skip
 
     async def stream(self, generation: Generation) -> AsyncGenerator[bytes, None]:
-        """The same in pieces: events, several of them together where they come together."""
+        """Yield the response in events; those that are ready together are joined."""
         usage = self.body.includes_usage
         writer = ChunkWriter("text_completion", self.answer_id, self.created, self.model, usage)
         offsets = [len(self.echoes[i // generation.n]) for i in range(generation.choices)]

@@ -1,5 +1,7 @@
-"""GET /dashboard: the server at a glance, one page with nothing from elsewhere. GET /dashboard/data: its numbers. GET
-/dashboard/replan: what another plan would save on the traffic so far."""
+"""The dashboard: GET /dashboard (a self-contained page), /dashboard/data (its numbers), and /dashboard/replan.
+
+The last computes what another plan would save for the traffic so far.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ router = APIRouter()
 
 @router.get("/dashboard", include_in_schema=False)
 def dashboard() -> HTMLResponse:
-    """The page. It may run its own script and ask this server, and nothing else."""
+    """Return the page. Its policy allows only its own script and requests to this server."""
     nonce = secrets.token_urlsafe(16)
     policy = (
         f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; "
@@ -44,13 +46,13 @@ def dashboard() -> HTMLResponse:
 
 @router.get("/dashboard/data", include_in_schema=False)
 def data(request: Request) -> JSONResponse:
-    """The numbers of now, the last minute and since the start; `model` and `plan` are None while loading."""
+    """Current numbers, the last minute and totals since the start; `model` and `plan` are null while loading."""
     return JSONResponse(_data(request.app.state.llmc), headers={"Cache-Control": "no-store"})
 
 
 @router.get("/dashboard/replan", include_in_schema=False)
 async def replan(request: Request) -> JSONResponse:
-    """By phase the padding of the plan that is served and of the best one with no more graphs; see replanning.Offer."""
+    """By phase, the padding of the served plan and of the best plan with no more graphs; see replanning.Offer."""
     state: ServerState = request.app.state.llmc
     if state.served is None or state.served.bundle.task != "generate":
         return JSONResponse({"offer": None})

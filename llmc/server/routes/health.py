@@ -1,5 +1,4 @@
-"""Is the process alive, and does it serve? For orchestrators and load balancers, of whom no API key is asked; and
-GET /version."""
+"""Liveness and readiness for orchestrators and load balancers, without an API key; and GET /version."""
 
 from __future__ import annotations
 
@@ -23,11 +22,11 @@ SERVICE = {
     "Service Title": "llmc serve",
     "Service Description": "OpenAI-compatible text generation over precompiled graphs",
 }
-"""What OPEA's services say of themselves."""
-_DEAD = "stopped on an error, which the server's log tells; start it again"
+"""The description that OPEA services return."""
+_DEAD = "stopped on an error; see the server's log, and start it again"
 _RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/json": {"schema": {"type": "object"}}}},
-    503: {"description": "Not now", "content": {"application/json": {"schema": {"type": "object"}}}},
+    503: {"description": "Unavailable", "content": {"application/json": {"schema": {"type": "object"}}}},
 }
 
 
@@ -44,10 +43,10 @@ async def health(request: Request) -> Response:
 @router.head("/ready", include_in_schema=False)
 @router.get("/ready", responses=_RESPONSES)
 async def ready(request: Request) -> Response:
-    """200 when requests are served; 503 before (with how far loading has come), while draining, and once dead.
+    """200 when requests are served; 503 while loading (with the progress), while draining, and once dead.
 
-    `done` of `total` parts of `stage` are done; `eta_s` is the seconds left, null where nothing can be told. A server
-    that is ready and warms up between requests says the same of that under `warming`.
+    `done` of `total` parts of `stage` are done; `eta_s` is the seconds left, null if unknown. While a ready server
+    warms up between requests, `warming` has the same fields.
     """
     state = state_of(request)
     phase = state.phase
@@ -66,7 +65,7 @@ async def ready(request: Request) -> Response:
 
 @router.get("/v1/health_check", responses=_RESPONSES)
 async def health_check(request: Request) -> Response:
-    """The same as /health, in the words of OPEA's services."""
+    """Like /health, in the format of OPEA services."""
     if state_of(request).phase == "dead":
         return JSONResponse({**SERVICE, "Service Status": "dead"}, 503)
     return JSONResponse(SERVICE)
@@ -74,12 +73,12 @@ async def health_check(request: Request) -> Response:
 
 @router.get("/version", response_model=VersionResponse, responses=errors(), tags=["version"])
 async def version() -> dict[str, str]:
-    """llmc's version."""
+    """The version of llmc."""
     return {"version": __version__}
 
 
 def retry_after_s(eta_s: float | None) -> int:
-    """Whole seconds after which it is worth asking again, 1 … LONGEST_RETRY_S."""
+    """Return the seconds to wait before a retry, 1 … LONGEST_RETRY_S."""
     return min(LONGEST_RETRY_S, max(1, math.ceil(eta_s or 0)))
 
 

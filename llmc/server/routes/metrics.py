@@ -1,4 +1,4 @@
-"""GET /metrics: what Prometheus reads."""
+"""GET /metrics, for Prometheus."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ OPENMETRICS = "application/openmetrics-text"
 
 @router.get("/metrics", include_in_schema=False)
 async def metrics(request: Request) -> Response:
-    """Everything in Prometheus' text format, or OpenMetrics where the Accept header asks for it; also while loading.
+    """All metrics, in Prometheus' text format or OpenMetrics, as the Accept header requests; also while loading.
 
-    Of all replicas, where this is one of several.
+    A replica returns the metrics of all replicas.
     """
     state = request.app.state.llmc
     text, content_type = await metrics_text(state, request.headers.get("accept", ""))
@@ -29,7 +29,7 @@ async def metrics(request: Request) -> Response:
 
 
 async def metrics_text(state: ServerState, requested: str = "") -> tuple[bytes, str]:
-    """The text and its content type, for an Accept header."""
+    """Return the text and its content type, for an Accept header."""
     accept = OPENMETRICS if OPENMETRICS in requested else ""
     if state.all_metrics is not None:
         return text_of(await state.all_metrics(), accept)

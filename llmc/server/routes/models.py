@@ -17,14 +17,14 @@ router = APIRouter()
 
 @router.get("/v1/models", response_model=ModelList, responses=errors(503))
 async def models(request: Request) -> dict[str, Any]:
-    """What is served: the model, and each of its adapters."""
+    """The served model and its adapters."""
     served = served_of(request)
     return {"object": "list", "data": [_card(request, served, name) for name in served.names]}
 
 
 @router.get("/v1/models/{name:path}", response_model=ModelCard, responses=errors(404, 503))
 async def model(request: Request, name: str) -> dict[str, Any]:
-    """One model, or adapter."""
+    """One model or adapter."""
     served = served_of(request)
     check_model(served, name)
     return _card(request, served, name)

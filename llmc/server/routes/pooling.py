@@ -39,7 +39,7 @@ router = APIRouter()
     openapi_extra=reads(EmbeddingRequest),
 )  # fmt: skip
 async def embeddings(request: Request) -> Response:
-    """Vectors of texts."""
+    """Embed texts."""
     body = await read_body(request, EmbeddingRequest)
     served = serving(request, body.model)
     pooler = pooling_of(served, "embed", "embeddings")
@@ -62,7 +62,7 @@ async def embeddings(request: Request) -> Response:
     openapi_extra=reads(RerankRequest),
 )  # fmt: skip
 async def rerank(request: Request) -> Response:
-    """Documents by how well they fit a query."""
+    """Rank documents by relevance to a query."""
     body = await read_body(request, RerankRequest)
     served = serving(request, body.model)
     pairs = paired(body.query, body.documents)
@@ -84,7 +84,7 @@ async def rerank(request: Request) -> Response:
     openapi_extra=reads(ScoreRequest),
 )  # fmt: skip
 async def score(request: Request) -> Response:
-    """Scores of pairs of texts."""
+    """Score pairs of texts."""
     body = await read_body(request, ScoreRequest)
     served = serving(request, body.model)
     try:
@@ -97,7 +97,7 @@ async def score(request: Request) -> Response:
 
 
 def pooling_of(served: Served, task: str, what: str) -> AsyncPooler:
-    """The pooler of what is served. Raises ApiError where it has another task."""
+    """Return the served pooler. Raises ApiError if the bundle has another task."""
     if served.pooler is None or served.pooler.pooler.task != task:
         has = "generates text" if served.pooler is None else f"is compiled to {served.pooler.pooler.task}"
         raise bad_request(f"the served model {has}; {what} needs one compiled to {task}", code="unsupported_endpoint")

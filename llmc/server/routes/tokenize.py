@@ -1,4 +1,4 @@
-"""POST /tokenize and POST /detokenize, as vLLM has them."""
+"""POST /tokenize and POST /detokenize, as in vLLM."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ router = APIRouter()
     openapi_extra=reads(TokenizeRequest),
 )  # fmt: skip
 async def tokenize(request: Request) -> Response:
-    """The tokens of a prompt or of a conversation."""
+    """Tokenize a prompt or a conversation."""
     body = await read_body(request, TokenizeRequest)
     served = served_of(request)
     check_model(served, body.model)
@@ -66,7 +66,7 @@ async def tokenize(request: Request) -> Response:
     openapi_extra=reads(DetokenizeRequest),
 )  # fmt: skip
 async def detokenize(request: Request) -> Response:
-    """The text of tokens."""
+    """Convert tokens to text."""
     body = await read_body(request, DetokenizeRequest)
     served = served_of(request)
     check_model(served, body.model)

@@ -1,1 +1,1 @@
-"""Observers of the engine (engine/observer.py): metrics, request spans, traffic recordings, the dashboard's data."""
+"""Observers of the engine (engine/observer.py): metrics, request spans, traffic recordings, dashboard data."""

@@ -1,4 +1,4 @@
-"""The use of each bucket of the plan."""
+"""Use of each bucket of the plan."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from llmc.runtime.engine.observer import StepRecord
 
 MAX_SHAPES = 1024
-"""Shapes that are told apart while no plan is known."""
+"""Maximum number of distinct shapes while no plan is known."""
 
 
 class BucketKey(NamedTuple):
-    """A bucket, or with batch 0 whatever no bucket covers."""
+    """A bucket; batch 0 stands for all steps without a bucket."""
 
     phase: str
     batch: int
@@ -23,7 +23,7 @@ class BucketKey(NamedTuple):
 
     @property
     def label(self) -> str:
-        """As metrics name it: batch x query + context."""
+        """Name in metrics: batch x query + context."""
         return f"{self.batch}x{self.query}+{self.context}" if self.batch else "other"
 
 
@@ -48,7 +48,7 @@ class StepSums:
         self.sample_s += record.sample_s
 
     def merge(self, other: StepSums) -> None:
-        """Count all that `other` counted."""
+        """Add the sums of `other`."""
         self.steps += other.steps
         self.rows += other.rows
         self.live += other.live
@@ -59,7 +59,7 @@ class StepSums:
         self.sample_s += other.sample_s
 
     def copy(self) -> StepSums:
-        """The same sums, which later steps do not change."""
+        """Return an independent copy."""
         twin = StepSums()
         twin.merge(self)
         return twin
@@ -71,8 +71,11 @@ class StepSums:
 
 
 class BucketSums:
-    """Use by bucket. A step of a shape that is no bucket of `plan`, as executables that take any shape run, counts for
-    the least-cost bucket that covers it, so that the number of buckets stays the plan's. Not thread-safe."""
+    """Use by bucket. Not thread-safe.
+
+    Executables that take any shape run steps outside the buckets of `plan`. Such a step counts for the least-cost
+    bucket that covers it, which bounds the number of keys.
+    """
 
     def __init__(self, plan: Plan | None = None) -> None:
         self.plan = plan
@@ -91,12 +94,12 @@ class BucketSums:
         use.add(record)
 
     def take(self) -> dict[BucketKey, StepSums]:
-        """What was counted since the last call; counting starts anew."""
+        """Return the counts since the last call, and reset them."""
         taken, self.uses = self.uses, {}
         return taken
 
     def copy(self) -> dict[BucketKey, StepSums]:
-        """What was counted so far."""
+        """Return a copy of the counts so far."""
         return {key: use.copy() for key, use in self.uses.items()}
 
     def _use(self, record: StepRecord) -> StepSums:

@@ -1,7 +1,7 @@
 """Counters, gauges and histograms for Prometheus: vLLM's names with `llmc:` for `vllm:`, and llmc's own.
 
-The engine's thread adds to plain numbers under a lock; text is made of them when /metrics is read. prometheus_client
-gives the formats, not the counting: its histograms would cost 1.5 µs for every token.
+The engine's thread adds to plain numbers under a lock; they become text when /metrics is read. prometheus_client
+provides the formats, but not the counting: its histograms would cost 1.5 µs for every token.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FIRST_TOKEN_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
     640.0, 2560.0,
 )  # fmt: skip
-"""Upper bounds as vLLM has them, so that its dashboards fit; seconds from arrival to the first token."""
+"""Seconds from arrival to the first token; the upper bounds are vLLM's, so that its dashboards fit."""
 
 INTER_TOKEN_S = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
@@ -51,14 +51,14 @@ CHOICES = (1, 2, 5, 10, 20)
 
 PREFIX = "llmc:"
 SCRAPE_S = 5.0
-"""Seconds that a replica gets to tell its metrics."""
+"""Seconds that a replica gets to report its metrics."""
 REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
 PHASES = ("prompt", "decode")
 PARTS = ("schedule", "prepare", "execute", "sample")
 CACHE_EVENTS = ("hits", "misses", "corrupt")
 SWAP_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 DEFAULT_LENGTH = 131072
-"""Where token histograms end while the model's limit is not known."""
+"""Last bound of token histograms while the model's limit is unknown."""
 
 COUNTERS = {
     "prompt_tokens": "Prompt tokens of admitted requests, cached ones included.",
@@ -66,11 +66,11 @@ COUNTERS = {
     "prefix_cache_queries": "Prompt tokens looked for in retained prefixes.",
     "prefix_cache_hits": "Prompt tokens found in a retained prefix.",
     "bucket_miss": "Steps that no bucket covered as planned.",
-    "kv_transfer_prompts": "Prompts that another device computed.",
-    "kv_transfer_bytes": "Bytes of their keys, values and logits.",
+    "kv_transfer_prompts": "Prompts prefilled by another device.",
+    "kv_transfer_bytes": "Bytes of keys, values and logits of these prompts.",
     "spec_decode_num_drafts": "Rows of decode steps that had a draft.",
     "spec_decode_num_draft_tokens": "Tokens drafted.",
-    "spec_decode_num_accepted_tokens": "Drafted tokens that held.",
+    "spec_decode_num_accepted_tokens": "Drafted tokens that were accepted.",
 }
 HISTOGRAMS = {
     "time_to_first_token_seconds": ("Seconds from a request's arrival to its first token.", FIRST_TOKEN_S),
@@ -80,39 +80,39 @@ HISTOGRAMS = {
     "request_inference_time_seconds": ("Seconds from a request's slot to its end.", REQUEST_S),
     "request_prefill_time_seconds": ("Seconds from a request's slot to its first token.", REQUEST_S),
     "request_decode_time_seconds": ("Seconds from a request's first token to its end.", REQUEST_S),
-    "kv_transfer_time_seconds": ("Seconds that moving a prompt's keys and values took.", TRANSFER_S),
-    "kv_transfer_wait_seconds": ("Seconds that a computed prompt waited for its transport and slot.", TRANSFER_S),
+    "kv_transfer_time_seconds": ("Seconds of transferring a prompt's keys and values.", TRANSFER_S),
+    "kv_transfer_wait_seconds": ("Seconds that a prefilled prompt waited for transfer and slot.", TRANSFER_S),
     "request_prompt_tokens": ("Prompt tokens of a request.", None),
     "request_generation_tokens": ("Tokens generated for a request, all its choices together.", None),
-    "request_params_max_tokens": ("max_tokens of a request that gave it.", None),
-    "request_params_n": ("Choices a request asked for.", CHOICES),
+    "request_params_max_tokens": ("max_tokens of a request that set it.", None),
+    "request_params_n": ("Choices (n) of a request.", CHOICES),
     "iteration_tokens_total": ("Live tokens of a step.", STEP_TOKENS),
     "bundle_swap_seconds": ("Seconds from a swap's beginning until new requests ran on the new bundle.", SWAP_S),
-    "bundle_drain_seconds": ("Seconds from there until the last request on the old bundle ended.", SWAP_S),
+    "bundle_drain_seconds": ("Seconds from a swap until the last request on the old bundle ended.", SWAP_S),
 }
 """Name, help text, and upper bounds; None: 1, 2, 5, 10 … up to the model's length."""
 
 
 POOLED = {
-    "requests": "Requests to embed or score that were answered.",
-    "rows": "Texts, or pairs of texts, that they had.",
-    "tokens": "Tokens of these.",
-    "padded_tokens": "Tokens that graphs computed for them, padding included.",
-    "steps": "Batches that ran.",
-    "seconds": "Seconds that batches ran for, of all streams together.",
+    "requests": "Embedding and scoring requests answered.",
+    "rows": "Texts, or pairs of texts, in these requests.",
+    "tokens": "Tokens of these texts.",
+    "padded_tokens": "Tokens that graphs computed for these texts, padding included.",
+    "steps": "Batches of these texts that ran.",
+    "seconds": "Seconds that these batches ran, summed over all streams.",
 }
-"""Counters of a model that embeds or scores, behind "pooling_"."""
+"""Counters of a model that embeds or scores, with the prefix "pooling_"."""
 
 
 def labelled(families: Sequence[Metric], replica: str) -> Sequence[Metric]:
-    """The same families, each sample with the label."""
+    """Return the families with a replica label on each sample."""
     for family in families:
         family.samples = [sample._replace(labels={**sample.labels, "replica": replica}) for sample in family.samples]
     return families
 
 
 def together(reported: Iterable[Sequence[Metric]]) -> Sequence[Metric]:
-    """A family that several tell of is there once, as the format asks for."""
+    """Merge families of several replicas by name, as the format requires."""
     found: dict[str, Metric] = {}
     for families in reported:
         for family in families:
@@ -124,9 +124,9 @@ def together(reported: Iterable[Sequence[Metric]]) -> Sequence[Metric]:
 
 
 def text_of(families: Sequence[Metric], accept: str = "") -> tuple[bytes, str]:
-    """Metrics as text, and its content type: OpenMetrics where the Accept header asks for it."""
-    found: Any = SimpleNamespace(collect=lambda: families)  # all that both ask a registry for
-    # asked to escape names, prometheus_client 0.26 turns the colon of samples, though not of families, into "_";
+    """Return metrics as text with its content type: OpenMetrics if the Accept header requests it."""
+    found: Any = SimpleNamespace(collect=lambda: families)  # the only member of a registry that both use
+    # with name escaping, prometheus_client 0.26 replaces the colon of samples, though not of families, by "_";
     # these names need no escaping
     if "application/openmetrics-text" in accept:
         text: bytes = openmetrics.generate_latest(found, openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
@@ -135,7 +135,7 @@ def text_of(families: Sequence[Metric], accept: str = "") -> tuple[bytes, str]:
 
 
 def one_two_five(largest: int) -> tuple[int, ...]:
-    """1, 2, 5, 10, 20, 50 … up to `largest`."""
+    """Return 1, 2, 5, 10, 20, 50 … up to `largest`."""
     bounds: list[int] = []
     power = 1
     while power <= largest:
@@ -145,7 +145,7 @@ def one_two_five(largest: int) -> tuple[int, ...]:
 
 
 class Histogram:
-    """Counts of values by upper bound, the bound itself included, and their sum. Not thread-safe."""
+    """Counts of values by inclusive upper bound, and their sum. Not thread-safe."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -160,7 +160,7 @@ class Histogram:
         self.sum += value
 
     def observe_all(self, values: Iterable[float]) -> None:
-        """Count several."""
+        """Count several values."""
         bounds, counts = self.bounds, self.counts
         total = 0.0
         for value in values:
@@ -169,23 +169,23 @@ class Histogram:
         self.sum += total
 
     def copy(self) -> Histogram:
-        """The same counts, which later values do not change."""
+        """Return an independent copy."""
         twin = Histogram(self.bounds)
         twin.counts, twin.sum = self.counts.copy(), self.sum
         return twin
 
     @property
     def cumulative(self) -> list[int]:
-        """How many values are at most each bound; the last: all."""
+        """Counts of values up to each bound; the last is the total."""
         return list(accumulate(self.counts))
 
 
 class Metrics(Observer, Collector):
-    """All that /metrics tells; `registry` holds it, and the process's CPU and memory.
+    """All metrics of /metrics; `registry` holds them, and CPU and memory of the process.
 
-    Every sample has the label `model_name`. What is known only after loading comes by `bind`. Counts that vLLM makes
-    by sequence are by sequence here: `request_success_total` counts each of a request's choices by how it ended,
-    cancelled ones (abort) included. A prompt's tokens are counted when it is admitted.
+    Every sample has the label `model_name`. `bind` sets what is known only after loading. Like vLLM, some counts are
+    per sequence: `request_success_total` counts each choice by its finish reason, cancelled ones (abort) included. A
+    prompt's tokens are counted when it is admitted.
     """
 
     def __init__(self, model_name: str = "") -> None:
@@ -215,11 +215,11 @@ class Metrics(Observer, Collector):
         cache_counters: Callable[[], Mapping[str, int]] | None = None, plan: Plan | None = None, device: str = "",
         origin: str | None = None, digest: str | None = None,
     ) -> None:  # fmt: skip
-        """Say what is served, before its first request; `origin` is that of its verification (local/origins.py),
-        `digest` the bundle's.
+        """Set what is served, before its first request.
 
-        `stats` and `cache_counters` (hits, misses and corrupt of the artifact store) are called at every scrape, in
-        the scraper's thread; `plan` names the buckets and the longest sequence.
+        `origin`: of the bundle's verification (local/origins.py); `digest`: the bundle's. `stats` and `cache_counters`
+        (hits, misses and corrupt entries of the artifact store) are called at every scrape, in the scraper's thread.
+        `plan` sets the buckets and the longest sequence.
         """
         with self._lock:
             self._model_name, self._stats, self._device, self._origin = model_name, stats, device, origin
@@ -230,36 +230,36 @@ class Metrics(Observer, Collector):
                     self._make_histograms(plan.limits.max_model_len)
 
     def bind_pooling(self, statistics: Callable[[], Statistics]) -> None:
-        """Say what counts the rows of a model that embeds or scores; called at every scrape."""
+        """Set the counters of a model that embeds or scores; called at every scrape."""
         self._pooled = statistics
 
     def families(self, *, ready: bool = False) -> list[Metric]:
-        """Everything that is there now."""
+        """Return all current families."""
         self._ready = ready
         return list(self.registry.collect())
 
     def render(self, accept: str = "", *, ready: bool = False) -> tuple[bytes, str]:
-        """Everything as text, and its content type; see `text_of`."""
+        """Return all metrics as text with its content type; see `text_of`."""
         return text_of(self.families(ready=ready), accept)
 
     def swapped(self, seconds: float) -> None:
-        """Count a swap, which took so long until new requests ran on the new bundle."""
+        """Count a swap: seconds until new requests ran on the new bundle."""
         with self._lock:
             self._swaps["done", ""] += 1
             self._histograms["bundle_swap_seconds"].observe(seconds)
 
     def retired(self, seconds: float) -> None:
-        """Count the time that requests still ran on the old one."""
+        """Count the seconds that requests still ran on the old bundle."""
         with self._lock:
             self._histograms["bundle_drain_seconds"].observe(seconds)
 
     def swap_refused(self, reason: str) -> None:
-        """Count a bundle that was not taken."""
+        """Count a refused bundle."""
         with self._lock:
             self._swaps["refused", reason] = self._swaps.get(("refused", reason), 0) + 1
 
     def http(self, route: str, status: int) -> None:
-        """Count an answer; `route` is the route's template, never the path as sent, of which there is no end."""
+        """Count a response; `route` is the route's template: paths as sent would be unbounded."""
         with self._lock:
             key = route, str(status)
             self._http[key] = self._http.get(key, 0) + 1
@@ -281,7 +281,7 @@ class Metrics(Observer, Collector):
             counts["prefix_cache_hits"] += cached_tokens
 
     def stepped(self, record: StepRecord) -> None:
-        """Count the step for its bucket; one that put prompts into their slots has none."""
+        """Count the step for its bucket; steps that only import prompts into slots have none."""
         if record.handed:
             return
         with self._lock:
@@ -296,7 +296,7 @@ class Metrics(Observer, Collector):
                 counts["spec_decode_num_accepted_tokens"] += record.accepted
 
     def handed_over(self, cost: KVTransfer) -> None:
-        """Count the prompt, its bytes, and what moving it took."""
+        """Count the prompt, its bytes, and its transfer time."""
         with self._lock:
             self._counts["kv_transfer_prompts"] += 1
             self._counts["kv_transfer_bytes"] += cost.bytes
@@ -304,14 +304,14 @@ class Metrics(Observer, Collector):
             self._histograms["kv_transfer_wait_seconds"].observe(cost.wait_s)
 
     def emitted(self, first_token_s: Sequence[float], inter_token_s: Sequence[float]) -> None:
-        """Count the tokens, and their times."""
+        """Count the tokens and their latencies."""
         with self._lock:
             self._counts["generation_tokens"] += len(first_token_s) + len(inter_token_s)
             self._first.observe_all(first_token_s)
             self._inter.observe_all(inter_token_s)
 
     def finished(self, summary: RequestSummary) -> None:
-        """Count the request, and how long each part of it took, as far as it came."""
+        """Count the request and the durations of the parts it completed."""
         since_slot = None if summary.queue_s is None else summary.e2e_s - summary.queue_s
         seen: dict[str, float | None] = {
             "e2e_request_latency_seconds": summary.e2e_s,
@@ -335,11 +335,11 @@ class Metrics(Observer, Collector):
     # For the scraper
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing ahead of time: names need no check, since this is the only collector that makes them."""
+        """Return nothing: this is the only collector of its registry, so names need no check."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """All families, as they are now."""
+        """Yield all families with their current values."""
         stats = self._stats()
         cache = self._cache_counters()
         with self._lock:
@@ -350,7 +350,7 @@ class Metrics(Observer, Collector):
         for name, what, value in (
             ("num_requests_running", "Requests that hold a slot.", stats.running if stats else 0),
             ("num_requests_waiting", "Requests that wait for a slot.", stats.waiting if stats else 0),
-            ("kv_cache_usage_perc", "Share of the KV cache in use, 1 is all.", stats.kv_cache_usage if stats else 0),
+            ("kv_cache_usage_perc", "Fraction of the KV cache in use, 0 to 1.", stats.kv_cache_usage if stats else 0),
             ("ready", "1 while the server takes requests.", int(self._ready)),
         ):
             yield self._gauge(name, what, (), [((), value)])
@@ -365,20 +365,20 @@ class Metrics(Observer, Collector):
         yield self._gauge("verification_info", what, ("origin",), known)
         digests = [] if self._digest is None else [((self._digest,), 1)]
         yield self._gauge("bundle_info", "The digest of the bundle that is served.", ("digest",), digests)
-        yield self._counter("bundle_swaps", "Bundles taken or refused, and why.", ("result", "reason"), swaps)
+        yield self._counter("bundle_swaps", "Bundles swapped in or refused, and why.", ("result", "reason"), swaps)
         for name, what in COUNTERS.items():
             yield self._counter(name, what, (), [((), counts[name])])
         compilations = stats.compilations if stats else 0
-        yield self._counter("unplanned_compile", "Graphs compiled while serving: 0.", (), [((), compilations)])
+        yield self._counter("unplanned_compile", "Graphs compiled while serving; 0 expected.", (), [((), compilations)])
         opened = stats.compilations_at_open if stats else 0
-        what = "Graphs that the device's toolchain compiled when they were opened, before a request could use them."
+        what = "Graphs that the device's toolchain compiled at opening, before any request used them."
         yield self._counter("compilations_at_open", what, (), [((), opened)])
         for event in CACHE_EVENTS:
             what = f"Artifact store look-ups: {event}."
             yield self._counter(f"artifact_cache_{event}", what, (), [((), cache.get(event, 0))])
         ended = [((reason,), number) for reason, number in reasons.items()]
-        yield self._counter("request_success", "Sequences that ended, by how.", ("finished_reason",), ended)
-        yield self._counter("http_requests", "Answers by route and status.", ("route", "status"), http.items())
+        yield self._counter("request_success", "Finished sequences by reason.", ("finished_reason",), ended)
+        yield self._counter("http_requests", "Responses by route and status.", ("route", "status"), http.items())
         yield self._counter(
             "bucket_requests", "Live rows that ran in a bucket.", ("phase", "bucket"),
             [((key.phase, key.label), use.rows) for key, use in uses.items()],
@@ -389,13 +389,13 @@ class Metrics(Observer, Collector):
         )  # fmt: skip
         phases = {phase: [use for key, use in uses.items() if key.phase == phase] for phase in PHASES}
         padding = [((phase,), sum(use.padding for use in found)) for phase, found in phases.items()]
-        yield self._counter("padding_tokens", "New tokens computed for nothing.", ("phase",), padding)
+        yield self._counter("padding_tokens", "Padding tokens computed.", ("phase",), padding)
         seconds = [
             ((phase, part), sum(getattr(use, f"{part}_s") for use in found))
             for phase, found in phases.items()
             for part in PARTS
         ]
-        yield self._counter("step_seconds", "Seconds of steps, by part of the work.", ("phase", "part"), seconds)
+        yield self._counter("step_seconds", "Seconds of steps by part of the work.", ("phase", "part"), seconds)
         for name, histogram in histograms.items():
             family = HistogramMetricFamily(PREFIX + name, HISTOGRAMS[name][0], labels=("model_name",))
             bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]

@@ -1,4 +1,4 @@
-"""Traffic as it comes, for the next plan: one line a sequence, lengths and times only, never text or names."""
+"""Record traffic for the next plan: one line per sequence, with lengths and times only, never text or names."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from llmc.runtime.engine.observer import Observer, RequestSummary
 Item = TypeVar("Item")
 
 PERIOD_S = 0.25
-"""How long an item waits at most before it is written, in seconds, while the disk keeps up."""
+"""Seconds until an item is written, at most, while the disk keeps up."""
 
 MAX_PENDING = 1 << 16
-"""Items that wait at most; while the disk is slower than that, further ones are lost, and counted."""
+"""Maximum number of waiting items; further ones are lost and counted."""
 
 BATCH = 256
-"""Items that one write takes at most."""
+"""Maximum number of items per write."""
 
 _log = logging.getLogger("llmc")
 _START = b'{"time": '
@@ -32,12 +32,12 @@ _LONGEST_LINE = 256
 
 
 class BackgroundFile(Generic[Item]):
-    """A file that lines are appended to by a thread of its own: a slow or full disk never holds up the engine.
+    """A file that a separate thread appends lines to: a slow or full disk never delays the engine.
 
-    Appends what `render` makes of each item, in order; items are whole lines, and a write is never half of one.
+    Writes `render(item)` for each item, in order; items are whole lines, and a write never contains half of one.
 
-    A write that fails (disk full) is logged once and what it held is lost; later items are tried again, and success is
-    logged. Never raises after the constructor, which raises OSError when the file cannot be opened.
+    A failed write (disk full) is logged once and its items are lost; later items are tried again, and success is
+    logged. Only the constructor raises: OSError if the file cannot be opened.
     """
 
     def __init__(self, path: Path, render: Callable[[Item], str]) -> None:
@@ -55,14 +55,14 @@ class BackgroundFile(Generic[Item]):
         self._thread.start()
 
     def put(self, item: Item) -> None:
-        """Have `item` written soon; from one thread only. Takes a tenth of a microsecond."""
+        """Queue `item` for writing; from one thread only. Takes 0.1 µs."""
         if self._closed or len(self._pending) >= MAX_PENDING:
             self.lost += 1
         else:
             self._pending.append(item)
 
     def flush(self, timeout_s: float = 10.0) -> bool:
-        """Wait until what was put before is written or lost; whether it was in time."""
+        """Wait until earlier items are written or lost; false on a timeout."""
         with self._wake:
             self._flushes += 1
             mine = self._flushes
@@ -113,20 +113,19 @@ class BackgroundFile(Generic[Item]):
             try:
                 os.ftruncate(self._file, os.fstat(self._file).st_size - count)
             except OSError as error:
-                _log.warning("%s ends in half a line: %s", self.path, error.strerror)
+                _log.warning("%s ends with an incomplete line: %s", self.path, error.strerror)
 
 
 class TrafficRecorder(Observer):
-    """Appends every request that ends to `path`, in the format that `llmc plan --traffic` reads.
+    """Appends every finished request to `path`, in the format that `llmc plan --traffic` reads.
 
-    A request that was cut (client gone, error, shutdown) is recorded with what it got; one that got no token has 0
-    output tokens, which a reader counts and leaves out. A request of several choices is one line a choice, which share
-    its output tokens evenly, the prompt cached for all but the first. Lines come as requests end, at most a quarter of
-    a second later, each whole: several servers may append to one file. Times are those of arrival, in seconds since
-    the epoch. A file that ends in half a line, where a machine stopped, loses that half.
+    A request that was cut short (client gone, error, shutdown) is recorded with what it got; readers count and skip
+    those with 0 output tokens. A request of several choices gives one line per choice: they share its output tokens
+    evenly, and the prompt counts as cached for all but the first.
 
-    A failing disk is logged once, and tried again. Raises InputError when `path` cannot be written or holds something
-    else than a recording.
+    Lines are written whole within 0.25 s of a request's end, so several servers may append to one file. Times are
+    arrivals in seconds since the epoch. An incomplete last line, from a crash, is removed. A failing disk is logged
+    once, and tried again. Raises InputError if `path` cannot be written or is not a recording.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -149,7 +148,7 @@ class TrafficRecorder(Observer):
         return self._file.lost
 
     def flush(self) -> bool:
-        """Wait until what ended before is in the file (or lost)."""
+        """Wait until earlier requests are in the file or lost."""
         return self._file.flush()
 
     def close(self) -> None:
@@ -158,7 +157,7 @@ class TrafficRecorder(Observer):
 
 
 def lines_of(summary: RequestSummary) -> str:
-    """The lines of one request, a choice each."""
+    """Return the lines of one request, one per choice."""
     choices = max(1, len(summary.finish_reasons))
     each, more = divmod(summary.output_tokens, choices)
     time = round(summary.arrived_at, 3)
@@ -173,14 +172,14 @@ def lines_of(summary: RequestSummary) -> str:
 
 
 def _mend(path: Path) -> None:
-    """Cut half a line off the end. Raises InputError for a file that is no recording."""
+    """Remove an incomplete last line. Raises InputError for a file that is not a recording."""
     if not path.is_file() or not (size := path.stat().st_size):
         return
     with path.open("r+b") as file:
         first = file.read(len(_START))
         if not first or not _START.startswith(first):
             raise InputError(
-                f"{path} is not a recording: it does not start as its lines do; give another file with --record-traffic"
+                f"{path} is not a recording: its first line has another format; give another file with --record-traffic"
             )
         file.seek(max(0, size - _LONGEST_LINE))
         tail = file.read()
@@ -189,7 +188,7 @@ def _mend(path: Path) -> None:
         half = tail[tail.rfind(b"\n") + 1 :]
         if not (half.startswith(_START) or _START.startswith(half)):
             raise InputError(
-                f"{path} is not a recording: its last line is none of its own; give another file with --record-traffic"
+                f"{path} is not a recording: its last line has another format; give another file with --record-traffic"
             )
         if half.endswith(b"}"):
             file.write(b"\n")

@@ -26,11 +26,11 @@ FLAG = "--otlp-traces-endpoint"
 
 
 class RequestSpans(Observer):
-    """Sends spans to `endpoint`, the URL for traces of a receiver that takes OTLP over HTTP.
+    """Sends spans to `endpoint`, the traces URL of a receiver for OTLP over HTTP.
 
-    A thread of the SDK sends them in batches. Spans that a receiver does not take are lost and the SDK logs that;
-    nothing else is held up. OpenTelemetry's variables (OTEL_SERVICE_NAME, OTEL_EXPORTER_OTLP_HEADERS, OTEL_BSP_…) say
-    the rest. Raises InputError for what is no such URL, and DeviceError where the extra is not installed.
+    A thread of the SDK sends them in batches. Spans that a receiver rejects are lost, and the SDK logs that; nothing
+    else is delayed. OpenTelemetry's variables (OTEL_SERVICE_NAME, OTEL_EXPORTER_OTLP_HEADERS, OTEL_BSP_…) set the rest.
+    Raises InputError for an invalid URL, and DeviceError if the extra is not installed.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -66,12 +66,12 @@ class RequestSpans(Observer):
         span.end(_nanoseconds(summary.arrived_at + summary.e2e_s))
 
     def close(self) -> None:
-        """Send what is left, and end the SDK's thread."""
+        """Send the remaining spans, and end the SDK's thread."""
         self._provider.shutdown()
 
 
 def attributes_of(summary: RequestSummary) -> dict[str, AttributeValue]:
-    """The attributes of a request's span; seconds, tokens and sequences. What it did not come to has none."""
+    """Return the attributes of a request's span, in seconds, tokens and sequences, for the parts it reached."""
     inference_s = None if summary.queue_s is None else summary.e2e_s - summary.queue_s
     found: dict[str, AttributeValue | None] = {
         "gen_ai.request.id": summary.request_id,
@@ -94,7 +94,7 @@ def attributes_of(summary: RequestSummary) -> dict[str, AttributeValue]:
 
 
 def _parts(summary: RequestSummary) -> Iterator[tuple[str, float, float]]:
-    """Name, begin and end of each part that the request came to; seconds since its arrival."""
+    """Yield name, start and end of each part that the request reached, in seconds since its arrival."""
     queue_s, first_s, end_s = summary.queue_s, summary.first_token_s, summary.e2e_s
     yield "queued", 0.0, end_s if queue_s is None else queue_s
     if queue_s is not None:

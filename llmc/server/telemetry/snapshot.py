@@ -1,4 +1,4 @@
-"""The last minute, second by second, and everything since the start: what the dashboard shows."""
+"""Dashboard data: the last minute by second, and totals since the start."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from llmc.buckets.plan import Plan
 
 WINDOW_S = 60
-"""Whole seconds that are kept one by one."""
+"""Whole seconds that are kept individually."""
 
 QUANTILES = (("p50", 0.5), ("p95", 0.95))
 COUNTS = ("arrived", "finished", "prompt_tokens", "generated_tokens", "cached_tokens", "misses")
 
 _STEPS_PER_E = 25
-"""Latencies are counted in steps of e^(1/25), 4%: a quantile is within 2% of the value it stands for."""
+"""Latencies are counted in steps of e^(1/25), 4%: a quantile is within 2% of the true value."""
 
 _SHORTEST_S = 1e-6
 _OFFSET = 400
 
 
 class Second:
-    """What happened in one second."""
+    """Counts of one second."""
 
     __slots__ = (*COUNTS, "first", "inter", "running", "uses", "waiting")
 
@@ -42,9 +42,9 @@ class Second:
 
 
 class Snapshot(Observer):
-    """Watches the engine; `to_dict` may be called in any thread.
+    """Observes the engine; `to_dict` is thread-safe.
 
-    `clock` gives seconds that never go back. prompt_tokens are those computed; cached ones are counted apart.
+    `clock` returns monotonic seconds. prompt_tokens are computed ones; cached ones are counted separately.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -94,7 +94,7 @@ class Snapshot(Observer):
                 second.misses += 1
 
     def emitted(self, first_token_s: Sequence[float], inter_token_s: Sequence[float]) -> None:
-        """Count the tokens, and their times."""
+        """Count the tokens and their latencies."""
         with self._lock:
             second = self._second()
             second.generated_tokens += len(first_token_s) + len(inter_token_s)
@@ -102,7 +102,7 @@ class Snapshot(Observer):
             _count(second.inter, inter_token_s)
 
     def finished(self, summary: RequestSummary) -> None:
-        """Count the request as over."""
+        """Count the request as finished."""
         with self._lock:
             self._second().finished += 1
             if summary.request_id in self._queued:
@@ -114,13 +114,13 @@ class Snapshot(Observer):
     # For the dashboard
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, ready for JSON.
+        """Return plain numbers, ready for JSON.
 
         series    a list for each of running, waiting, requests (finished), prompt_tokens, generated_tokens and
-                  {ttft,itl}_{p50,p95} in seconds (None: no token): one number a whole second, the newest last, at most
-                  WINDOW_S of them
-        window    rates per second and quantiles over all of these seconds, and how many they are (`seconds`)
-        now       requests running and waiting
+                  {ttft,itl}_{p50,p95} in seconds (None: no token): one number per whole second, the newest last, at
+                  most WINDOW_S of them
+        window    rates per second and quantiles over all of these seconds, and their number (`seconds`)
+        now       running and waiting requests
         totals    counts since the start
         buckets   `window` and `total`: rows [phase, batch, query, context, steps, live rows, live tokens, padding
                   tokens, seconds]; batch 0: steps that no bucket covers
@@ -166,7 +166,7 @@ class Snapshot(Observer):
         }
 
     def _second(self) -> Second:
-        """The second that it is; those before it are finished with."""
+        """Return the current second, and close those before it."""
         at = int(self._clock())
         if at != self._at:
             self._roll(at)
@@ -185,7 +185,7 @@ class Snapshot(Observer):
 
 
 def quantile(counts: dict[int, int], part: float) -> float | None:
-    """The value, in seconds, that `part` of those counted are at most; None of nothing."""
+    """Return the value in seconds that a `part` of the counts do not exceed; None without counts."""
     left = math.ceil(part * sum(counts.values()))
     for index in sorted(counts):
         left -= counts[index]

@@ -142,7 +142,7 @@ def test_a_cancelled_prompt_never_comes(toys: dict[str, Toy], facts: SideFacts) 
 
 @pytest.mark.parametrize(
     ("server_key", "client_key", "said"),
-    [("a", "b", "refuses the key"), ("a", None, "asks for a key"), (None, "b", "asks for no key")],
+    [("a", "b", "refuses the key"), ("a", None, "requires a key"), (None, "b", "requires no key")],
 )
 def test_who_has_another_key_stays_out(
     toys: dict[str, Toy], facts: SideFacts, server_key: str | None, client_key: str | None, said: str
@@ -168,7 +168,7 @@ def test_a_server_that_does_not_know_the_key_gets_no_prompt(facts: SideFacts) ->
 
     thread = threading.Thread(target=replay)
     thread.start()
-    with pytest.raises(DeviceError, match="does not know the key; nothing was sent to it"):
+    with pytest.raises(DeviceError, match="does not know the key; no prompt was sent to it"):
         RemotePrefiller(PeerAddress("127.0.0.1", listener.getsockname()[1]), facts, "secret")
     thread.join()
     listener.close()
@@ -185,7 +185,7 @@ def test_another_model_is_refused_at_the_start(toys: dict[str, Toy], facts: Side
     other = Toy.make(tmp_path, seed=7)
     other.compile()
     server, address = serve(other)
-    with pytest.raises(ArtifactError, match="of two checkpoints"):
+    with pytest.raises(ArtifactError, match="their checkpoints differ"):
         RemotePrefiller(address, facts)
     server.close()
 

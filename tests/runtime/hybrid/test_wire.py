@@ -78,7 +78,7 @@ def test_facts_of_a_hostile_peer_are_facts_or_refused(found: Any) -> None:
 @pytest.mark.parametrize(
     ("differs", "said"),
     [
-        ({"checkpoint": {"config.json": "a", "model.safetensors": "x"}}, "other contents of model.safetensors"),
+        ({"checkpoint": {"config.json": "a", "model.safetensors": "x"}}, r"differ \(in model.safetensors\)"),
         ({"tokenizer": "sha256:d"}, "tokenizers differ"),
         ({"vocab_size": 258}, "vocabularies of 258 and 257"),
         ({"shapes": ((2, 8),)}, "caches of 1 and 2 tensors"),
@@ -92,7 +92,7 @@ def test_what_does_not_fit_is_named(differs: dict[str, Any], said: str) -> None:
 
 def test_what_differs_and_is_no_obstacle_is_reported() -> None:
     reported = require_fit(replace(FACTS, quantize="int8", dtype="bf16", longest_prompt=15), FACTS)
-    assert [one.split()[0] for one in reported] == ["weights", "dtype", "prompts"]
+    assert [one.split()[0] for one in reported] == ["quantization", "dtype", "prompts"]
     assert "of more than 15 tokens (up to 31) are computed here" in reported[2]
     assert require_fit(FACTS, FACTS) == []
 

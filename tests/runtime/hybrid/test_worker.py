@@ -316,6 +316,6 @@ def test_bundles_of_two_models_are_refused_with_what_differs(toys: dict[str, Toy
     other = Toy.make(tmp_path, seed=7)
     other.compile()
     before = threading.active_count()
-    with pytest.raises(ArtifactError, match=r"of two checkpoints \(other contents of model.safetensors\)"):
+    with pytest.raises(ArtifactError, match=r"their checkpoints differ \(in model.safetensors\)"):
         BundleLLM(toys["static"].bundle, prefill=other.bundle)
     assert threading.active_count() == before
