@@ -1,14 +1,14 @@
 """One .safetensors file, as views of the mapped file.
 
 The safetensors package copies each tensor, and has no numpy type for bfloat16. Here float32 is a view, other floats are
-widened straight into the caller's memory, and pages can be given back.
+converted directly into the caller's memory, and mapped pages can be released.
 
     file   = length:u64le header data
     header = JSON of `length` bytes: {name: {"dtype", "shape", "data_offsets": [begin, end]}…,
     "__metadata__"?}
 
-Offsets count from the end of the header; tensors cover the data without gaps or overlaps. Source of the
-format and of the header limit: https://huggingface.co/docs/safetensors (format section).
+Offsets count from the end of the header; tensors cover the data without gaps or overlaps. Source of the format and of
+the header limit: https://huggingface.co/docs/safetensors (format section).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _ITEM_BYTES = {
     "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
 }  # fmt: skip
 _CODES = {"I64": "<i8", "I32": "<i4", "I8": "i1", "U8": "u1", "F8_E4M3": "u1", "F8_E8M0": "u1"}
-"""Types that quantised tensors have, which their formats read (quantised/)."""
+"""Types of quantized tensors, which their formats read (quantised/)."""
 _FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where one tensor lies; `begin` is its offset in the file, in bytes."""
+    """A tensor's type and location; `begin` is its byte offset in the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -49,7 +49,7 @@ class StoredTensor:
 
 
 class SafetensorsFile:
-    """Maps the file and checks its whole header at once; tensor data is touched only by `tensor`."""
+    """A mapped file. Opening checks the whole header; only `tensor`, `fill` and `quantized` read data."""
 
     def __init__(self, path: Path) -> None:
         self._file = MappedFile(path)
@@ -57,7 +57,7 @@ class SafetensorsFile:
         self.tensors = _read_header(self._file)
 
     def tensor(self, name: str) -> FloatArray:
-        """Float32 values in the stored shape; F32 is a read-only view. Contract: `Checkpoint.tensor`."""
+        """Finite float32 values in the stored shape; F32 is a read-only view. Raises CheckpointError."""
         stored = self._known(name)
         if not self.fills(name):
             raise self._file.error(
@@ -71,11 +71,11 @@ class SafetensorsFile:
         return require_finite(values, name, self.path)
 
     def fills(self, name: str) -> bool:
-        """Whether a tensor is of a type that `fill` and `tensor` read."""
+        """Whether `fill` and `tensor` can read the tensor's type."""
         return self._known(name).dtype in _FLOATS
 
     def fill(self, name: str, out: FloatArray) -> None:
-        """A tensor that `fills` as float32 into `out`, of its shape and C-contiguous, whatever its values are."""
+        """Write a tensor that `fills` into `out`, float32 of its shape and C-contiguous. Values are not checked."""
         stored = self._known(name)
         raw = self._raw(stored)
         if stored.dtype == "BF16":
@@ -89,14 +89,12 @@ class SafetensorsFile:
         return raw.reshape(stored.shape)
 
     def forget(self) -> None:
-        """Let the file's pages go."""
+        """Release the file's pages."""
         self._file.forget()
 
     def quantized(self, name: str) -> npt.NDArray[Any]:
-        """A tensor of one of _CODES in its stored shape, a read-only view: integers, or the bytes of 8-bit floats.
-
-        Raises CheckpointError for another type.
-        """
+        """A tensor of one of _CODES in its stored shape: a read-only view of integers, or of the bytes of 8-bit floats.
+        Raises CheckpointError for another type."""
         stored = self._known(name)
         kind = _CODES.get(stored.dtype)
         if kind is None:

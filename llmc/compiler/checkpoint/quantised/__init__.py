@@ -1,7 +1,5 @@
-"""Quantised Hugging Face folders: what their `quantization_config` says of how tensors are stored, by its method.
-
-A method is a module of this package (base.py has the contract) and a line of METHODS.
-"""
+"""Quantized Hugging Face folders, read by the method that `quantization_config` names. A method is a module of this
+package (base.py has the contract) and an entry of METHODS."""
 
 from __future__ import annotations
 
@@ -21,16 +19,16 @@ _ADVICE = {
     "bitsandbytes": f"{_ANOTHER}; or write one where a GPU is: `m = AutoModelForCausalLM.from_pretrained(…); "
     "m.dequantize().save_pretrained(…)` (transformers)",
 }  # fmt: skip
-"""Methods that are not read → what can be done with such a checkpoint, where that is more than _ANOTHER."""
+"""Methods that are not read → advice for such a checkpoint, if it differs from _ANOTHER."""
 
 
 def is_read(stated: Any) -> bool:
-    """Whether a quantization_config is of a method that is read."""
+    """Whether the method of a quantization_config is supported."""
     return isinstance(stated, Mapping) and str(stated.get("quant_method")) in METHODS
 
 
 def in_models_order(tensors: Mapping[str, QuantisedTensor], turned: frozenset[str]) -> Mapping[str, QuantisedTensor]:
-    """The same, those of modules whose names end in a part of `turned` [in, out]."""
+    """The same tensors, transposed for modules whose weights are [in, out] (last name part in `turned`)."""
     from llmc.compiler.checkpoint.quantised.groups import GroupedTensor, TurnedTensor
 
     def of(name: str, tensor: QuantisedTensor) -> QuantisedTensor:
@@ -41,10 +39,8 @@ def in_models_order(tensors: Mapping[str, QuantisedTensor], turned: frozenset[st
 
 
 def read_quantised(config: Mapping[str, Any], stored: StoredTensors) -> Reading:
-    """What the folder's tensors stand for, by config.json as it is stored; all as it is where that says nothing.
-
-    Raises CheckpointError, for an unknown method with those that are known.
-    """
+    """Read a folder's quantized tensors by config.json as stored; empty without a quantization_config. Raises
+    CheckpointError; for an unknown method it lists the known ones."""
     text = config.get("text_config")
     stated = config.get(STATED) or (text.get(STATED) if isinstance(text, Mapping) else None)
     if not stated:
