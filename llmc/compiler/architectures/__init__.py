@@ -50,9 +50,7 @@ def require_supported(config: Mapping[str, Any]) -> str:
     name = config.get("model_type")
     if not isinstance(name, str) or name not in supported():
         own = config.get("auto_map")
-        remote = (
-            f". Its checkpoint brings code of its own (auto_map: {_classes(own)}), which is never run" if own else ""
-        )
+        remote = f". Its checkpoint brings custom code (auto_map: {_classes(own)}), which is never run" if own else ""
         raise CheckpointError(
             f"architecture {name!r} is not supported; supported: {', '.join(supported())}. "
             f"config.json's model_type names the architecture{remote}"

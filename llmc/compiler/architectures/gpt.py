@@ -308,7 +308,7 @@ def _mpt_derived(config: Config) -> dict[str, Any]:
     other = next((name for name, value in _ATTENTION.items() if said.get(name, value) != value), None)
     if other is not None:
         raise CheckpointError(
-            f"config.json: attn_config has {other} {said[other]!r}, and transformers computes {_ATTENTION[other]!r}: "
+            f"config.json: attn_config has {other} {said[other]!r}, but transformers computes {_ATTENTION[other]!r}: "
             "the model is not supported"
         )
     return {

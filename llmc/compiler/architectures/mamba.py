@@ -485,7 +485,7 @@ def _nemotron_types(config: Config) -> list[str]:
     pattern = config["hybrid_override_pattern"]
     if unknown := set(pattern) - set(_PATTERN):
         raise CheckpointError(
-            f"config.json: hybrid_override_pattern has {''.join(sorted(unknown))!r}, which is no kind of layer; known: "
+            f"config.json: hybrid_override_pattern has {''.join(sorted(unknown))!r}, which is not a layer type; known: "
             f"{', '.join(_PATTERN)}"
         )
     return [_PATTERN[letter] for letter in pattern]

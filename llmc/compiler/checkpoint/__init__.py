@@ -58,7 +58,7 @@ def demo_path() -> Path:
 
 def _download(name: str, patterns: list[str]) -> Path:
     """A snapshot folder from the hub, or from its local cache if the hub cannot be reached."""
-    hint = f"download it where there is a network (`hf download {name} --local-dir DIR`) and pass DIR"
+    hint = f"download it on a machine with network access (`hf download {name} --local-dir DIR`) and pass DIR"
     try:
         from huggingface_hub import HfApi, snapshot_download
     except ImportError as error:
@@ -148,7 +148,9 @@ def _with_choices(base: Checkpoint, choices: Sequence[str]) -> Checkpoint:
     for choice in choices:
         name, _, adapter = choice.partition("=")
         if name in named:
-            raise CheckpointError(f"two adapters are called {name!r} ({named[name].path}, {adapter}); name each anew")
+            raise CheckpointError(
+                f"two adapters are called {name!r} ({named[name].path}, {adapter}); give each its own name"
+            )
         named[name] = _adapter(adapter)
     return SelectableCheckpoint(base, named)
 
@@ -218,13 +220,13 @@ def _base_of(adapter: Path) -> str:
 
     named = read_json(adapter / ADAPTER_CONFIG).get("base_model_name_or_path")
     if not isinstance(named, str) or not named:
-        raise CheckpointError(f"{adapter}: a LoRA adapter that names no base model; give MODEL and --lora {adapter}")
+        raise CheckpointError(f"{adapter}: this LoRA adapter names no base model; pass MODEL and --lora {adapter}")
     try:
         if _is_adapter(locate(named)[0]):
-            raise CheckpointError(f"{named} is an adapter, too")
+            raise CheckpointError(f"{named} is an adapter as well")
     except CheckpointError as error:
         raise CheckpointError(
-            f"{adapter}: a LoRA adapter, whose base model is not to be had ({error}); give MODEL and --lora {adapter}"
+            f"{adapter}: this LoRA adapter's base model cannot be opened ({error}); pass MODEL and --lora {adapter}"
         ) from error
     return named
 

@@ -90,7 +90,9 @@ class ExpertsCheckpoint(HuggingFaceCheckpoint):
                     (f"{name.rpartition('.')[0]}.{e}.{order[s]}" for e in range(held[-1] + 1) for s in sides
                      if (e, s) not in parts), name,
                 )  # fmt: skip
-                raise CheckpointError(f"{self.path}: experts in parts, of which {missing} is missing: fetch it again")
+                raise CheckpointError(
+                    f"{self.path}: experts are stored separately, and {missing} is missing: fetch it again"
+                )
             found[name] = [[parts[expert, side] for side in sides] for expert in held]
         for name, sources in found.items():
             self._require_count(name, sources)
@@ -103,7 +105,7 @@ class ExpertsCheckpoint(HuggingFaceCheckpoint):
         stated = first_of(self._config, self._count)
         if stored != stated:
             raise CheckpointError(
-                f"{self.path}: {name} has {stored} experts, and {' or '.join(self._count)} in config.json says "
+                f"{self.path}: {name} has {stored} experts, but {' or '.join(self._count)} in config.json says "
                 f"{stated!r}: the configuration is of another model; fetch both again"
             )
 

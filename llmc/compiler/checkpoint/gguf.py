@@ -115,8 +115,8 @@ class GgufCheckpoint(Checkpoint):
             name = self._gguf.transformers_name(info.name)
             if name is None:
                 raise self._meta.error(
-                    f"tensor {info.name} has no place in architecture {self._meta.arch}; the file is "
-                    "damaged or the model variant is not supported"
+                    f"tensor {info.name} is unknown in architecture {self._meta.arch}; the file is damaged or the "
+                    "model variant is not supported"
                 )
             found[name] = info
             self._check_rows(name, info)

@@ -121,7 +121,7 @@ class Metadata:
 
     def _bad(self, key: str, value: Any, wanted: str) -> CheckpointError:
         found = "missing" if value is None else f"{value!r:.80}"
-        return self.error(f"metadata {key} is {found}, {wanted} is needed; the file is damaged or incomplete")
+        return self.error(f"metadata {key} is {found}, but {wanted} is needed; the file is damaged or incomplete")
 
 
 def build_config(header: GgufHeader) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def build_config(header: GgufHeader) -> dict[str, Any]:
     if meta.integer("{arch}.attention.value_length", head_dim) != head_dim:
         raise meta.error("keys and values of different head size are not supported")
     if meta.integer("{arch}.rope.dimension_count", head_dim) != head_dim:
-        raise meta.error("rotary embedding of a part of each head is not supported")
+        raise meta.error("rotary embedding of only a part of each head is not supported")
     context = meta.integer("{arch}.context_length")
     config: dict[str, Any] = {
         "model_type": meta.model_type,
@@ -178,14 +178,14 @@ def _require_read(meta: Metadata) -> None:
     for key, value in meta.header.metadata.items():
         name = key.removeprefix(prefix)
         if key.startswith("adapter."):
-            raise meta.error(f"metadata {key}: an adapter alone is no model; merge it into its model first")
+            raise meta.error(f"metadata {key}: the file is an adapter, not a model; merge it into its model first")
         if name == key or name in READ:
             continue
         allowed = NEUTRAL.get(name, ())
         if allowed is not None and not any(np.all(value == one) for one in allowed):
             raise meta.error(
-                f"metadata {key} is {value!r:.80}, and nothing reads it: the model would be another one; this model "
-                "variant is not supported (if the key changes no number, take it out with gguf's gguf_editor)"
+                f"metadata {key} is {value!r:.80}, which is not supported and may change the model's results (if it "
+                "changes none, remove the key with gguf's gguf_editor)"
             )
     scaled = meta.number("{arch}.rope.scaling.factor", 1.0) != 1.0
     if scaled and (ROPE_FACTORS in meta.header.tensors or meta.text("{arch}.rope.scaling.type", "none") == "none"):

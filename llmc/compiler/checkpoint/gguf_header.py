@@ -215,7 +215,7 @@ class _Reader:
             label, block, block_bytes = TENSOR_TYPES[kind]
             if name in placed or offset % alignment or shape[-1] % block or not all(shape):
                 raise self.file.error(
-                    f"damaged: tensor {name!r} ({label} {list(shape)} at {offset}) is there twice, "
+                    f"damaged: tensor {name!r} ({label} {list(shape)} at {offset}) is a duplicate, "
                     f"misaligned or not whole blocks of {block}; fetch it again"
                 )
             size = math.prod(shape) // block * block_bytes
@@ -227,7 +227,7 @@ class _Reader:
                 raise self.file.error(f"damaged: tensor {info.name} overlaps another; fetch it again")
             if info.offset - end >= alignment:
                 raise self.file.error(
-                    f"damaged: {info.offset - end} bytes before tensor {info.name} belong to no tensor, so that a type "
+                    f"damaged: {info.offset - end} bytes before tensor {info.name} belong to no tensor, so a type "
                     "or a shape is wrong; fetch it again"
                 )
             end = info.offset + info.bytes

@@ -331,7 +331,7 @@ class ConfigCheckpoint(HuggingFaceCheckpoint):
 
     def _refuse(self) -> NoReturn:
         raise CheckpointError(
-            f"{self._file} is a configuration alone: it has no weights; name the folder or .gguf file that has them"
+            f"{self._file} is only a configuration, without weights; pass the folder or .gguf file that has them"
         )
 
 

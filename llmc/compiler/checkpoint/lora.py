@@ -39,16 +39,16 @@ class LoraCheckpoint(WrappedCheckpoint):
             if name not in self._stored:
                 of = f"; it was trained for {adapter.base}" if adapter.base else ""
                 raise CheckpointError(
-                    f"{adapter.path}: it changes {name}, and {self.inner.path} has no such tensor: the adapter is of "
-                    f"another base model, or of modules that are not merged{of}"
+                    f"{adapter.path}: it changes {name}, but {self.inner.path} has no such tensor: the adapter is of "
+                    f"another base model, or changes modules that cannot be merged{of}"
                 )
             adapter.require_fit(name, self.shape(name))
         for name, stored in adapter.replaced.items():
             shape = adapter.file.tensors[stored].shape
-            has = f"one of {list(self.shape(name))}" if name in self._stored else "none such"
+            has = f"one of {list(self.shape(name))}" if name in self._stored else "no such tensor"
             if name not in self._stored or shape != self.shape(name):
                 raise CheckpointError(
-                    f"{adapter.path}: it replaces {name} by {list(shape)}, and {self.inner.path} has {has}: the "
+                    f"{adapter.path}: it replaces {name} by {list(shape)}, but {self.inner.path} has {has}: the "
                     "adapter is of another base model, or of one whose vocabulary was changed; merge it with PEFT"
                 )
 

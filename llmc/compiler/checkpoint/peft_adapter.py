@@ -74,19 +74,19 @@ class PeftAdapter:
         config, what = self.config, f"{self.path / ADAPTER_CONFIG}"
         if config.get("peft_type") != "LORA":
             raise CheckpointError(
-                f"{what}: peft_type is {config.get('peft_type')!r}, and LORA can be read; merge it with PEFT "
+                f"{what}: peft_type is {config.get('peft_type')!r}, but only LORA can be read; merge it with PEFT "
                 "(`merge_and_unload`) and compile the result"
             )
         start = config.get("init_lora_weights")
         if start not in _PLAIN_STARTS:
             raise CheckpointError(
-                f"{what}: init_lora_weights is {start!r}, which changed the base model, too; save it as a plain "
+                f"{what}: init_lora_weights is {start!r}, which also changed the base model; save it as a plain "
                 "adapter with PEFT (`path_initial_model_for_weight_conversion`), or merge it there"
             )
         unknown = sorted(name for name, value in config.items() if value and name not in _READ | _NO_MATTER)
         if unknown:
             raise CheckpointError(
-                f"{what}: {', '.join(unknown)} is not read, and would make it another model; merge the adapter with "
+                f"{what}: {', '.join(unknown)} is not supported, but changes the result; merge the adapter with "
                 "PEFT (`merge_and_unload`) and compile the result"
             )
 
@@ -101,8 +101,8 @@ class PeftAdapter:
         for module, parts in self._parts.items():
             if not ({"A", "B"} <= parts.keys() or {"embedding_A", "embedding_B"} <= parts.keys()):
                 raise CheckpointError(
-                    f"{self.path}: of {module} there is {', '.join(sorted(parts.values()))} alone, and a product needs "
-                    "two matrices: fetch the adapter again"
+                    f"{self.path}: {module} has only {', '.join(sorted(parts.values()))}, but LoRA needs two matrices: "
+                    "fetch the adapter again"
                 )
 
     @property
@@ -143,8 +143,9 @@ class PeftAdapter:
         ]
         if more or not self._parts:
             raise CheckpointError(
-                f"{self.path}: it has {more[0] if more else 'no product'}, which no request can choose: adapters that "
-                f"requests choose are products of linear modules; merge it (--lora {self.path})"
+                f"{self.path}: it has {more[0] if more else 'no product'}, which no request can choose: "
+                "selectable adapters change linear modules by low-rank products only; merge it "
+                f"(--lora {self.path})"
             )
 
     def files(self) -> dict[str, Path]:
@@ -162,7 +163,7 @@ class PeftAdapter:
         if shape not in (change, change[::-1]):
             raise self._misfit(name, shape, f"a change of {list(change)}")
         if self.config.get("use_dora") and prod(shapes.get("magnitude", ())) != high[0]:
-            raise self._misfit(name, shape, "no magnitude for each row, which use_dora asks for")
+            raise self._misfit(name, shape, "no magnitude per row, which use_dora requires")
         self._scale(module, low[0])
 
     def apply(self, name: str, weight: FloatArray) -> FloatArray:
@@ -193,8 +194,8 @@ class PeftAdapter:
         patterns = self.config.get("alpha_pattern") or {}
         if not isinstance(patterns, Mapping) or not all(re.fullmatch(r"[\w.]+", key) for key in patterns):
             raise CheckpointError(
-                f"{self.path / ADAPTER_CONFIG}: alpha_pattern is {patterns!r:.80}, and the names of modules are read, "
-                "whole or from a dot on; write each out"
+                f"{self.path / ADAPTER_CONFIG}: alpha_pattern is {patterns!r:.80}, but only module names can be read, "
+                "in full or from a dot on; write out each name"
             )
         found = next((key for key in patterns if f".{module}".endswith(f".{key}")), None)
         alpha: Any = self.config.get("lora_alpha") if found is None else patterns[found]

@@ -61,8 +61,8 @@ class SafetensorsFile:
         stored = self._known(name)
         if not self.fills(name):
             raise self._file.error(
-                f"tensor {name} has type {stored.dtype}, and only {', '.join(_FLOATS)} can be read; "
-                "use the unquantised checkpoint and let `llmc compile --quantize` quantise it"
+                f"tensor {name} has type {stored.dtype}, but only {', '.join(_FLOATS)} can be read; "
+                "use the unquantized checkpoint and let `llmc compile --quantize` quantize it"
             )
         if stored.dtype == "F32":
             return require_finite(self._raw(stored), name, self.path)
@@ -98,7 +98,9 @@ class SafetensorsFile:
         stored = self._known(name)
         kind = _CODES.get(stored.dtype)
         if kind is None:
-            raise self._file.error(f"tensor {name} has type {stored.dtype}, and codes have one of {', '.join(_CODES)}")
+            raise self._file.error(
+                f"tensor {name} has type {stored.dtype}, but quantized weights have one of {', '.join(_CODES)}"
+            )
         raw = np.frombuffer(self._file.buffer, kind, math.prod(stored.shape), stored.begin)
         return raw.reshape(stored.shape)
 
@@ -153,7 +155,7 @@ def _entry(file: MappedFile, name: str, entry: Any) -> tuple[str, tuple[int, ...
     if not all(type(value) is int and value >= 0 for value in (*shape, begin, end)):
         raise file.error(f"damaged: header entry of tensor {name!r} has a bad number: {entry!r:.200}")
     if len(shape) > MAX_RANK or math.prod(size or 1 for size in shape) > MAX_VALUES:
-        raise file.error(f"damaged: tensor {name!r:.80} has shape {list(shape)!r:.200}, which no tensor has")
+        raise file.error(f"damaged: tensor {name!r:.80} has shape {list(shape)!r:.200}, which is impossible")
     if math.prod(shape) * item != end - begin:
         raise file.error(f"damaged: tensor {name!r:.80} of {dtype} {list(shape)} cannot take {end - begin} bytes")
     return dtype, shape, begin, end

@@ -86,10 +86,10 @@ def read_description(checkpoint: Checkpoint, task: Task, max_length: int | None 
     prompts = said.get("prompts") or {}
     default = said.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
-        raise CheckpointError(f"{folder}: config_sentence_transformers.json: prompts are texts by name")
+        raise CheckpointError(f"{folder}: config_sentence_transformers.json: prompts must map names to texts")
     if default is not None and default not in prompts:
         raise CheckpointError(
-            f"{folder}: config_sentence_transformers.json names the default prompt {default!r}, and has "
+            f"{folder}: config_sentence_transformers.json names the default prompt {default!r}, but has "
             f"{', '.join(sorted(prompts)) or 'none'}"
         )
     built = PoolingDescription(
@@ -123,7 +123,7 @@ def _longest(checkpoint: Checkpoint, folder: Path) -> int:
     said = _optional(folder / "sentence_bert_config.json").get("max_seq_length")
     said = said or _optional(folder / "tokenizer_config.json").get("model_max_length") or reach
     if not isinstance(said, int | float) or not said >= 1:
-        raise CheckpointError(f"{folder}: the longest text is {said!r} tokens, which is no length")
+        raise CheckpointError(f"{folder}: the longest text is {said!r} tokens, which is not a length")
     return int(min(said, reach))
 
 
@@ -144,9 +144,7 @@ def _modules(checkpoint: Checkpoint, folder: Path) -> tuple[list[Module], dict[s
         elif kind == "Dense":
             found.append(dense := _dense(where, arrays, len(found)))
             if (given := arrays[dense.weight].shape[1]) != width:
-                raise CheckpointError(
-                    f"{where}: a dense layer of {given} inputs, behind a module that gives {width} numbers"
-                )
+                raise CheckpointError(f"{where}: a dense layer of {given} inputs follows a module with {width} outputs")
             width = arrays[dense.weight].shape[0]
         elif kind == "Normalize":
             found.append(Normalize())
@@ -156,7 +154,7 @@ def _modules(checkpoint: Checkpoint, folder: Path) -> tuple[list[Module], dict[s
                 "Transformer, Pooling, Dense and Normalize"
             )
     if not found or not isinstance(found[0], Pooling) or sum(isinstance(m, Pooling) for m in found) > 1:
-        raise CheckpointError(f"{folder / MODULES}: one Pooling has to follow the Transformer")
+        raise CheckpointError(f"{folder / MODULES}: exactly one Pooling has to follow the Transformer")
     return found, arrays
 
 
@@ -171,11 +169,11 @@ def _listed(folder: Path) -> list[tuple[str, str]]:
         raise CheckpointError(f"{path}: cannot be read as a list of modules ({error}); fetch it again") from error
     for kind, location in found:
         if not kind.startswith("sentence_transformers."):
-            raise CheckpointError(f"{path}: {kind!r} is code of its own, which llmc does not run")
+            raise CheckpointError(f"{path}: {kind!r} is custom code, which llmc does not run")
         if Path(location).is_absolute() or ".." in Path(location).parts:
-            raise CheckpointError(f"{path}: {location!r} leads out of the checkpoint")
+            raise CheckpointError(f"{path}: {location!r} is outside the checkpoint")
         if location and not (folder / location).is_dir() and not kind.endswith(".Normalize"):
-            raise CheckpointError(f"{path}: names the folder {location!r}, which is not there; finish the download")
+            raise CheckpointError(f"{path}: names the folder {location!r}, which is missing; finish the download")
     return [(kind.rsplit(".", 1)[-1], location) for kind, location in found]
 
 

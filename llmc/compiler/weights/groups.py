@@ -40,7 +40,9 @@ class MatrixGroup:
         """The stacked weights [N, K]. Raises CheckpointError if one is NaN or infinite."""
         found = np.concatenate([module.weight.detach().numpy() for module in self.modules])
         if not np.isfinite(found).all():
-            raise CheckpointError(f"of {', '.join(self.names)} some values are no numbers; get the checkpoint again")
+            raise CheckpointError(
+                f"{', '.join(self.names)}: some weights are NaN or infinite; fetch the checkpoint again"
+            )
         return found
 
     def split(self, weight: Array) -> dict[nn.Module, Tensor]:
@@ -82,8 +84,8 @@ class Groups:
         """Raise CheckpointError if no layer had a group."""
         if not self._any:
             raise CheckpointError(
-                f"{self._path}: every projection is in 4-bit blocks already, or has rows of no multiple of {BLOCK}: "
-                "there is nothing to calibrate"
+                f"{self._path}: there is nothing to calibrate: every projection is stored in 4-bit blocks already, or "
+                f"its row length is not a multiple of {BLOCK}"
             )
 
     def _watch(self, module: nn.Module, given: tuple[Tensor, ...]) -> None:

@@ -25,9 +25,8 @@ def require_quantized(checkpoint: Checkpoint) -> None:
     """Raise InputError if `--quantize keep` has nothing to keep: the checkpoint has no quantized matrix."""
     if not coded_names(checkpoint):
         raise InputError(
-            f"--quantize keep: {checkpoint.path} has no matrix in blocks that could be kept (GGUF Q2_K to Q8_0 and "
-            "IQ4; gptq, awq, compressed-tensors); quantise it with --quantize int8 or int4, or compile a checkpoint "
-            "of those"
+            f"--quantize keep: {checkpoint.path} has no quantized matrix to keep (GGUF Q2_K to Q8_0 and IQ4; gptq, "
+            "awq, compressed-tensors); pass --quantize int8 or int4, or compile a checkpoint in one of these formats"
         )
 
 
@@ -68,7 +67,7 @@ def kept_lines(analysis: Mapping[str, Any]) -> list[str]:
         parts.append(f"{found['floats']} widened to float32")
     if found["rounded"]:
         parts.append(f"{sum(found['rounded'].values())} rounded again ({_listed(found['rounded'])})")
-    return [f"matrices that the checkpoint stores in codes: {', '.join(parts)}"]
+    return [f"quantized matrices of the checkpoint: {', '.join(parts)}"]
 
 
 def _sorted(counted: Counter[str]) -> dict[str, int]:

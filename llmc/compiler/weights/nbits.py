@@ -162,7 +162,7 @@ def _fitted(w: Array, start: Array, scale: Array, counts: Array) -> tuple[Array,
     weighted = w * counts
     total = weighted.sum(-1, keepdims=True)
     for refit in range(_REFITS + 1):
-        scale = np.where(scale < np.finfo(np.float32).tiny, np.float32(0), scale)  # no reciprocal: all codes 0
+        scale = np.where(scale < np.finfo(np.float32).tiny, np.float32(0), scale)  # no reciprocal: all weights 0
         quantized = (w - start) * np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
         np.rint(quantized, out=quantized)
         np.clip(quantized, 0, _TOP, out=quantized)
@@ -188,7 +188,7 @@ def _dot(a: Array, b: Array) -> Array:
 def changed(name: str, what: str, block: int) -> CheckpointError:
     """The error for a tensor that is no longer stored in the form `what` that was read before."""
     return CheckpointError(
-        f"{name} is not stored in {what} of {block}: the checkpoint changed since its types were read; compile again"
+        f"{name} is no longer stored in {what} of {block}: the checkpoint changed during the compile; compile again"
     )
 
 

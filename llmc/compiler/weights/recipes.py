@@ -82,7 +82,7 @@ class _Reordered:
         return self.source.tensor_names()
 
     def tensor(self, name: str) -> NDArray[np.float32]:
-        raise CheckpointError(f"{name} is read in another order of its inputs: the checkpoint changed; compile again")
+        raise CheckpointError(f"{name} has no reordered blocks any more: the checkpoint changed; compile again")
 
     def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
         return self.source.reordered_blocks(name)

@@ -28,7 +28,7 @@ def uniform_cache_of(config: Config, device: str) -> Uniform:
     found = cache_of(config).uniform
     if found is None:
         raise CheckpointError(
-            f"device {device} holds keys and values of one size in every layer; the cache of "
-            f"{config.get('model_type')} is of other tensors: compile for another device"
+            f"device {device} needs keys and values of one size in every layer, but the cache of "
+            f"{config.get('model_type')} has other tensors: compile for another device"
         )
     return found

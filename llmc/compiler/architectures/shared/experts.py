@@ -152,7 +152,7 @@ class ExpertsSize(ModelSize):
             count = of(*experts)
             if of(chosen) > count:
                 raise CheckpointError(
-                    f"{source}: {chosen} is {of(chosen)}, and {experts[0]} only {count}: correct them"
+                    f"{source}: {chosen} is {of(chosen)}, but {experts[0]} is only {count}: correct config.json"
                 )
             without = dense(config) if dense else ()
             dense_layers = sum(i in without for i in range(plain["layers"]))

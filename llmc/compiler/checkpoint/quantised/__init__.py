@@ -14,9 +14,9 @@ METHODS = {
     "awq": "awq", "compressed-tensors": "compressed_tensors", "fp8": "fp8", "gptq": "gptq", "mxfp4": "mxfp4",
 }  # fmt: skip
 """`quant_method` → the module that reads it."""
-_ANOTHER = "take the unquantised checkpoint, and let `llmc compile --quantize` quantise it"
+_ANOTHER = "use the unquantized checkpoint, and let `llmc compile --quantize` quantize it"
 _ADVICE = {
-    "bitsandbytes": f"{_ANOTHER}; or write one where a GPU is: `m = AutoModelForCausalLM.from_pretrained(…); "
+    "bitsandbytes": f"{_ANOTHER}; or write one on a machine with a GPU: `m = AutoModelForCausalLM.from_pretrained(…); "
     "m.dequantize().save_pretrained(…)` (transformers)",
 }  # fmt: skip
 """Methods that are not read → advice for such a checkpoint, if it differs from _ANOTHER."""
@@ -48,8 +48,8 @@ def read_quantised(config: Mapping[str, Any], stored: StoredTensors) -> Reading:
     if not is_read(stated):
         method = str(stated.get("quant_method") if isinstance(stated, Mapping) else stated)
         raise stored.error(
-            f"quantization_config: quant_method {method!r:.60} is not read; llmc reads {', '.join(sorted(METHODS))}: "
-            f"{_ADVICE.get(method, _ANOTHER)}"
+            f"quantization_config: quant_method {method!r:.60} is not supported; llmc reads "
+            f"{', '.join(sorted(METHODS))}: {_ADVICE.get(method, _ANOTHER)}"
         )
     module = import_module(f"llmc.compiler.checkpoint.quantised.{METHODS[stated['quant_method']]}")
     method_read: Method = module.read

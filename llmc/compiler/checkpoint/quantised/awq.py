@@ -45,12 +45,12 @@ def read(stated: Mapping[str, Any], stored: StoredTensors) -> Reading:
         layout = "llm-awq"
     if layout != _LAYOUT:
         raise stored.error(
-            f"quantization_config: awq in version {layout!r:.60} is not read, but {_LAYOUT}: take a checkpoint in "
-            f"{_LAYOUT}, or the unquantised one"
+            f"quantization_config: awq version {layout!r:.60} is not supported; supported: {_LAYOUT}. Use a checkpoint "
+            f"in {_LAYOUT}, or the unquantized one"
         )
     modules = [name.removesuffix(_CODES) for name in stored.names(_CODES)]
     if not modules:
-        raise stored.error(f"quantization_config says awq, and no tensor ends with {_CODES}: fetch it again")
+        raise stored.error(f"quantization_config says awq, but no tensor ends with {_CODES}: fetch it again")
     return Reading({f"{module}.weight": _Matrix(stored, module, stated) for module in modules})
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 DTYPES = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """safetensors type of scales → the dtype that holds each of them (BlockForm.scales)."""
 
-ACTIVATIONS = "what quantization_config says of activations is left out: it changes no weight"
+ACTIVATIONS = "quantization_config's settings of activations are ignored: they change no weight"
 """The notice of methods that also describe activations."""
 
 _AGAIN = "fetch the checkpoint again"
@@ -59,7 +59,7 @@ class StoredTensors:
         """The stored shape of a matrix's quantized weights. Raises CheckpointError if it is not two-dimensional."""
         shape = self.shape(name)
         if len(shape) != 2 or 0 in shape:
-            raise self.error(f"tensor {name} is {list(shape)}, which no matrix is stored in: fetch it again")
+            raise self.error(f"tensor {name} is {list(shape)}, not the shape of a stored matrix: fetch it again")
         return shape[0], shape[1]
 
     def quantized(self, name: str) -> npt.NDArray[Any]:
@@ -80,7 +80,9 @@ class StoredTensors:
             raise self.error(f"{owner} has no {name}: {_AGAIN}")
         if self.dtype(name) not in dtypes:
             wanted = " or ".join(dtypes)
-            raise self.error(f"tensor {name} has type {self.dtype(name)}, not {wanted} as its format asks: {_AGAIN}")
+            raise self.error(
+                f"tensor {name} has type {self.dtype(name)}, not {wanted} as its format requires: {_AGAIN}"
+            )
         if shapes and self.shape(name) not in shapes:
             wanted = " or ".join(str(list(shape)) for shape in shapes)
             raise self.error(

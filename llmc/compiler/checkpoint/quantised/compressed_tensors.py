@@ -114,7 +114,7 @@ class Schemes:
             return
         if value not in _NONE:
             raise self._stored.error(
-                f"quantization_config: {name} is {value!r:.60}, which is not read: the model would be another one"
+                f"quantization_config: {name} is {value!r:.60}, which is not supported and changes the weights"
             )
 
     def _require_patterns(self, targets: list[str]) -> None:
@@ -130,13 +130,13 @@ class Schemes:
     def of(self, module: str) -> Scheme:
         """The scheme of a quantized module. Raises CheckpointError if no group covers it."""
         if _first(module, self._ignored) is not None:
-            raise self._stored.error(f"{module} is stored in codes, and quantization_config says to ignore it")
+            raise self._stored.error(f"{module} is quantized, but quantization_config says to ignore it")
         target = _first(module, self._by_target)
         if target is None:
             wanted = _EMBEDDING if f"{module}.weight" in EMBED_LM_HEAD - HEADS.keys() else "Linear"
             target = wanted if wanted in self._by_target else None
         if target is None:
-            raise self._stored.error(f"{module} is stored in codes, and no group of quantization_config is for it")
+            raise self._stored.error(f"{module} is quantized, but no group of quantization_config covers it")
         return self._by_target[target]
 
 
@@ -165,14 +165,14 @@ def read(stated: Mapping[str, Any], stored: StoredTensors) -> Reading:
     modules = {name.removesuffix(end) for end in (_PACKED, _SCALE) for name in stored.names(end)}
     modules |= {n.removesuffix(_PLAIN) for n in stored.names(_PLAIN) if stored.dtype(n) in ("I8", FLOAT8)}
     if not modules:
-        raise stored.error(f"quantization_config says {KIND}, and no tensor ends with {_PACKED} or {_SCALE}")
+        raise stored.error(f"quantization_config says {KIND}, but no tensor ends with {_PACKED} or {_SCALE}")
     tensors = {}
     for module in sorted(modules):
         scheme = schemes.of(module)
         if scheme.layout not in LAYOUTS:
             raise stored.error(
-                f"quantization_config: {KIND} in the format {scheme.layout!r:.60} is not read, but "
-                f"{', '.join(sorted(LAYOUTS))}: take the unquantised checkpoint"
+                f"quantization_config: {KIND} format {scheme.layout!r:.60} is not supported; supported: "
+                f"{', '.join(sorted(LAYOUTS))}. Use the unquantized checkpoint"
             )
         tensors[f"{module}.weight"] = LAYOUTS[scheme.layout](stored, module, scheme)
     left_out = frozenset(name for name in stored.names() if name.rpartition(".")[2] in _LEFT_OUT)
@@ -192,7 +192,7 @@ class _Integers(GroupedTensor):
         rows, width = shape
         strategy = scheme.strategy
         if strategy not in ("tensor", "channel", "group"):
-            raise stored.error(f"quantization_config: whole numbers by {strategy!r:.60} are not read: fetch it again")
+            raise stored.error(f"quantization_config: integers with strategy {strategy!r:.60} are not supported")
         size = scheme.weights.get("group_size") if strategy == "group" else -1
         groups = width // stated_group(size, stored, width, quantized)
         shapes = ((1,), (), (1, 1)) if strategy == "tensor" else ((rows, groups), *(((rows,),) if groups == 1 else ()))
@@ -233,7 +233,9 @@ class _Packed(_Integers):
         stored.require(quantized, shape_at, ("I64", "I32"), (2,))
         rows, width = (int(size) for size in stored.quantized(shape_at))
         if rows < 1 or width < 1:
-            raise stored.error(f"{shape_at} says {[rows, width]}, which no matrix is: fetch the checkpoint again")
+            raise stored.error(
+                f"{shape_at} says {[rows, width]}, not the shape of a matrix: fetch the checkpoint again"
+            )
         stored.require(quantized, quantized, ("I32",), (rows, words_of(width, bits)))
         super().__init__(stored, module, scheme, quantized, (rows, width), bits)
 
@@ -247,9 +249,7 @@ class _Bytes(_Integers):
         stored.require(quantized, quantized, ("I8",))
         shape = stored.shape(quantized)
         if len(shape) != 2 or 0 in shape:
-            raise stored.error(
-                f"tensor {quantized} is {list(shape)}, not a matrix, and is stored in codes: fetch it again"
-            )
+            raise stored.error(f"tensor {quantized} is {list(shape)} and quantized, but not a matrix: fetch it again")
         super().__init__(stored, module, scheme, quantized, (shape[0], shape[1]), 8)
 
     def read_quantized(self) -> QuantizedArray:
@@ -297,7 +297,7 @@ def _float8(stored: StoredTensors, module: str, scheme: Scheme) -> QuantisedTens
         "block": lambda: stated_tile(scheme.weights.get("block_structure"), "block_structure", stored),
     }.get(scheme.strategy)
     if tile is None:
-        raise stored.error(f"quantization_config: float8 by {scheme.strategy!r:.60} is not read: fetch it again")
+        raise stored.error(f"quantization_config: float8 with strategy {scheme.strategy!r:.60} is not supported")
     return Float8Tensor(stored, weight, f"{module}{_SCALE}", tile())
 
 

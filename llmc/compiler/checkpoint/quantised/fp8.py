@@ -27,7 +27,7 @@ def read(stated: Mapping[str, Any], stored: StoredTensors) -> Reading:
     tile = None if size is None else stated_tile(size, "weight_block_size", stored)
     names = [name for name in stored.names() if stored.dtype(name) == FLOAT8]
     if not names:
-        raise stored.error(f"quantization_config says fp8, and no tensor is of type {FLOAT8}: fetch it again")
+        raise stored.error(f"quantization_config says fp8, but no tensor is of type {FLOAT8}: fetch it again")
     tensors = {}
     for name in names:
         scale = next((name + end for end in _SCALES if name + end in stored), name + _SCALES[0])

@@ -53,12 +53,12 @@ def read(stated: Mapping[str, Any], stored: StoredTensors) -> Reading:
     layout = stated.get("checkpoint_format") or stated.get("format") or _ONE
     if layout not in (_ONE, _TWO):
         raise stored.error(
-            f"quantization_config: gptq in the format {layout!r:.60} is not read, but {_ONE} and {_TWO}: convert it "
-            "with GPTQModel, or take the unquantised checkpoint"
+            f"quantization_config: gptq format {layout!r:.60} is not supported; supported: {_ONE}, {_TWO}. Convert it "
+            "with GPTQModel, or use the unquantized checkpoint"
         )
     modules = [name.removesuffix(_CODES) for name in stored.names(_CODES)]
     if not modules:
-        raise stored.error(f"quantization_config says gptq, and no tensor ends with {_CODES}: fetch it again")
+        raise stored.error(f"quantization_config says gptq, but no tensor ends with {_CODES}: fetch it again")
     return Reading({f"{m}.weight": _Matrix(stored, m, _stated_for(m, stated, stored), layout == _ONE) for m in modules})
 
 
@@ -73,7 +73,7 @@ def _stated_for(module: str, stated: Mapping[str, Any], stored: StoredTensors) -
         except re.error as error:
             raise stored.error(f"quantization_config: dynamic has {pattern!r:.60}: {error}; fetch it again") from error
         if found and pattern.startswith("-:"):
-            raise stored.error(f"{module}{_CODES} is there, and dynamic says {pattern!r:.60}: fetch it again")
+            raise stored.error(f"{module}{_CODES} is quantized, but dynamic says {pattern!r:.60}: fetch it again")
         if found:
             return {**stated, **own}
     return stated
@@ -90,7 +90,7 @@ class _Matrix(GroupedTensor):
         packed = stored.shape(self._quantized)
         if len(packed) != 2 or 0 in packed or packed[0] * WORD % bits:
             raise stored.error(
-                f"tensor {self._quantized} is {list(packed)}, which no matrix of {bits} bits is stored in"
+                f"tensor {self._quantized} is {list(packed)}, which does not fit a matrix of {bits} bits"
             )
         width, rows = packed[0] * WORD // bits, packed[1]
         groups = width // stated_group(stated.get("group_size"), stored, width, self._quantized)

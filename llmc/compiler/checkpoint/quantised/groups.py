@@ -206,6 +206,6 @@ def order_in(stored: StoredTensors, name: str, width: int, groups: int, unset: i
     wrong = order[(order < 0) | (order >= groups)]
     if wrong.size:
         raise stored.error(
-            f"{name} names group {int(wrong[0])}, and there are 0 to {groups - 1}: fetch the checkpoint again"
+            f"{name} names group {int(wrong[0])}, but groups are 0 to {groups - 1}: fetch the checkpoint again"
         )
     return None if (order == np.arange(width) // (width // groups)).all() else order

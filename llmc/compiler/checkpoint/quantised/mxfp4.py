@@ -64,9 +64,7 @@ class _Experts(QuantisedTensor):
         """[E · N, K], with half of each scale."""
         quantized, exponents = (self._stored.quantized(part) for part in self.parts)
         if exponents.size and exponents.max() == E8M0_NO_NUMBER:
-            raise self._stored.error(
-                f"{self.parts[1]} holds a scale of {E8M0_NO_NUMBER}, which is no number: fetch it again"
-            )
+            raise self._stored.error(f"{self.parts[1]} holds a scale of {E8M0_NO_NUMBER}, which is NaN: fetch it again")
         experts, _, rows = self.shape
         scale = np.ldexp(np.float32(1), exponents.astype(np.int32) - (E8M0_BIAS + 1)).reshape(experts * rows, -1)
         q = E2M1_CODES[low_and_high(quantized)].reshape(*scale.shape, _FORM.block)

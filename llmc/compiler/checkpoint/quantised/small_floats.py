@@ -45,7 +45,7 @@ def scales_as_floats(stored: StoredTensors, name: str) -> FloatArray:
         return stored.floats(name)
     exponents = stored.quantized(name)
     if exponents.size and exponents.max() == E8M0_NO_NUMBER:
-        raise stored.error(f"{name} holds a scale of {E8M0_NO_NUMBER}, which is no number: fetch the checkpoint again")
+        raise stored.error(f"{name} holds a scale of {E8M0_NO_NUMBER}, which is NaN: fetch the checkpoint again")
     return np.ldexp(np.float32(1), exponents.astype(np.int32) - E8M0_BIAS)
 
 
@@ -64,7 +64,7 @@ class Float8Tensor(QuantisedTensor):
         stored.require(name, name, (FLOAT8,))
         self.shape = stored.shape(name)
         if len(self.shape) < 2:
-            raise stored.error(f"tensor {name} is {list(self.shape)}, not a matrix, and is stored in float8")
+            raise stored.error(f"tensor {name} is {list(self.shape)} in float8, but not a matrix")
         *others, rows, width = self.shape
         self._tile = (max(rows, 1), max(width, 1)) if tile is None else tile
         self._grid = (*others, -(-rows // self._tile[0]), -(-width // self._tile[1]))
