@@ -1,11 +1,11 @@
-"""The model types that may be compiled, and the file in this folder that has all facts about each.
+"""The model types that can be compiled, and the file in this folder with all facts about each.
 
-A file defines FAMILIES, model types → `Architecture` (shared/base.py has the contract, docs/adding.md shows
-one). A model type, as config.json has it, is added only after its traced program gave the reference model's greedy
-tokens in a ragged, padded batch (tests/models). Any other is refused by name, because some models trace without an
-error and compute something else.
+A file defines ARCHITECTURES, model types → `Architecture` (shared/base.py has the contract, docs/adding.md shows one).
+A model type, as in config.json, is added only after its traced program produced the reference model's greedy tokens in
+a ragged, padded batch (tests/models). Any other is refused by name, because some models trace without an error and
+compute something else.
 
-Nothing here imports a family, so that keys of code that only needs the names do not depend on the families.
+Nothing here imports an architecture, so that keys of code that only needs names do not depend on architectures.
 """
 
 from __future__ import annotations
@@ -41,18 +41,16 @@ FILES = {name: file for file, names in _FILES.items() for name in names}
 
 
 def supported() -> list[str]:
-    """The model types that may be compiled, sorted."""
+    """The model types that can be compiled, sorted."""
     return sorted(FILES)
 
 
 def require_supported(config: Mapping[str, Any]) -> str:
-    """Return the model type of `config`, or raise CheckpointError naming it and the supported ones."""
+    """Return the model type of `config`; raise CheckpointError with the supported ones for any other."""
     name = config.get("model_type")
     if not isinstance(name, str) or name not in supported():
         own = config.get("auto_map")
-        remote = (
-            f". Its checkpoint brings code of its own (auto_map: {_classes(own)}), which is never run" if own else ""
-        )
+        remote = f". Its checkpoint brings custom code (auto_map: {_classes(own)}), which is never run" if own else ""
         raise CheckpointError(
             f"architecture {name!r} is not supported; supported: {', '.join(supported())}. "
             f"config.json's model_type names the architecture{remote}"
@@ -61,6 +59,6 @@ def require_supported(config: Mapping[str, Any]) -> str:
 
 
 def _classes(auto_map: Any) -> str:
-    """The classes that config.json's auto_map names, as far as it is of transformers' form."""
+    """The classes in config.json's auto_map, or the value itself if it has another form."""
     values = auto_map.values() if isinstance(auto_map, Mapping) else [auto_map]
     return f"{', '.join(sorted(map(str, values))):.120}"

@@ -17,8 +17,8 @@ def _layer(config: Config) -> list[str]:
 
 ARCHITECTURES["cohere"] = Architecture(
     summary=(
-        "Cohere's Command R: attention and MLP read one norm side by side; norms subtract the mean, neighbours are "
-        "rotated."
+        "Cohere's Command R: attention and MLP read one norm in parallel; norms subtract the mean; RoPE rotates "
+        "neighbours."
     ),
     model_class="CohereForCausalLM",
     layer=_layer,
@@ -34,7 +34,7 @@ ARCHITECTURES["cohere"] = Architecture(
 
 
 ARCHITECTURES["cohere2"] = Architecture(
-    summary="Cohere's Command R7B and A: Command R's layers, where those without a window have no rotary positions.",
+    summary="Cohere's Command R7B and A: Command R's layers; layers without a window have no rotary positions.",
     model_class="Cohere2ForCausalLM",
     layer=_layer,
     unread=frozenset({"rms_norm_eps"}),

@@ -1,8 +1,9 @@
-"""DeepSeek's models, and their latent attention (MLA): names, cache, sizes and splits.
+"""DeepSeek's models, and their multi-head latent attention (MLA): names, cache, sizes and sharding.
 
-Queries may be made from a latent of their own; keys and values are made from one that all heads share, beside a rotated
-part of the key. transformers 5.23 (models/deepseek_v3, `expand_kv`) caches the latents and makes keys and values of all
-tokens at each step; here each token's are made once, and the cache holds them for each head.
+Queries may come from a latent of their own. Keys and values come from a latent that all heads share, with a separate
+rotated part of the key. transformers 5.23 (models/deepseek_v3, `expand_kv`) caches the latents and expands keys and
+values of all tokens at each step. Here each token's keys and values are computed once, and the cache holds them per
+head.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from llmc.runtime.cache_shape import CacheShape, key_value
 READS = frozenset(
     {"q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "attention_bias"}
 )
-"""Keys of config.json."""
+"""Keys of config.json for latent attention."""
 
 
 def latent_layer(config: Mapping[str, Any]) -> list[str]:
-    """Tensors of a layer with an MLP."""
+    """Tensors of a layer with a dense MLP."""
     rest = [name for name in layer() if not name.startswith("self_attn.")]
     biased = ["kv_a_proj_with_mqa", "o_proj"]
     parts = ["kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj", "o_proj"]
@@ -47,7 +48,7 @@ def latent_layer(config: Mapping[str, Any]) -> list[str]:
 
 
 def latent_cache(config: Mapping[str, Any]) -> CacheShape:
-    """A key and a value for each head, which differ in width."""
+    """A key and a value per head, of different widths."""
     layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
     width = config.get("qk_nope_head_dim", 128) + config.get("qk_rope_head_dim", 64)
     values = config.get("v_head_dim", 128)
@@ -60,19 +61,19 @@ LATENT_RULES = (
     Rule("heads of latents", LAYER + r"self_attn\.(?:q|kv)_b_proj\.weight", 0, *_HEADS),
     Rule("latents", LAYER + r"self_attn\.(?:q_a_proj|kv_a_proj_with_mqa)\.(?:weight|bias)", None),
 )
-"""Every device makes the latents, and keys and values of its heads."""
+"""Every device computes the latents, and the keys and values of its own heads."""
 
 
 @dataclass(frozen=True)
 class LatentSize(ExpertsSize):
-    """With latent attention; `head_dim` is a key's, all heads have keys and values of their own."""
+    """Sizes with latent attention. `head_dim` is a key's width; every head has its own keys and values."""
 
     query_latent: int = 0
-    """Features that queries are made from; 0 where they are made from the hidden states."""
+    """Features of the query latent; 0 if queries come from the hidden states."""
     latent: int = 0
-    """Features that keys and values are made from."""
+    """Features of the key/value latent."""
     rotated: int = 0
-    """Values of a key that are rotated, which all heads share."""
+    """Rotated values of a key, which all heads share."""
     value_dim: int = 0
 
     @staticmethod
@@ -86,7 +87,7 @@ class LatentSize(ExpertsSize):
 
     @property
     def attention_weights(self) -> int:
-        """Of one layer."""
+        """Attention weights of one layer."""
         built = self.heads * self.head_dim
         queries = self.query_latent * (self.hidden + built) if self.query_latent else self.hidden * built
         unrotated = self.head_dim - self.rotated + self.value_dim
@@ -95,7 +96,7 @@ class LatentSize(ExpertsSize):
 
     @property
     def cache_values(self) -> int:
-        """Keys and values that one token leaves in the cache."""
+        """Values that one token adds to the cache."""
         return self.layers * self.heads * (self.head_dim + self.value_dim)
 
 
@@ -105,7 +106,7 @@ LATENT_TINY: Mapping[str, Any] = {
     "first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
     "n_shared_experts": 2, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5,
 }  # fmt: skip
-"""What the families' tiny configurations have in common: a dense layer, then experts."""
+"""The common part of tiny configurations: a dense layer, then experts."""
 
 
 ARCHITECTURES: dict[str, Architecture] = {}
@@ -116,7 +117,7 @@ _V2_DENSE = first_dense(0)
 
 ARCHITECTURES["deepseek_v2"] = Architecture(
     summary=(
-        "DeepSeek V2: latent attention, neighbours are rotated, dense layers first, then experts beside shared ones."
+        "DeepSeek V2: latent attention, RoPE rotates neighbours, dense layers first, then routed and shared experts."
     ),
     model_class="DeepseekV2ForCausalLM",
     layer_at=mixed_layers(_V2_DENSE, latent_layer, ("gate.weight", *SHARED)),
@@ -146,7 +147,8 @@ _V3_DENSE = first_dense(3)
 
 ARCHITECTURES["deepseek_v3"] = Architecture(
     summary=(
-        "DeepSeek V3 and R1: latent attention, dense layers first, then experts chosen by group beside shared ones."
+        "DeepSeek V3 and R1: latent attention, dense layers first, then group-limited routed experts and shared "
+        "experts."
     ),
     model_class="DeepseekV3ForCausalLM",
     layer_at=mixed_layers(_V3_DENSE, latent_layer, ("gate.weight", "gate.e_score_correction_bias", *SHARED)),

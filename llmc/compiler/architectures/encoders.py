@@ -1,7 +1,5 @@
-"""The model types that may be compiled to embed or score: ENCODERS, model types → `EncoderArchitecture`.
-
-Keys are model types as config.json has them, with "_" for "-".
-"""
+"""The model types that can be compiled to embed or score: ENCODERS, model types → `EncoderArchitecture`. Model types
+are as in config.json, with "_" for "-"."""
 
 from __future__ import annotations
 
@@ -16,22 +14,22 @@ Config: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderArchitecture:
-    """A model type that embeds or scores. Source: transformers' configuration and modeling files of it."""
+    """A model type that embeds or scores. Source: transformers' configuration and modeling files."""
 
     padding_position: Callable[[Config], int | None] = lambda config: None
-    """The id of padding where it has a row of the table of positions: other tokens are counted behind that row, and a
-    token of that id inside a text has the row itself. None: positions from 0."""
+    """The padding token's id if it has a row in the position table, else None. Other tokens then count from the next
+    row, and a padding token inside a text has that row. None: positions from 0."""
     token_types: Callable[[Config], bool] = lambda config: int(config.get("type_vocab_size") or 0) > 1
-    """Whether the model tells segments of a pair apart (`token_type_ids`)."""
+    """Whether the model distinguishes the segments of a pair (`token_type_ids`)."""
     attention: str = "sdpa"
-    """transformers' name of the attention that the model is traced with; "eager" where it knows no other."""
+    """transformers' attention implementation to trace; "eager" if the model has no other."""
     causal: bool = False
-    """Whether a token sees those before it alone, as in decoders: then the last one stands for the text."""
+    """Whether tokens see only earlier ones, as in decoders; the last token then represents the text."""
     tiny: Mapping[str, Any]
-    """The smallest configuration that has all features of this family, for tests, without vocab_size."""
+    """The smallest configuration with all features of this architecture, for tests, without vocab_size."""
 
     def longest(self, config: Config) -> int:
-        """Tokens of the longest text that its positions reach."""
+        """Most tokens of a text that the positions cover."""
         padding = self.padding_position(config)
         return int(config["max_position_embeddings"]) - (0 if padding is None else padding + 1)
 
@@ -45,13 +43,13 @@ _POSITIONS_BEHIND_PADDING = EncoderArchitecture(
     padding_position=lambda config: int(config.get("pad_token_id", 1)),
     tiny={**_TINY, "type_vocab_size": 1, "pad_token_id": 1},
 )
-"""RoBERTa's: positions are counted behind the padding's id, by tokens that are not padding. Source: transformers 5.23,
-modeling_roberta.py (`create_position_ids_from_input_ids`)."""
+"""RoBERTa: positions count from the padding token's id + 1, over tokens that are not padding. Source: transformers
+5.23, modeling_roberta.py (`create_position_ids_from_input_ids`)."""
 
 ENCODERS: Mapping[str, EncoderArchitecture] = {
     # bge, e5 and gte (base sizes) and most of sentence-transformers' models
     "bert": EncoderArchitecture(tiny=_TINY),
-    # BERT without segments, by keys of its own names
+    # BERT without segments, with other config keys
     "distilbert": EncoderArchitecture(
         token_types=lambda config: False,
         tiny={"dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4, "max_position_embeddings": 64},
@@ -65,7 +63,7 @@ ENCODERS: Mapping[str, EncoderArchitecture] = {
             "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2,
         },
     ),
-    # BERT without segments, whose attention adds a bias by distance; positions as RoBERTa's
+    # BERT without segments, with a relative attention bias; positions as in RoBERTa
     "mpnet": EncoderArchitecture(
         padding_position=lambda config: 1,
         attention="eager",
@@ -74,7 +72,7 @@ ENCODERS: Mapping[str, EncoderArchitecture] = {
     ),
     # BERT with rotary positions and gates
     "nomic_bert": EncoderArchitecture(tiny={**_TINY, "hidden_act": "silu", "pad_token_id": 0}),
-    # Qwen3-Embedding takes its last token's state, Qwen3-Reranker that token's "yes" against "no"
+    # Qwen3-Embedding pools the last token, Qwen3-Reranker compares its "yes" and "no" logits
     "qwen3": EncoderArchitecture(
         token_types=lambda config: False,
         causal=True,
@@ -90,7 +88,7 @@ ENCODERS: Mapping[str, EncoderArchitecture] = {
 
 
 def encoder_architecture(config: Mapping[str, Any]) -> EncoderArchitecture:
-    """The family of a configuration; raises CheckpointError naming its model type and the supported ones."""
+    """The encoder architecture of a configuration. Raises CheckpointError for an unsupported model type."""
     name = str(config.get("model_type")).replace("-", "_")
     if name not in ENCODERS:
         raise CheckpointError(

@@ -17,7 +17,7 @@ def _layer(config: Config) -> list[str]:
 
 
 ARCHITECTURES["ernie4_5"] = Architecture(
-    summary="ERNIE 4.5: Llama's layers, which rotate neighbours of a head with each other; one key gives all a bias.",
+    summary="ERNIE 4.5: Llama's layers with RoPE that rotates neighbours; one key adds all biases.",
     model_class="Ernie4_5ForCausalLM",
     layer=_layer,
     reads=frozenset({"use_bias"}),
@@ -30,7 +30,7 @@ _COUNT = ("moe_num_experts", "num_experts")
 
 
 def _dense(config: Config) -> Container[int]:
-    """All outside the range of layers with experts, and in it all but each `moe_layer_interval`-th."""
+    """Layers outside the range with experts, and in that range all but every `moe_layer_interval`-th."""
     layers, last = int(config["num_hidden_layers"]), int(config.get("moe_layer_end_index", -1))
     sparse = range(int(config.get("moe_layer_start_index", 1)), (layers if last == -1 else last + 1))
     return {i for i in range(layers) if i not in sparse or (i + 1) % int(config.get("moe_layer_interval", 1))}
@@ -44,7 +44,8 @@ def _router(config: Config) -> list[str]:
 
 ARCHITECTURES["ernie4_5_moe"] = Architecture(
     summary=(
-        "ERNIE 4.5 with experts: ERNIE's attention, experts in some layers, chosen with biases, beside shared ones."
+        "ERNIE 4.5 with experts: ERNIE's attention; some layers have routed experts, chosen with biases, and shared "
+        "experts."
     ),
     model_class="Ernie4_5_MoeForCausalLM",
     layer_at=lambda config, i: mixed_layers(_dense, _layer, _router(config))(config, i),
@@ -54,7 +55,7 @@ ARCHITECTURES["ernie4_5_moe"] = Architecture(
         "moe_layer_end_index", "moe_layer_interval", "moe_norm_min", "use_bias",
     }),
     allows={"moe_gate": ("topk",), "moe_use_aux_free": (True,)},
-    # a capacity is of training: transformers' experts take any number of tokens
+    # a capacity matters in training only: transformers' experts take any number of tokens
     harmless=frozenset({
         "router_aux_loss_coef", "output_router_logits", "num_nextn_predict_layers", "moe_capacity",
     }),

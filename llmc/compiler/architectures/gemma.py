@@ -16,7 +16,7 @@ from llmc.runtime.cache_shape import CacheShape, key_value
 ARCHITECTURES: dict[str, Architecture] = {}
 
 ARCHITECTURES["gemma"] = Architecture(
-    summary="Gemma: Llama's layers with norms that add one to their weight, GELU, and scaled embeddings.",
+    summary="Gemma: Llama's layers with norms that add 1 to their weight, GELU, and scaled embeddings.",
     model_class="GemmaForCausalLM",
     layer=biased_layer,
     reads=frozenset({"attention_bias"}),
@@ -31,8 +31,8 @@ _NORMS = ["pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight
 
 ARCHITECTURES["gemma2"] = Architecture(
     summary=(
-        "Gemma 2: Gemma's layers with norms before and after each block, capped scores and logits, and windows in "
-        "turn."
+        "Gemma 2: Gemma's layers with norms before and after each block, capped scores and logits, and alternating "
+        "windows."
     ),
     model_class="Gemma2ForCausalLM",
     layer=lambda config: [*biased_layer(config), *_NORMS],
@@ -59,14 +59,14 @@ _GEMMA3_DEFAULTS = {
     "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
     "max_position_embeddings": 131072,
 }  # fmt: skip
-"""What `text_config` of published checkpoints leaves out (google/gemma-3-4b-it): transformers 5.23's defaults,
-models/gemma3/configuration_gemma3.py."""
+"""Keys that `text_config` of published checkpoints (google/gemma-3-4b-it) leaves out, with transformers 5.23's defaults
+(models/gemma3/configuration_gemma3.py)."""
 
 
 ARCHITECTURES["gemma3_text"] = Architecture(
     summary=(
-        "Gemma 3's text model: Gemma 2's layers with normed queries and keys; windows and global layers have a RoPE "
-        "each."
+        "Gemma 3's text model: Gemma 2's layers with normalised queries and keys; window and global layers have their "
+        "own RoPE."
     ),
     model_class="Gemma3ForCausalLM",
     layer=lambda config: [*biased_layer(config, qk_norms=True), *_NORMS],
@@ -95,12 +95,12 @@ ARCHITECTURES["gemma3_text"] = Architecture(
 
 
 _GEMMA4_DEFAULTS = {**_GEMMA3_DEFAULTS, "vocab_size": 262144}
-"""What a configuration may leave out, as transformers fills it in."""
+"""transformers' defaults of keys that a configuration may leave out."""
 _OVERRIDES = {"head_dim", "num_key_value_heads"}
 
 
 def _types(config: Config) -> list[str]:
-    """Of each layer; without `layer_types` one layer in six sees all tokens. The last one always does."""
+    """Layer types; by default one layer in six sees all tokens. The last one always does."""
     count = int(config["num_hidden_layers"])
     said = config.get("layer_types") or types_in_turn(count, 6)
     if len(said) != count:
@@ -109,12 +109,12 @@ def _types(config: Config) -> list[str]:
 
 
 def _stored(config: Config) -> int:
-    """How many layers, the first ones, have keys and values of their own."""
+    """Number of first layers with their own keys and values; later layers share them."""
     return int(config["num_hidden_layers"]) - int(config.get("num_kv_shared_layers") or 0)
 
 
 def _heads(config: Config) -> list[tuple[int, int]]:
-    """Each layer's heads of keys, and their width: what `per_layer_config` says, else what the global sizes do."""
+    """Each layer's (KV heads, head width), from `per_layer_config` or else from the global sizes."""
     plain = {name: config.get(name, _GEMMA4_DEFAULTS[name]) for name in _OVERRIDES}
     wide = {**plain, "head_dim": config.get("global_head_dim", 512)}
     if config.get("attention_k_eq_v") and config.get("num_global_key_value_heads"):
@@ -137,7 +137,7 @@ def _cache(config: Config) -> CacheShape:
 
 
 def _own_values(config: Config, layer: int) -> bool:
-    """Whether a layer has a projection of values, which else are the keys before their norm."""
+    """Whether a layer projects values; otherwise its values are the keys before their norm."""
     return not config.get("attention_k_eq_v") or _types(config)[layer] == SLIDING
 
 
@@ -161,7 +161,7 @@ def _layer_at(config: Config, layer: int) -> list[str]:
 
 
 def _per_layer(config: Config) -> int:
-    """Numbers that a layer takes of a token's embedding of its own; 0 for none."""
+    """Width of the per-layer token embedding; 0 without one."""
     return int(config.get("hidden_size_per_layer_input", 256) or 0)
 
 
@@ -171,7 +171,7 @@ def _others(config: Config) -> list[str]:
 
 
 def _unused_keys(config: Config) -> str | None:
-    """Checkpoints may have keys and values of layers that read those of others; transformers ignores them."""
+    """Pattern of stored keys and values in layers that share those of others; transformers ignores them."""
     numbers = "|".join(str(i) for i in range(_stored(config), int(config["num_hidden_layers"])))
     return rf"model\.layers\.(?:{numbers})\.self_attn\.[kv]_(?:proj|norm)\.(?:weight|bias)" if numbers else None
 
@@ -179,11 +179,10 @@ def _unused_keys(config: Config) -> str | None:
 @dataclass(frozen=True)
 class _Size(CountedSize):
     table: int = 0
-    """Of `inner`, the layers' own embeddings, of which a token reads one row."""
+    """The part of `inner` in per-layer embeddings, of which a token reads one row."""
 
     @property
     def active_parameters(self) -> int:
-        """Weights that one token's step reads."""
         return super().active_parameters - self.table
 
 
@@ -218,8 +217,8 @@ _OWN_INPUT = r"per_layer_(?:input_gate|projection)\.weight|model\.(?:embed_token
 
 ARCHITECTURES["gemma4_text"] = Architecture(
     summary=(
-        "Gemma 4's text model: global layers have wider heads of their own, the last layers read earlier ones' keys "
-        "and values, each layer takes an embedding of the token of its own, and MLPs may have experts beside them."
+        "Gemma 4's text model: global layers have wider heads, the last layers reuse keys and values of earlier ones, "
+        "each layer has its own token embedding, and MLPs may run in parallel with experts."
     ),
     model_class="Gemma4ForCausalLM",
     layer_at=_layer_at,
@@ -233,7 +232,7 @@ ARCHITECTURES["gemma4_text"] = Architecture(
         "num_kv_shared_layers", "use_double_wide_mlp", "hidden_size_per_layer_input", "vocab_size_per_layer_input",
         "enable_moe_block", "num_experts", "top_k_experts", "moe_intermediate_size",
     }),
-    allows={"use_bidirectional_attention": ("vision",)},  # of tokens of images, which are not compiled
+    allows={"use_bidirectional_attention": ("vision",)},  # affects image tokens only, which are not compiled
     harmless=frozenset({"cache_implementation"}),
     experts=Experts(("num_experts",)),
     sharding=(

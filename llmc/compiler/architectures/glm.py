@@ -24,7 +24,7 @@ def _layer(config: Config) -> list[str]:
 
 
 ARCHITECTURES["glm"] = Architecture(
-    summary="GLM 4: gate and up are one tensor, half of each head is rotated, neighbours with each other.",
+    summary="GLM 4: gate and up are one tensor; RoPE rotates neighbours in half of each head.",
     model_class="GlmForCausalLM",
     layer=_layer,
     reads=frozenset({"attention_bias", "partial_rotary_factor"}),
@@ -37,7 +37,7 @@ _NORMS = ["post_self_attn_layernorm.weight", "post_mlp_layernorm.weight"]
 
 
 ARCHITECTURES["glm4"] = Architecture(
-    summary="GLM 4 0414: GLM's layers, where what a block gives is normed too.",
+    summary="GLM 4 0414: GLM's layers with a further norm on the output of each block.",
     model_class="Glm4ForCausalLM",
     layer=lambda config: [*_layer(config), *_NORMS],
     reads=frozenset({"attention_bias", "partial_rotary_factor"}),
@@ -56,7 +56,8 @@ def _attention(config: Config) -> list[str]:
 
 ARCHITECTURES["glm4_moe"] = Architecture(
     summary=(
-        "GLM 4.5 and 4.6: half of each head is rotated, dense layers first, then experts by group beside shared ones."
+        "GLM 4.5 and 4.6: half of each head is rotated; dense layers first, then group-limited routed experts and "
+        "shared ones."
     ),
     model_class="Glm4MoeForCausalLM",
     layer_at=mixed_layers(_DENSE, _attention, ("gate.weight", "gate.e_score_correction_bias", *SHARED)),

@@ -1,4 +1,4 @@
-"""GPT-2, and models of its time: learned positions or ALiBi, LayerNorm, MLPs without a gate."""
+"""GPT-2 and models of its time: learned positions or ALiBi, LayerNorm, MLPs without a gate."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ UNREAD = frozenset({"num_key_value_heads", "head_dim", "hidden_act", "rms_norm_e
 SUMMARY = frozenset({
     "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
 })  # fmt: skip
-"""Keys for classification heads."""
+"""Keys for classification heads, which are not compiled."""
 
 
 def derived(config: Mapping[str, Any], tied: bool = True) -> dict[str, Any]:
-    """The MLP is four times as wide unless `n_inner` says otherwise; `tied`: the head is, where no key says so."""
+    """Common keys: `intermediate_size` defaults to 4 · hidden_size, tied embeddings to `tied`."""
     return {
         "intermediate_size": config.get("n_inner") or 4 * config["hidden_size"],
         "tie_word_embeddings": config.get("tie_word_embeddings", tied),
@@ -38,7 +38,7 @@ def derived(config: Mapping[str, Any], tied: bool = True) -> dict[str, Any]:
 
 
 def size(config: Mapping[str, Any], source: str) -> ModelSize:
-    """An MLP without a gate, and a table of learned positions. Raises CheckpointError."""
+    """Sizes with an MLP without a gate, and a table of learned positions. Raises CheckpointError."""
     positions = int(config.get("max_position_embeddings") or 0)
     return replace(ModelSize.ungated(config, source), positions=positions)
 
@@ -46,10 +46,7 @@ def size(config: Mapping[str, Any], source: str) -> ModelSize:
 ARCHITECTURES: dict[str, Architecture] = {}
 
 ARCHITECTURES["gpt2"] = Architecture(
-    summary=(
-        "GPT-2: learned positions, LayerNorm, weights [in, out] (transformers' Conv1D), queries, keys and values in "
-        "one."
-    ),
+    summary="GPT-2: learned positions, LayerNorm, weights [in, out] (transformers' Conv1D), one tensor for q, k and v.",
     model_class="GPT2LMHeadModel",
     layer=lambda config: with_biases(*PARTS),
     names=NAMES,
@@ -78,9 +75,7 @@ def _bigcode_derived(config: Config) -> dict[str, Any]:
 
 
 ARCHITECTURES["gpt_bigcode"] = Architecture(
-    summary=(
-        "GPT-BigCode (StarCoder, SantaCoder): GPT-2's layers with weights [out, in], and one head of keys and values."
-    ),
+    summary="GPT-BigCode (StarCoder, SantaCoder): GPT-2's layers with weights [out, in] and one KV head.",
     model_class="GPTBigCodeForCausalLM",
     layer=lambda config: with_biases(*PARTS),
     names=NAMES,
@@ -114,10 +109,7 @@ def _gptj_layer(config: Config) -> list[str]:
 
 
 ARCHITECTURES["gptj"] = Architecture(
-    summary=(
-        "GPT-J: attention and MLP read one norm side by side, a part of each head is rotated, neighbours with each "
-        "other."
-    ),
+    summary="GPT-J: attention and MLP read one norm in parallel; RoPE rotates neighbours in a part of each head.",
     model_class="GPTJForCausalLM",
     layer=_gptj_layer,
     names=GPTJ_NAMES,
@@ -167,7 +159,7 @@ def _neox_layer(config: Config) -> list[str]:
 
 
 def _rope(config: Config) -> dict[str, Any]:
-    """`rotary_pct` and `rotary_emb_base` are what transformers 5 calls partial_rotary_factor and rope_theta."""
+    """transformers 5 calls `rotary_pct` partial_rotary_factor, and `rotary_emb_base` rope_theta."""
     if config.get("rope_parameters"):
         return {}
     base, part = config.get("rotary_emb_base", 10000), config.get("rotary_pct", 0.25)
@@ -176,8 +168,8 @@ def _rope(config: Config) -> dict[str, Any]:
 
 ARCHITECTURES["gpt_neox"] = Architecture(
     summary=(
-        "GPT-NeoX (Pythia): attention and MLP read the same hidden states, a part of each head is rotated, all has "
-        "biases."
+        "GPT-NeoX (Pythia): attention and MLP read the same hidden states, a part of each head is rotated, biases "
+        "everywhere."
     ),
     model_class="GPTNeoXForCausalLM",
     layer=_neox_layer,
@@ -220,10 +212,7 @@ def _bloom_derived(config: Config) -> dict[str, Any]:
 
 
 ARCHITECTURES["bloom"] = Architecture(
-    summary=(
-        "BLOOM: ALiBi in place of positions, LayerNorm, also after the embedding, queries, keys and values in one "
-        "tensor."
-    ),
+    summary="BLOOM: ALiBi instead of positions, LayerNorm, also after the embedding, and one tensor for q, k and v.",
     model_class="BloomForCausalLM",
     layer=lambda config: with_biases(*BLOOM_PARTS),
     names=BLOOM_NAMES,
@@ -254,7 +243,7 @@ LINEAR = ("self_attention.query_key_value", "self_attention.dense", "mlp.dense_h
 
 
 POSITIONS = 2048
-"""Those of a model with ALiBi that does not say how many: transformers' default."""
+"""transformers' default number of positions for ALiBi models that state none."""
 
 
 def _falcon_layer(config: Config) -> list[str]:
@@ -284,7 +273,7 @@ def _falcon_derived(config: Config) -> dict[str, Any]:
 
 
 ARCHITECTURES["falcon"] = Architecture(
-    summary="Falcon: attention and MLP side by side, one head of keys and values or groups of heads, rotated or ALiBi.",
+    summary="Falcon: attention and MLP in parallel, one or several KV heads, RoPE or ALiBi.",
     model_class="FalconForCausalLM",
     layer=_falcon_layer,
     names=FALCON_NAMES,
@@ -311,7 +300,7 @@ _ATTENTION = {
     "attn_type": "multihead_attention", "prefix_lm": False, "qk_ln": False, "attn_uses_sequence_id": False,
     "alibi": True, "alibi_bias_max": 8,
 }  # fmt: skip
-"""Members of `attn_config` that transformers does not read, with the values of what it computes."""
+"""Members of `attn_config` that transformers does not read, with the values that it implements."""
 
 
 def _mpt_derived(config: Config) -> dict[str, Any]:
@@ -319,7 +308,7 @@ def _mpt_derived(config: Config) -> dict[str, Any]:
     other = next((name for name, value in _ATTENTION.items() if said.get(name, value) != value), None)
     if other is not None:
         raise CheckpointError(
-            f"config.json: attn_config has {other} {said[other]!r}, and transformers computes {_ATTENTION[other]!r}: "
+            f"config.json: attn_config has {other} {said[other]!r}, but transformers computes {_ATTENTION[other]!r}: "
             "the model is not supported"
         )
     return {
@@ -329,7 +318,7 @@ def _mpt_derived(config: Config) -> dict[str, Any]:
 
 
 ARCHITECTURES["mpt"] = Architecture(
-    summary="MPT: ALiBi in place of positions, no biases, queries, keys and values in one tensor.",
+    summary="MPT: ALiBi instead of positions, no biases, one tensor for q, k and v.",
     model_class="MptForCausalLM",
     layer=lambda config: [
         f"{part}.weight" for part in ("norm_1", "attn.Wqkv", "attn.out_proj", "norm_2", "ffn.up_proj", "ffn.down_proj")
@@ -357,7 +346,7 @@ ARCHITECTURES["mpt"] = Architecture(
 
 
 OFFSET = 2
-"""Rows of the table of positions that stand for none."""
+"""Unused rows at the start of the position table."""
 OPT_PARTS = (
     "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj", "self_attn_layer_norm", "fc1",
     "fc2", "final_layer_norm",

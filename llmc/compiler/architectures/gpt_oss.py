@@ -14,7 +14,7 @@ _ROUTER = ("router.weight", "router.bias", "experts.gate_up_proj_bias", "experts
 
 
 ARCHITECTURES["gpt_oss"] = Architecture(
-    summary="gpt-oss: attention with sinks, windows in turn, and clamped experts whose gate and input lie in turn.",
+    summary="gpt-oss: attention with sinks, alternating windows, and clamped experts with interleaved gate and up.",
     model_class="GptOssForCausalLM",
     layer=lambda config: [
         *expert_layer(biased_layer(config, default=True), _ROUTER),
@@ -24,7 +24,7 @@ ARCHITECTURES["gpt_oss"] = Architecture(
         "num_local_experts", "num_experts_per_tok", "swiglu_alpha", "swiglu_limit", "sliding_window", "layer_types",
         "attention_bias",
     }),
-    # original context: rope_parameters has it too; experts_per_token: the number under its older name
+    # rope_parameters repeats the original context; experts_per_token is an older name of num_experts_per_tok
     harmless=frozenset({
         "router_aux_loss_coef", "output_router_logits", "initial_context_length", "experts_per_token",
     }),

@@ -9,9 +9,7 @@ from llmc.compiler.architectures.shared.names import biased_layer
 ARCHITECTURES: dict[str, Architecture] = {}
 
 ARCHITECTURES["granite"] = Architecture(
-    summary=(
-        "Granite 3: Llama's layers, where keys of the configuration scale embeddings, scores, residuals and logits."
-    ),
+    summary="Granite 3: Llama's layers with configurable multipliers of embeddings, scores, residuals and logits.",
     model_class="GraniteForCausalLM",
     layer=biased_layer,
     reads=frozenset({
@@ -27,8 +25,8 @@ ARCHITECTURES["granite"] = Architecture(
 
 ARCHITECTURES["granitemoe"] = Architecture(
     summary=(
-        "Granite with experts: multipliers of the embedding, attention, residuals and logits; routing after the "
-        "choice."
+        "Granite with experts: multipliers of embedding, attention, residuals and logits; routing weights are "
+        "normalised after the choice."
     ),
     model_class="GraniteMoeForCausalLM",
     layer=lambda config: expert_layer(biased_layer(config), ("router.weight",), "block_sparse_moe"),

@@ -17,7 +17,7 @@ NAMES = Names(others=lambda config: ["model.embedding_norm.weight"])
 
 
 def _types(config: Config) -> list[bool]:
-    """Which layers attend."""
+    """Whether each layer attends."""
     if config.get("layer_types"):
         return [kind in ATTENTION for kind in config["layer_types"]]
     count = range(config["num_hidden_layers"])
@@ -69,7 +69,9 @@ def _size(config: Config, source: str) -> CountedSize:
 
 
 ARCHITECTURES["lfm2"] = Architecture(
-    summary="LFM2: layers of a short gated convolution, between which some attend with normed queries and keys.",
+    summary=(
+        "LFM2: layers with a short gated convolution; some layers attend instead, with normalised queries and keys."
+    ),
     model_class="Lfm2ForCausalLM",
     layer_at=_layer,
     names=NAMES,
@@ -79,7 +81,7 @@ ARCHITECTURES["lfm2"] = Architecture(
         "norm_eps", "conv_bias", "conv_L_cache", "block_multiple_of", "block_ffn_dim_multiplier",
         "block_auto_adjust_ff_dim", "block_ff_dim", "full_attn_idxs", "layer_types", "tie_embedding",
     }),
-    # transformers reads no `theta`: published configurations say rope_theta too, whose default this is
+    # transformers ignores `theta`: published configurations also state rope_theta, whose default this is
     allows={
         "block_use_swiglu": (True,), "block_use_xavier_init": (True, False), "use_pos_enc": (True,), "theta": (1e6,),
     },

@@ -1,4 +1,4 @@
-"""Llama, and models with its layers but for a detail."""
+"""Llama, and models that differ from it in details."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from llmc.runtime.cache_shape import CacheShape
 
 ARCHITECTURES: dict[str, Architecture] = {}
 _LAYER_NORM = Names(others=lambda config: with_biases("model.norm"))
-"""Of models whose last norm has a bias."""
+"""For models whose last norm has a bias."""
 
 
 def _gguf_config(tensors: Container[str]) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def _gguf_config(tensors: Container[str]) -> dict[str, Any]:
 
 
 ARCHITECTURES["llama"] = Architecture(
-    summary="Llama, and whatever has its layers: biases are optional, GGUF files have the rows of q and k interleaved.",
+    summary="Llama, and whatever has its layers: biases are optional; GGUF files interleave the rows of q and k.",
     model_class="LlamaForCausalLM",
     layer=biased_layer,
     reads=frozenset({"attention_bias", "mlp_bias"}),
@@ -40,7 +40,7 @@ ARCHITECTURES["llama"] = Architecture(
 
 
 ARCHITECTURES["arcee"] = Architecture(
-    summary="Arcee's AFM: Llama's layers with an MLP that has no gate, and squares what ReLU leaves.",
+    summary="Arcee's AFM: Llama's layers with squared ReLU in an MLP without a gate.",
     model_class="ArceeForCausalLM",
     layer=lambda config: ungated(biased_layer(config)),
     reads=frozenset({"attention_bias", "mlp_bias"}),
@@ -50,7 +50,7 @@ ARCHITECTURES["arcee"] = Architecture(
 
 
 ARCHITECTURES["cwm"] = Architecture(
-    summary="CWM: Llama 3's layers, of which only every fourth sees more than a window.",
+    summary="CWM: Llama 3's layers; every fourth sees all tokens, the others have a window.",
     model_class="CwmForCausalLM",
     reads=frozenset({"sliding_window", "layer_types"}),
     cache=cache_in_turn(4, 8192, first=True),
@@ -67,9 +67,7 @@ def _exaone4_layer(config: Config) -> list[str]:
 
 
 ARCHITECTURES["exaone4"] = Architecture(
-    summary=(
-        "EXAONE 4: what a block gives is normed, not what it takes; layers without a window have no rotary positions."
-    ),
+    summary="EXAONE 4: norms on block outputs instead of inputs; layers without a window have no rotary positions.",
     model_class="Exaone4ForCausalLM",
     layer=_exaone4_layer,
     reads=frozenset({"sliding_window", "sliding_window_pattern", "layer_types"}),
@@ -82,7 +80,7 @@ ARCHITECTURES["exaone4"] = Architecture(
 
 
 ARCHITECTURES["helium"] = Architecture(
-    summary="Helium: Llama's layers, which rotate neighbours of a head with each other.",
+    summary="Helium: Llama's layers with RoPE that rotates neighbours.",
     model_class="HeliumForCausalLM",
     layer=lambda config: biased_layer(config, "qkv"),
     reads=frozenset({"attention_bias", "mlp_bias"}),
@@ -96,7 +94,7 @@ def _hunyuan_layer(config: Config) -> list[str]:
 
 
 ARCHITECTURES["hunyuan_v1_dense"] = Architecture(
-    summary="Hunyuan's dense models: Llama's layers, where queries and keys are normed after they are rotated.",
+    summary="Hunyuan's dense models: Llama's layers with norms on queries and keys after the rotation.",
     model_class="HunYuanDenseV1ForCausalLM",
     layer=_hunyuan_layer,
     reads=frozenset({"attention_bias"}),
@@ -118,9 +116,7 @@ def _jais2_layer(config: Config) -> list[str]:
 
 
 ARCHITECTURES["jais2"] = Architecture(
-    summary=(
-        "Jais 2: Llama's layers with LayerNorms and biases, and an MLP without a gate that squares what ReLU leaves."
-    ),
+    summary="Jais 2: Llama's layers with LayerNorms and biases, and squared ReLU in an MLP without a gate.",
     model_class="Jais2ForCausalLM",
     layer=_jais2_layer,
     names=_LAYER_NORM,
@@ -141,9 +137,7 @@ def _nemotron_layer(config: Config) -> list[str]:
 
 
 ARCHITECTURES["nemotron"] = Architecture(
-    summary=(
-        "Nemotron 4 and Minitron: LayerNorms that add one to their weight, half of each head rotated, squared ReLU."
-    ),
+    summary="Nemotron 4 and Minitron: LayerNorms that add 1 to their weight, half of each head rotated, squared ReLU.",
     model_class="NemotronForCausalLM",
     layer=_nemotron_layer,
     names=_LAYER_NORM,
@@ -158,7 +152,7 @@ ARCHITECTURES["nemotron"] = Architecture(
 
 
 def _cache(config: Config) -> CacheShape:
-    """Layers without rotary positions have a window, where `use_sliding_window` asks for one."""
+    """With `use_sliding_window`, layers without rotary positions have a window."""
     every, layers = config.get("no_rope_layer_interval", 4), range(config["num_hidden_layers"])
     rotated = config.get("no_rope_layers") or [(i + 1) % every for i in layers]
     types = [SLIDING if config.get("use_sliding_window") and not rotated[i] else "full_attention" for i in layers]
@@ -166,7 +160,7 @@ def _cache(config: Config) -> CacheShape:
 
 
 ARCHITECTURES["smollm3"] = Architecture(
-    summary="SmolLM3: Llama's layers, some of them without rotary positions, by layer or every so many.",
+    summary="SmolLM3: Llama's layers; some have no rotary positions, by a list or at an interval.",
     model_class="SmolLM3ForCausalLM",
     layer=biased_layer,
     reads=frozenset({
@@ -194,7 +188,7 @@ def _stablelm_layer(config: Config) -> list[str]:
 
 
 ARCHITECTURES["stablelm"] = Architecture(
-    summary="StableLM: Llama's layers with LayerNorm, a part of each head rotated, and optionally norms of each head.",
+    summary="StableLM: Llama's layers with LayerNorm, a part of each head rotated, and optional per-head norms.",
     model_class="StableLmForCausalLM",
     layer=_stablelm_layer,
     names=_LAYER_NORM,
@@ -222,7 +216,7 @@ def _starcoder2_layer(config: Config) -> list[str]:
 
 ARCHITECTURES["starcoder2"] = Architecture(
     summary=(
-        "StarCoder 2: grouped heads, LayerNorm, biases everywhere by a key, an MLP without a gate, a sliding window."
+        "StarCoder 2: grouped heads, LayerNorm, optional biases everywhere, an MLP without a gate, a sliding window."
     ),
     model_class="Starcoder2ForCausalLM",
     layer=_starcoder2_layer,

@@ -1,10 +1,10 @@
-"""Models of Mamba's layers, some with attention between them.
+"""Models with Mamba layers, some with attention layers between them.
 
-In the first form of these layers (`Selective`) each channel has a state of its own, and its decay and input follow from
-the token. In the second (`Mamba`), heads share their decay.
+In Mamba 1 layers (`Selective`) each channel has its own state, and its decay and input depend on the token. In Mamba 2
+layers (`Mamba`), the channels of a head share their decay.
 
 Source: transformers 5.23, configuration and modeling files. Layers of mamba, falcon_mamba and jamba are the same code
-but for norms, and so are those of bamba, falcon_h1, granitemoehybrid and nemotron_h.
+except for norms, and so are those of bamba, falcon_h1, granitemoehybrid and nemotron_h.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from llmc.runtime.cache_shape import CacheShape, CacheTensor
 
 @dataclass(frozen=True)
 class Mamba:
-    """A Mamba 2 layer: `heads` of `width` values, a state [heads, width, `state`], `groups` that share B and C, and a
-    convolution over `kernel` tokens."""
+    """A Mamba 2 layer: `heads` of `width` values, a recurrent state [heads, width, `state`], `groups` that share B and
+    C, and a convolution over `kernel` tokens."""
 
     hidden: int
     heads: int
@@ -37,7 +37,7 @@ class Mamba:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
-        """From the keys that most families have. `mamba_d_head` may be "auto": what is left for each head."""
+        """Read the keys that most architectures have. `mamba_d_head` may be "auto": inner size / heads."""
         hidden, heads = int(config["hidden_size"]), int(config.get("mamba_n_heads") or 128)
         inner = int(config.get("mamba_d_ssm") or config.get("mamba_expand", 2) * hidden)
         width = config.get("mamba_d_head") or "auto"
@@ -48,7 +48,7 @@ class Mamba:
 
     @property
     def inner(self) -> int:
-        """Values of all heads."""
+        """Number of values of all heads."""
         return self.heads * self.width
 
     @property
@@ -58,11 +58,11 @@ class Mamba:
 
     @property
     def weights(self) -> int:
-        """Of its matrices and filters."""
+        """Number of weights in matrices and filters."""
         return self.hidden * (2 * self.inner + self.convolved + self.heads) + self.convolved * self.kernel
 
     def cache(self, layer: int) -> list[CacheTensor]:
-        """The last tokens of the convolution, and the state."""
+        """The last inputs of the convolution, and the recurrent state."""
         return [
             CacheTensor(layer, "conv", "state", (self.kernel - 1, self.convolved)),
             CacheTensor(layer, "recurrent", "state", (self.heads, self.width, self.state), dtype="f32"),
@@ -70,13 +70,12 @@ class Mamba:
 
 
 def mamba_layer(inner: str, *, convolution: bool, projections: bool, norm: bool = True) -> list[str]:
-    """Tensors of a Mamba 2 layer below `inner`; which of its parts have biases, and whether it norms its output."""
+    """Tensors of a Mamba 2 layer below `inner`. The flags say which parts have biases, and if the output has a norm."""
     parts = [f"{inner}.{name}" for name in ("dt_bias", "A_log", "D")] + _around(inner, convolution, projections)
     return [*parts, f"{inner}.norm.weight"] if norm else parts
 
 
 def _around(inner: str, convolution: bool, projections: bool) -> list[str]:
-    """The convolution and the projections of a layer of either form, with biases or not."""
     parts = with_biases(f"{inner}.conv1d") if convolution else [f"{inner}.conv1d.weight"]
     for name in ("in_proj", "out_proj"):
         parts += with_biases(f"{inner}.{name}") if projections else [f"{inner}.{name}.weight"]
@@ -84,7 +83,7 @@ def _around(inner: str, convolution: bool, projections: bool) -> list[str]:
 
 
 def _biases(config: Config, prefix: str = "mamba_") -> dict[str, bool]:
-    """Which parts have biases, by keys of config.json."""
+    """Which parts have biases, by config.json."""
     projections = "mamba_proj_bias" if prefix else "use_bias"
     return {
         "convolution": bool(config.get(f"{prefix or 'use_'}conv_bias", True)),
@@ -96,26 +95,26 @@ BACKBONE = Names(
     "backbone.layers", "backbone.embeddings.weight", others=lambda config: ["backbone.norm_f.weight"],
     stored={"backbone.embedding.weight": "backbone.embeddings.weight"},
 )  # fmt: skip
-"""Models of Mamba layers alone; the first published ones have another name of the embedding (`load_hook`)."""
+"""Names of models with Mamba layers only. The first published ones have another name of the embedding (`load_hook`)."""
 UNREAD = NO_ROPE | {
     "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "intermediate_size",
     "max_position_embeddings",
 }  # fmt: skip
-"""Common keys that models of Mamba layers alone do not read."""
+"""Common keys that models with Mamba layers only do not read."""
 READS = frozenset({"state_size", "conv_kernel", "expand", "use_bias", "use_conv_bias", "layer_norm_epsilon"})
 ALLOWS: Mapping[str, tuple[Any, ...]] = {"rms_norm": (True,), "ssm_cfg": ({},), "residual_in_fp32": (True, False)}
-"""Steps are in float32, as residuals are where `residual_in_fp32` asks for it."""
+"""Steps are in float32, and so are residuals if `residual_in_fp32` is set."""
 HARMLESS = frozenset({
     "d_model", "d_inner", "n_layer", "fused_add_norm", "pad_vocab_size_multiple", "rescale_prenorm_residual",
     "time_step_scale", "time_step_min", "time_step_max", "time_step_floor", "time_step_init_scheme", "use_mambapy",
     "use_falcon_mambapy", "use_associative_scan",
 })  # fmt: skip
-"""Beginnings of weights in training, names of what other keys say, and choices among equal computations."""
+"""Initial values of weights, duplicates of other keys, and choices among equivalent implementations."""
 
 
 @dataclass(frozen=True)
 class Selective:
-    """A layer of `inner` channels with `state` values each, a convolution over `kernel` tokens, and steps that come
+    """A Mamba 1 layer of `inner` channels with `state` values each, a convolution over `kernel` tokens, and step sizes
     from `rank` features."""
 
     hidden: int
@@ -126,18 +125,18 @@ class Selective:
 
     @classmethod
     def of(cls, hidden: int, expand: float, state: int, rank: int | str | None, kernel: int) -> Selective:
-        """From a configuration's values; the rank "auto" is a sixteenth of the hidden size, rounded up."""
+        """From a configuration's values; rank "auto" is a sixteenth of the hidden size, rounded up."""
         steps = -(-hidden // 16) if rank in (None, "auto") else int(rank or 0)
         return cls(hidden, int(expand * hidden), state, steps, kernel)
 
     @property
     def weights(self) -> int:
-        """Of its matrices and filters."""
+        """Number of weights in matrices and filters."""
         into_out, chosen = 3 * self.hidden * self.inner, self.inner * (2 * self.rank + 2 * self.state)
         return into_out + chosen + self.inner * (self.kernel + self.state)
 
     def cache(self, layer: int) -> list[CacheTensor]:
-        """The last tokens of the convolution, and the state, whose heads are channels."""
+        """The last inputs of the convolution, and the recurrent state, with channels as heads."""
         return [
             CacheTensor(layer, "conv", "state", (self.kernel - 1, self.inner)),
             CacheTensor(layer, "recurrent", "state", (self.inner, 1, self.state), dtype="f32"),
@@ -145,23 +144,22 @@ class Selective:
 
 
 def selective_layer(inner: str, *, convolution: bool, projections: bool) -> list[str]:
-    """Tensors of such a layer below `inner`; which of its parts have biases."""
+    """Tensors of a Mamba 1 layer below `inner`. The flags say which parts have biases."""
     parts = [f"{inner}.{name}" for name in ("A_log", "D", "x_proj.weight")] + with_biases(f"{inner}.dt_proj")
     return parts + _around(inner, convolution, projections)
 
 
 def _mixed_cache(config: Config, attends: Sequence[bool], layer: Mamba | Selective) -> CacheShape:
-    """Keys and values of layers that attend, and what the others keep."""
+    """Keys and values of layers that attend, and the recurrent state of the others."""
     return hybrid_cache([attention_layer(config, i) if sees else layer.cache(i) for i, sees in enumerate(attends)])
 
 
 def _backbone_cache(config: Config, layer: Mamba | Selective) -> CacheShape:
-    """What a model keeps that has such layers alone: states."""
     return _mixed_cache(config, [False] * config["num_hidden_layers"], layer)
 
 
 def _backbone_size(config: Config, source: str, layer: Mamba | Selective) -> CountedSize:
-    """Sizes of such a model; raises CheckpointError."""
+    """Sizes of a model with such layers only. Raises CheckpointError."""
     plain = {**config, "intermediate_size": layer.inner, "num_attention_heads": 1}
     return CountedSize.counted(plain, source, inner=config["num_hidden_layers"] * layer.weights)
 
@@ -177,7 +175,7 @@ def _mamba(config: Config) -> Selective:
 
 
 ARCHITECTURES["mamba"] = Architecture(
-    summary="Mamba: layers of the first form alone, which keep states and no keys and values.",
+    summary="Mamba: only Mamba 1 layers, with recurrent state and no KV cache.",
     model_class="MambaForCausalLM",
     layer=lambda config: ["norm.weight", *selective_layer("mixer", **_biases(config, ""))],
     names=BACKBONE,
@@ -196,7 +194,7 @@ ARCHITECTURES["mamba"] = Architecture(
 
 ARCHITECTURES["falcon_mamba"] = replace(
     ARCHITECTURES["mamba"],
-    summary="Falcon Mamba: Mamba's layers, with norms without weights over what a token chooses.",
+    summary="Falcon Mamba: Mamba's layers, with norms without weights over B, C and the step sizes.",
     model_class="FalconMambaForCausalLM",
     reads=READS | {"time_step_rank", "mixer_rms_eps"},
     tiny={"hidden_size": 64, "num_hidden_layers": 2, "state_size": 8, "tie_word_embeddings": False},
@@ -211,7 +209,7 @@ def _mamba2(config: Config) -> Mamba:
 
 
 ARCHITECTURES["mamba2"] = Architecture(
-    summary="Mamba 2: layers of the second form alone, whose heads share how they fade, and no keys and values.",
+    summary="Mamba 2: only Mamba 2 layers, whose heads share their decay; no KV cache.",
     model_class="Mamba2ForCausalLM",
     layer=lambda config: ["norm.weight", *mamba_layer("mixer", **_biases(config, ""))],
     names=BACKBONE,
@@ -254,7 +252,10 @@ def _bamba_size(config: Config, source: str) -> CountedSize:
 
 
 ARCHITECTURES["bamba"] = Architecture(
-    summary="Bamba: Mamba 2's layers, between which some attend, rotated by half; each is followed by a gated MLP.",
+    summary=(
+        "Bamba: Mamba 2's layers and some attention layers, with half of each head rotated; each is followed by a "
+        "gated MLP."
+    ),
     model_class="BambaForCausalLM",
     layer_at=_bamba_layer,
     names=_FINAL_NORM,
@@ -262,7 +263,7 @@ ARCHITECTURES["bamba"] = Architecture(
         "attn_layer_indices", "mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv",
         "mamba_expand", "mamba_conv_bias", "mamba_proj_bias", "time_step_limit", "partial_rotary_factor",
     }),
-    # transformers rotates half of a head whatever the key says; half of the published models' heads is this
+    # transformers always rotates half of a head, which is this value in the published models
     allows={"attn_rotary_emb": (64,)},
     harmless=frozenset({"mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient"}),
     sharding=rules(
@@ -306,10 +307,7 @@ def _falcon_h1_size(config: Config, source: str) -> CountedSize:
 
 
 ARCHITECTURES["falcon_h1"] = Architecture(
-    summary=(
-        "Falcon-H1: each layer attends and has a Mamba 2 layer beside, over one norm; multipliers scale what they "
-        "take."
-    ),
+    summary="Falcon-H1: each layer runs attention and Mamba 2 in parallel on one norm; multipliers scale their inputs.",
     model_class="FalconH1ForCausalLM",
     layer=_falcon_h1_layer,
     names=_FINAL_NORM,
@@ -339,7 +337,7 @@ ARCHITECTURES["falcon_h1"] = Architecture(
 
 
 def _granite_attends(config: Config) -> list[bool]:
-    """Which layers attend."""
+    """Whether each layer attends."""
     named = config.get("layer_types") or config.get("layers_block_type")
     return [kind in ATTENTION for kind in named or ["mamba"] * config["num_hidden_layers"]]
 
@@ -369,7 +367,7 @@ def _granite_size(config: Config, source: str) -> CountedSize:
 
 
 ARCHITECTURES["granitemoehybrid"] = Architecture(
-    summary="Granite 4: Mamba 2's layers, some attend, with or without positions; experts beside a shared MLP.",
+    summary="Granite 4: Mamba 2's layers and some attention, with or without positions; experts and a shared MLP.",
     model_class="GraniteMoeHybridForCausalLM",
     layer_at=_granite_layer,
     reads=frozenset({
@@ -401,7 +399,7 @@ def _jamba_attends(config: Config) -> list[bool]:
 
 
 def _jamba_experts(config: Config, index: int) -> int:
-    """Of a layer; 0 where it has an MLP, also where there would be one expert."""
+    """Number of experts of a layer; 0 for an MLP, which also replaces a single expert."""
     count = int(config.get("num_experts", 16))
     every, first = config.get("expert_layer_period", 2), config.get("expert_layer_offset", 1)
     return count if count > 1 and index % every == first else 0
@@ -442,8 +440,8 @@ def _jamba_size(config: Config, source: str) -> CountedSize:
 
 ARCHITECTURES["jamba"] = Architecture(
     summary=(
-        "Jamba: Mamba's first layers, between which some attend without positions; experts in every other MLP's "
-        "place."
+        "Jamba: Mamba 1's layers and some attention without positions; every other layer has experts instead of an "
+        "MLP."
     ),
     model_class="JambaForCausalLM",
     layer_at=_jamba_layer,
@@ -476,7 +474,7 @@ _NEMOTRON_NAMES = Names(
     embedding="model.embeddings.weight", others=lambda config: ["model.norm_f.weight"], stored_base="backbone.",
 )  # fmt: skip
 _PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
-"""Letters of `hybrid_override_pattern`, one a layer."""
+"""Letters of `hybrid_override_pattern`, one per layer."""
 _MAMBA = ("mamba", "linear_attention")
 
 
@@ -487,7 +485,7 @@ def _nemotron_types(config: Config) -> list[str]:
     pattern = config["hybrid_override_pattern"]
     if unknown := set(pattern) - set(_PATTERN):
         raise CheckpointError(
-            f"config.json: hybrid_override_pattern has {''.join(sorted(unknown))!r}, which is no kind of layer; known: "
+            f"config.json: hybrid_override_pattern has {''.join(sorted(unknown))!r}, which is not a layer type; known: "
             f"{', '.join(_PATTERN)}"
         )
     return [_PATTERN[letter] for letter in pattern]
@@ -549,10 +547,7 @@ def _nemotron_size(config: Config, source: str) -> CountedSize:
 
 
 ARCHITECTURES["nemotron_h"] = Architecture(
-    summary=(
-        "Nemotron-H and Nemotron 3: each layer is one thing, Mamba 2, attention without positions, an MLP, or "
-        "experts."
-    ),
+    summary="Nemotron-H and Nemotron 3: each layer is one of Mamba 2, attention without positions, MLP or experts.",
     model_class="NemotronHForCausalLM",
     layer_at=_nemotron_layer,
     names=_NEMOTRON_NAMES,

@@ -10,10 +10,7 @@ from llmc.compiler.architectures.shared.names import layer
 ARCHITECTURES: dict[str, Architecture] = {}
 
 ARCHITECTURES["mistral"] = Architecture(
-    summary=(
-        "Mistral: Llama's layers without biases, and attention within a sliding window. GGUF files say that it is a "
-        "Llama."
-    ),
+    summary="Mistral: Llama's layers without biases, and a sliding window. GGUF files declare it as a Llama.",
     model_class="MistralForCausalLM",
     reads=frozenset({"sliding_window"}),
     cache=lambda config: attention_cache({"sliding_window": 4096, **config}),
@@ -22,7 +19,7 @@ ARCHITECTURES["mistral"] = Architecture(
 
 
 ARCHITECTURES["ministral"] = Architecture(
-    summary="Ministral: Mistral's layers, whose windows differ by layer.",
+    summary="Ministral: Mistral's layers with windows that differ by layer.",
     model_class="MinistralForCausalLM",
     reads=frozenset({"sliding_window", "layer_types"}),
     cache=lambda config: attention_cache({"sliding_window": 4096, **config}),
@@ -35,7 +32,7 @@ ARCHITECTURES["ministral"] = Architecture(
 
 ARCHITECTURES["ministral3"] = Architecture(
     summary=(
-        "Ministral 3: Mistral's layers, whose queries grow with the logarithm of how often their position passed a "
+        "Ministral 3: Mistral's layers; queries are scaled by the logarithm of how often their position exceeds a "
         "length."
     ),
     model_class="Ministral3ForCausalLM",
@@ -50,7 +47,7 @@ ARCHITECTURES["ministral3"] = Architecture(
 
 
 ARCHITECTURES["mixtral"] = Architecture(
-    summary="Mixtral: Mistral's attention, and two of eight MLPs a token, whose weights sum to 1.",
+    summary="Mixtral: Mistral's attention, and two of eight MLPs per token, with weights that sum to 1.",
     model_class="MixtralForCausalLM",
     layer=lambda config: expert_layer(layer()),
     reads=frozenset({"sliding_window", "num_local_experts", "num_experts_per_tok"}),

@@ -15,7 +15,7 @@ def _olmo_layer(config: Config) -> list[str]:
 
 
 ARCHITECTURES["olmo"] = Architecture(
-    summary="OLMo: Llama's layers with LayerNorms that have no weights; a key clips queries, keys and values.",
+    summary="OLMo: Llama's layers with LayerNorms without weights; a key clips queries, keys and values.",
     model_class="OlmoForCausalLM",
     layer=_olmo_layer,
     names=Names(others=lambda config: []),
@@ -34,7 +34,7 @@ def _olmo2_layer(config: Config) -> list[str]:
 
 ARCHITECTURES["olmo2"] = Architecture(
     summary=(
-        "OLMo 2: what a block gives is normed, not what it takes; queries and keys are normed over all heads together."
+        "OLMo 2: norms on block outputs instead of inputs; queries and keys are normalised over all heads together."
     ),
     model_class="Olmo2ForCausalLM",
     layer=_olmo2_layer,
@@ -44,7 +44,7 @@ ARCHITECTURES["olmo2"] = Architecture(
 
 
 ARCHITECTURES["olmo3"] = Architecture(
-    summary="OLMo 3: OLMo 2's layers, some with a sliding window; those without one may scale their RoPE.",
+    summary="OLMo 3: OLMo 2's layers, some with a sliding window; the others may scale their RoPE.",
     model_class="Olmo3ForCausalLM",
     layer=_olmo2_layer,
     reads=frozenset({"attention_bias", "sliding_window", "layer_types"}),
@@ -63,7 +63,7 @@ ARCHITECTURES["olmo3"] = Architecture(
 
 
 ARCHITECTURES["olmoe"] = Architecture(
-    summary="OLMoE: queries and keys are normed over all heads at once, and each token takes some of many small MLPs.",
+    summary="OLMoE: queries and keys are normalised over all heads together; each token uses some of many small MLPs.",
     model_class="OlmoeForCausalLM",
     layer=lambda config: expert_layer(biased_layer(config, qk_norms=True)),
     reads=frozenset({"num_experts", "num_experts_per_tok", "norm_topk_prob", "attention_bias"}),

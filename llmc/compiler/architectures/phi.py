@@ -21,7 +21,7 @@ def _layer(config: Config) -> list[str]:
 
 ARCHITECTURES["phi"] = Architecture(
     summary=(
-        "Phi 1, 1.5 and 2: attention and MLP read the same hidden states, heads are rotated in part, the head has a "
+        "Phi 1, 1.5 and 2: attention and MLP read the same hidden states, heads are partly rotated, lm_head has a "
         "bias."
     ),
     model_class="PhiForCausalLM",
@@ -48,7 +48,7 @@ _LAYER = [
 
 
 ARCHITECTURES["phi3"] = Architecture(
-    summary="Phi-3 and Phi-4: Llama's layers whose q, k and v, and gate and up, are one tensor each.",
+    summary="Phi-3 and Phi-4: Llama's layers with one tensor for q, k and v, and one for gate and up.",
     model_class="Phi3ForCausalLM",
     layer=lambda config: list(_LAYER),
     reads=frozenset({"original_max_position_embeddings", "partial_rotary_factor", "sliding_window"}),
@@ -70,8 +70,8 @@ def _others(config: Config) -> list[str]:
 
 ARCHITECTURES["phimoe"] = Architecture(
     summary=(
-        "Phi with experts (Phi-3.5-MoE): LayerNorm, and two experts a token, each weighed among those that are near "
-        "it."
+        "Phi with experts (Phi-3.5-MoE): LayerNorm, and two experts per token, each weighted against experts with a "
+        "similar score."
     ),
     model_class="PhimoeForCausalLM",
     layer=lambda config: [*expert_layer(biased_layer(config), ("router.weight",)), *_NORMS],

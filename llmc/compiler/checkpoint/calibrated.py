@@ -1,8 +1,8 @@
-"""A checkpoint with 4-bit blocks of some matrices, chosen by calibration (weights/calibration.py), beside their floats.
+"""A checkpoint with calibrated 4-bit blocks of some matrices (weights/calibration.py), next to their floats.
 
-    file = (codes:u8[N, K/2] scales:f32[N, K/32] minimums:f32[N, K/32])*     a matrix after another
+    file = (q:u8[N, K/2] scales:f32[N, K/32] minimums:f32[N, K/32])*     one matrix after another
 
-Two codes share a byte, the first in its low half.
+Two 4-bit weights share a byte, the first in its low half.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ FORM = BlockForm("calibrated", 4, BLOCK, "minimums", "float16")
 
 
 class CalibratedCheckpoint(WrappedCheckpoint):
-    """`tensor` gives the floats that the blocks stand for, not the blocks' own values: what is compiled with blocks is
-    compared with the model as it was. `locations`: where each matrix begins in the file, with its shape, {name:
-    (offset, rows, columns)}. Raises CheckpointError for a file that does not hold them, or blocks of other matrices."""
+    """`inner` with 4-bit blocks from `file`.
+
+    `tensor` returns the original floats, not the dequantized blocks, so that a compiled model is compared with the
+    original one. `locations`: offset and shape of each matrix in the file, {name: (offset, rows, columns)}. Raises
+    CheckpointError if the file is too short or the blocks do not fit the checkpoint's matrices.
+    """
 
     def __init__(self, inner: Checkpoint, file: Path, locations: Mapping[str, Sequence[int]], digest: str) -> None:
         super().__init__(inner, inner.name, inner.format)
@@ -39,32 +42,32 @@ class CalibratedCheckpoint(WrappedCheckpoint):
             self._file.need(offset, _bytes(*shape), f"blocks of {name}")
 
     def digest(self, hash_file: HashFile | None = None) -> str:
-        """Of the inner one and of the blocks."""
+        """Digest of the inner checkpoint and the blocks."""
         return digest_bytes(canonical_json([self.inner.digest(hash_file), self._digest]))
 
     def of_adapter(self, number: int) -> Checkpoint:
-        """The inner one's: calibration changes no float."""
+        """The inner checkpoint's: calibration changes no float."""
         return self.inner.of_adapter(number)
 
     def forget(self) -> None:
-        """Of the blocks' file, too."""
+        """Release the pages of the blocks' file as well."""
         super().forget()
         self._file.forget()
 
     def stored_form(self, name: str) -> BlockForm | None:
-        """FORM of what was calibrated."""
+        """FORM for a calibrated matrix."""
         return FORM if name in self._locations else super().stored_form(name)
 
     def unkept(self, name: str) -> str | None:
-        """No reason of what was calibrated."""
+        """None for a calibrated matrix."""
         return None if name in self._locations else super().unkept(name)
 
     def reordered_form(self, name: str) -> BlockForm | None:
-        """None of what was calibrated."""
+        """None for a calibrated matrix."""
         return None if name in self._locations else super().reordered_form(name)
 
     def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
-        """The blocks of what was calibrated."""
+        """The calibrated blocks, if the matrix has them."""
         if name not in self._locations:
             return super().quantised_blocks(name)
         offset, rows, columns = self._locations[name]
@@ -82,7 +85,7 @@ def _bytes(rows: int, columns: int) -> int:
 
 
 def packed(quantized: np.ndarray, scale: FloatArray, minimum: FloatArray) -> bytes:
-    """A matrix as the file has it."""
+    """Encode a matrix for the file."""
     return b"".join((
         np.ascontiguousarray(quantized[..., 0::2] | quantized[..., 1::2] << np.uint8(4)).tobytes(),
         scale.astype("<f4").tobytes(), minimum.astype("<f4").tobytes(),

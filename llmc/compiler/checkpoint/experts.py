@@ -1,7 +1,7 @@
-"""Folders whose experts are tensors of their own, read as transformers 5 has them: one tensor [E, …] for all.
+"""Folders that store each expert's matrices separately, read as transformers 5 has them: one tensor [E, …] for all.
 
-A convention says what checkpoints call the parts. Source: transformers 5.23, conversion_mapping.py. Tensors that are
-already merged are read as they are.
+A convention lists the stored names. Source: transformers 5.23, conversion_mapping.py. Merged tensors are read as they
+are.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Convention:
-    """Names behind `model.layers.N.`: `renamed` are patterns of those that only have another name.
+    """Names after `model.layers.N.`.
 
-    `parts` are the names of an expert's matrices behind `experts.N.` → the merged tensor that they are in, in the order
-    in which they lie there along an expert's rows.
+    `parts`: an expert's matrices (the name after `experts.N.`) → the merged tensor that holds them, in the order of its
+    rows. `renamed`: pattern and replacement for tensors that only have another name.
     """
 
     parts: Mapping[str, str]
@@ -59,7 +59,8 @@ _PART = re.compile(r"(.*\bexperts)\.(\d+)\.(.+)")
 
 
 class ExpertsCheckpoint(HuggingFaceCheckpoint):
-    """`count` are the keys of config.json with the number of experts, which tensors have to have (CheckpointError)."""
+    """A folder whose experts are merged on reading. `count`: config.json keys with the number of experts. Raises
+    CheckpointError if the tensors have another number."""
 
     def __init__(
         self, path: Path, name: str | None, facts: Facts | None, convention: str, count: Sequence[str]
@@ -69,7 +70,7 @@ class ExpertsCheckpoint(HuggingFaceCheckpoint):
         self._sources = self._merged(CONVENTIONS[convention])
 
     def _merged(self, convention: Convention) -> dict[str, list[list[str]]]:
-        """Of each tensor as transformers has it, the stored names: of each expert, those of its parts in order."""
+        """transformers' name of each tensor → for each expert, the stored names of its parts in order."""
         order = list(convention.parts)
         found: dict[str, list[list[str]]] = {}
         experts: dict[str, dict[tuple[int, int], str]] = {}
@@ -89,7 +90,9 @@ class ExpertsCheckpoint(HuggingFaceCheckpoint):
                     (f"{name.rpartition('.')[0]}.{e}.{order[s]}" for e in range(held[-1] + 1) for s in sides
                      if (e, s) not in parts), name,
                 )  # fmt: skip
-                raise CheckpointError(f"{self.path}: experts in parts, of which {missing} is missing: fetch it again")
+                raise CheckpointError(
+                    f"{self.path}: experts are stored separately, and {missing} is missing: fetch it again"
+                )
             found[name] = [[parts[expert, side] for side in sides] for expert in held]
         for name, sources in found.items():
             self._require_count(name, sources)
@@ -102,27 +105,27 @@ class ExpertsCheckpoint(HuggingFaceCheckpoint):
         stated = first_of(self._config, self._count)
         if stored != stated:
             raise CheckpointError(
-                f"{self.path}: {name} has {stored} experts, and {' or '.join(self._count)} in config.json says "
+                f"{self.path}: {name} has {stored} experts, but {' or '.join(self._count)} in config.json says "
                 f"{stated!r}: the configuration is of another model; fetch both again"
             )
 
     def tensor_names(self) -> list[str]:
-        """Names as transformers has them."""
+        """Names as in transformers."""
         return sorted(self._sources)
 
     def _parts(self, name: str) -> list[list[str]]:
-        """Stored names of each expert; of a tensor that is no merged one the name itself, unknown ones too."""
+        """Stored names of each expert; for a tensor that is not merged, even an unknown one, its own name."""
         return self._sources.get(name, [[name]])
 
     def stored_form(self, name: str) -> BlockForm | None:
-        """Of a merged one that of all its parts, where they are alike but for their zero points."""
+        """For a merged tensor, the form of all its parts if they differ in zero points at most; else None."""
         forms = [super(ExpertsCheckpoint, self).stored_form(part) for parts in self._parts(name) for part in parts]
         held = {form for form in forms if form is not None}
         alike = len({replace(form, offsets="") for form in held}) == 1 and None not in forms
         return max(held, key=lambda form: form.offsets) if alike else None
 
     def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
-        """Of a merged one [E · N, K], the experts one above the other."""
+        """For a merged tensor, [E · N, K]: experts stacked by rows."""
         if self.stored_form(name) is None:
             return None
         experts = self._parts(name)
@@ -130,24 +133,24 @@ class ExpertsCheckpoint(HuggingFaceCheckpoint):
         return QuantisedBlocks.stacked([built for built in blocks if built is not None], len(experts))
 
     def reordered_form(self, name: str) -> BlockForm | None:
-        """Of a merged one none: experts read one input."""
+        """None for a merged tensor: experts keep the order of their inputs."""
         parts = self._parts(name)
         return None if _is_merged(parts) else super().reordered_form(parts[0][0])
 
     def reordered_blocks(self, name: str) -> QuantisedBlocks | None:
-        """Of a merged one none."""
+        """None for a merged tensor."""
         parts = self._parts(name)
         return None if _is_merged(parts) else super().reordered_blocks(parts[0][0])
 
     def unkept(self, name: str) -> str | None:
-        """Of a merged one without blocks what its first part is stored in, or that its parts differ."""
+        """For a merged tensor without blocks, the format of its first part, or a note that the parts differ."""
         first = self._parts(name)[0][0]
         if self.stored_form(name) is not None:
             return None
         return super().unkept(first) or ("experts in different forms" if super().stored_form(first) else None)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of all experts."""
+        """For a merged tensor, the shape with all experts."""
         parts = self._parts(name)
         if not _is_merged(parts):
             return super().shape(parts[0][0])
@@ -155,7 +158,7 @@ class ExpertsCheckpoint(HuggingFaceCheckpoint):
         return (len(parts), rows * len(parts[0]), *rest)
 
     def tensor(self, name: str) -> FloatArray:
-        """Of all experts, in float32."""
+        """For a merged tensor, all experts in float32."""
         parts = self._parts(name)
         if not _is_merged(parts):
             return super().tensor(parts[0][0])

@@ -1,8 +1,8 @@
 """A GGUF file: weights, config and tokenizer in one.
 
-Rows of q and k projections are in llama.cpp's order there, and in transformers' here. llama.cpp rotates neighbours (2i,
-2i+1) of a head, transformers rotates (i, i + head_dim/2), so conversion to GGUF interleaves the two halves of each head
-where the family says so (`Gguf.interleaved`).
+GGUF has rows of q and k projections in llama.cpp's order, this module returns transformers' order. llama.cpp rotates
+neighbours (2i, 2i+1) of a head, transformers rotates (i, i + head_dim/2). So conversion to GGUF interleaves the two
+halves of each head, for the projections in `Gguf.interleaved`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 def restore_row_order(rows: np.ndarray[Any, np.dtype[Scalar]], heads: int) -> np.ndarray[Any, np.dtype[Scalar]]:
-    """Rows [N, …] of a q or k projection, from llama.cpp's order back to transformers'."""
+    """Reorder rows [N, …] of a q or k projection from llama.cpp's order to transformers'."""
     half = rows.shape[0] // heads // 2
     return np.ascontiguousarray(rows.reshape(heads, half, 2, *rows.shape[1:]).swapaxes(1, 2)).reshape(rows.shape)
 
 
 def interleaved(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
-    """Rows [N, …] of a q or k projection in llama.cpp's order: the two halves of each head in turn."""
+    """Reorder rows [N, …] of a q or k projection to llama.cpp's order: the two halves of each head interleaved."""
     half = rows.shape[0] // heads // 2
     return np.ascontiguousarray(rows.reshape(heads, 2, half, *rows.shape[1:]).swapaxes(1, 2)).reshape(rows.shape)
 
@@ -59,17 +59,17 @@ def dequantise(info: TensorInfo, raw: Bytes) -> FloatArray:
 
 
 def block_form(info: TensorInfo) -> BlockForm | None:
-    """The form of a matrix of one of BLOCK_TYPES; None of other types and of what is no matrix."""
+    """The block form of a matrix of one of BLOCK_TYPES; None for other types and for tensors that are not matrices."""
     return BLOCK_TYPES[info.type].form if info.type in BLOCK_TYPES and len(info.shape) == 2 else None
 
 
 def unkept(info: TensorInfo) -> str | None:
-    """The type of a matrix in codes whose blocks are not kept; None of others."""
+    """The type of a quantized matrix whose blocks are not kept, else None."""
     return None if info.type in _FLOATS or info.type in BLOCK_TYPES or len(info.shape) != 2 else f"GGUF {info.type}"
 
 
 def split_blocks(info: TensorInfo, raw: Bytes) -> QuantisedBlocks:
-    """The blocks of a tensor of one of BLOCK_TYPES, its rows one above the other. Damaged scales may be non-finite."""
+    """The blocks of a tensor of one of BLOCK_TYPES, stacked by rows. Damaged scales may be non-finite."""
     kind = BLOCK_TYPES[info.type]
     form, rows = kind.form, _rows(info, raw)
     with np.errstate(invalid="ignore"):
@@ -85,7 +85,7 @@ def split_blocks(info: TensorInfo, raw: Bytes) -> QuantisedBlocks:
 
 
 def _rows(info: TensorInfo, raw: Bytes) -> Bytes:
-    """[N, bytes of a row]"""
+    """[N, bytes per row]"""
     return raw.reshape(-1, raw.size // int(np.prod(info.shape[:-1])))
 
 
@@ -95,7 +95,7 @@ _SKIPPED = frozenset({ROPE_FACTORS})
 
 
 class GgufCheckpoint(Checkpoint):
-    """Opening reads the header alone (0.02 s with a 49k vocabulary); tensors are dequantised on demand."""
+    """A GGUF file. Opening reads the header only (0.02 s with a 49k vocabulary); `tensor` dequantizes on demand."""
 
     format = "gguf"
 
@@ -115,8 +115,8 @@ class GgufCheckpoint(Checkpoint):
             name = self._gguf.transformers_name(info.name)
             if name is None:
                 raise self._meta.error(
-                    f"tensor {info.name} has no place in architecture {self._meta.arch}; the file is "
-                    "damaged or the model variant is not supported"
+                    f"tensor {info.name} is unknown in architecture {self._meta.arch}; the file is damaged or the "
+                    "model variant is not supported"
                 )
             found[name] = info
             self._check_rows(name, info)
@@ -128,7 +128,7 @@ class GgufCheckpoint(Checkpoint):
             raise self._meta.error(f"damaged: {info.name} has {info.shape[0]} rows, which are not {heads} heads")
 
     def _heads(self, name: str) -> int:
-        """Heads whose rows a projection's weight or bias stacks, else 0."""
+        """Number of heads whose rows a projection's weight or bias stacks, else 0."""
         if ".q_proj." in name:
             return int(self._config["num_attention_heads"])
         if ".k_proj." in name or ".v_proj." in name:
@@ -136,21 +136,21 @@ class GgufCheckpoint(Checkpoint):
         return 0
 
     def _permuted_heads(self, name: str) -> int:
-        """Heads of a tensor whose rows llama.cpp reordered, else 0."""
+        """Number of heads of a tensor whose rows llama.cpp reordered, else 0."""
         interleaved = any(f".{part}." in name for part in self._gguf.interleaved)
         return self._heads(name) if interleaved else 0
 
     @property
     def config(self) -> dict[str, Any]:
-        """Built from the metadata; see gguf_config."""
+        """The configuration that gguf_config builds from the metadata."""
         return dict(self._config)
 
     def roles(self) -> dict[str, Path]:
-        """The one file, whatever it is called."""
+        """The single file, under one role for any file name."""
         return {"gguf": self.path}
 
     def tensor_names(self) -> list[str]:
-        """Translated names; `lm_head.weight` is among them only if the file stores one."""
+        """Translated names; includes `lm_head.weight` only if the file stores it."""
         return sorted(self._tensors)
 
     def _info(self, name: str) -> TensorInfo:
@@ -159,30 +159,30 @@ class GgufCheckpoint(Checkpoint):
         return self._tensors[name]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """[rows, columns]: GGUF's own order is the reverse."""
+        """[rows, columns], the reverse of GGUF's own order."""
         return self._info(name).shape
 
     def tensor(self, name: str) -> FloatArray:
-        """Dequantised, q and k rows in transformers' order; a view of the file for F32 outside q and k."""
+        """Dequantized, with q and k rows in transformers' order; F32 outside q and k is a view of the file."""
         info = self._info(name)
         values = require_finite(dequantise(info, self._header.raw(info)), name, self.path)
         heads = self._permuted_heads(name)
         return restore_row_order(values, heads) if heads else values
 
     def forget(self) -> None:
-        """Of the one file."""
+        """Release the file's pages."""
         self._header.file.forget()
 
     def stored_form(self, name: str) -> BlockForm | None:
-        """That of a matrix in one of BLOCK_TYPES (gguf_types); None for other types."""
+        """The form of a matrix of one of BLOCK_TYPES (gguf_types), else None."""
         return block_form(self._info(name))
 
     def unkept(self, name: str) -> str | None:
-        """The type, where values are of a code book (IQ1 to IQ3) or ternary (TQ)."""
+        """The type of a matrix with a code book (IQ1 to IQ3) or ternary weights (TQ)."""
         return unkept(self._info(name))
 
     def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
-        """Blocks of such a matrix, rows in transformers' order; None for other types."""
+        """Blocks of a matrix of one of BLOCK_TYPES, rows in transformers' order; None for other types."""
         info = self._info(name)
         if self.stored_form(name) is None:
             return None
@@ -201,7 +201,7 @@ class GgufCheckpoint(Checkpoint):
         )
 
     def tokenizer_json(self) -> bytes:
-        """Built from the vocabulary (0.1 s for 49k tokens); see gguf_tokenizer."""
+        """Built from the vocabulary by gguf_tokenizer (0.1 s for 49k tokens)."""
         return build_tokenizer_json(self._meta)
 
     def chat_template(self) -> str | None:
@@ -214,7 +214,7 @@ class GgufCheckpoint(Checkpoint):
         return self._meta.strings("tokenizer.ggml.tokens")
 
     def special_tokens(self) -> dict[str, str]:
-        """Texts of the ids that the metadata names."""
+        """Texts of the token ids in the metadata."""
         found: dict[str, str] = {}
         for role, short in _SPECIAL.items():
             index = self._meta.get(f"tokenizer.ggml.{short}_token_id")
@@ -223,7 +223,7 @@ class GgufCheckpoint(Checkpoint):
         return found
 
     def generation_config(self) -> dict[str, Any]:
-        """Ids as the metadata states them; `eos_token_ids`: end of sequence, of turn and of message."""
+        """Ids from the metadata; `eos_token_ids`: end of sequence, of turn and of message."""
         ids = token_ids(self._meta)
         keys = [f"tokenizer.ggml.{short}_token_id" for short in _END_TOKENS]
         ends = [self._meta.integer(key, least=0) for key in keys if self._meta.get(key) is not None]

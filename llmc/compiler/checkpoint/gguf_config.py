@@ -1,8 +1,7 @@
-"""A transformers 5 config from GGUF metadata, for the families that say how GGUF files hold them (architectures/).
+"""Build a transformers 5 config from GGUF metadata, for architectures with a GGUF form (architectures/).
 
-Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Each is checked, since a wrong number
-here would give a model that runs and answers nonsense: layer count, hidden size and vocabulary must agree
-with the tensors.
+Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Every value is checked, because a wrong number would
+give a model that runs and generates nonsense. Layer count, hidden size and vocabulary must agree with the tensors.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ READ = frozenset({
     "rope.freq_base", "rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length",
     "context_length", "feed_forward_length", "block_count",
 })  # fmt: skip
-"""Metadata of an architecture that a configuration is made of, without the architecture's name before it."""
+"""Metadata from which a configuration is built, without the architecture prefix."""
 
 NEUTRAL: dict[str, tuple[Any, ...] | None] = {
     "vocab_size": None, "tensor_data_layout": None, "rope.scaling.finetuned": None,  # notes; the embedding has the size
@@ -37,22 +36,21 @@ NEUTRAL: dict[str, tuple[Any, ...] | None] = {
     "logit_scale": (1,), "residual_scale": (1,), "embedding_scale": (1,), "attention.clamp_kqv": (0,),
     "attn_logit_softcapping": (0,), "final_logit_softcapping": (0,),
 }  # fmt: skip
-"""Metadata that nothing reads, with the values that ask for what llmc does without it; None: any value, because it is a
-note.
-"""
+"""Metadata that is not read, with the values that match llmc's behaviour; None: any value, because the key is only a
+note."""
 
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_ORIGINAL = 1.0, 4.0, 8192
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """Typed, checked access to metadata; `{arch}` in a key is replaced by the architecture."""
+    """Typed, checked access to metadata; `{arch}` in a key stands for the architecture."""
 
     header: GgufHeader
 
     @cached_property
     def arch(self) -> str:
-        """general.architecture, of a family that is supported. Raises CheckpointError for any other."""
+        """general.architecture. Raises CheckpointError for an unsupported architecture."""
         arch = self.text("general.architecture")
         known = by_gguf_architecture()
         if arch not in known:
@@ -61,17 +59,17 @@ class Metadata:
 
     @cached_property
     def model_type(self) -> str:
-        """The family's model type."""
+        """transformers' model type of the architecture."""
         return by_gguf_architecture()[self.arch]
 
     @cached_property
     def architecture(self) -> Architecture:
-        """The family of `arch`."""
+        """The `Architecture` of the model type."""
         return architecture({"model_type": self.model_type})
 
     @cached_property
     def gguf(self) -> Gguf:
-        """How GGUF files hold the family."""
+        """The architecture's form in GGUF files."""
         found = self.architecture.gguf
         assert found is not None  # the architecture is one of those in GGUF files
         return found
@@ -81,13 +79,13 @@ class Metadata:
         return self.header.file.error(what)
 
     def get(self, key: str) -> Any:
-        """The value, or None."""
+        """A value, or None."""
         if "{arch}" in key:
             key = key.replace("{arch}", self.arch)
         return self.header.metadata.get(key)
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A string."""
+        """A string. Raises CheckpointError."""
         value = self.get(key)
         if isinstance(value, str):
             return value
@@ -96,7 +94,7 @@ class Metadata:
         raise self._bad(key, value, "a string")
 
     def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """An integer of at least `least`; per-layer arrays are accepted where all layers agree."""
+        """An integer of at least `least`. A per-layer array is accepted if all layers agree. Raises CheckpointError."""
         value = self.get(key)
         if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
             value = value[0].item()
@@ -107,7 +105,7 @@ class Metadata:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A positive finite number."""
+        """A positive finite number. Raises CheckpointError."""
         value = self.get(key)
         value = default if value is None else value
         if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
@@ -115,7 +113,7 @@ class Metadata:
         return float(value)
 
     def strings(self, key: str) -> list[str]:
-        """An array of strings."""
+        """An array of strings. Raises CheckpointError."""
         value = self.get(key)
         if not isinstance(value, StringArray):
             raise self._bad(key, value, "an array of strings")
@@ -123,11 +121,11 @@ class Metadata:
 
     def _bad(self, key: str, value: Any, wanted: str) -> CheckpointError:
         found = "missing" if value is None else f"{value!r:.80}"
-        return self.error(f"metadata {key} is {found}, {wanted} is needed; the file is damaged or incomplete")
+        return self.error(f"metadata {key} is {found}, but {wanted} is needed; the file is damaged or incomplete")
 
 
 def build_config(header: GgufHeader) -> dict[str, Any]:
-    """The config. Raises CheckpointError for an unsupported architecture or feature, or a contradiction."""
+    """Build the config. Raises CheckpointError for an unsupported architecture or feature, or a contradiction."""
     meta = Metadata(header)
     arch, tensors = meta.arch, header.tensors
     if meta.integer("split.count", 1, least=0) > 1:
@@ -143,7 +141,7 @@ def build_config(header: GgufHeader) -> dict[str, Any]:
     if meta.integer("{arch}.attention.value_length", head_dim) != head_dim:
         raise meta.error("keys and values of different head size are not supported")
     if meta.integer("{arch}.rope.dimension_count", head_dim) != head_dim:
-        raise meta.error("rotary embedding of a part of each head is not supported")
+        raise meta.error("rotary embedding of only a part of each head is not supported")
     context = meta.integer("{arch}.context_length")
     config: dict[str, Any] = {
         "model_type": meta.model_type,
@@ -171,23 +169,23 @@ def build_config(header: GgufHeader) -> dict[str, Any]:
 
 
 def _require_read(meta: Metadata) -> None:
-    """Raise CheckpointError for metadata that may change the numbers, and that nothing here reads.
+    """Raise CheckpointError for metadata that may change results and that nothing here reads.
 
-    Of other namespaces than the architecture's only an adapter's counts: by the format the rest are notes, and about
-    the tokenizer.
+    Outside the architecture's namespace only an adapter's metadata counts: by the format, other namespaces hold notes
+    and the tokenizer.
     """
     prefix = f"{meta.arch}."
     for key, value in meta.header.metadata.items():
         name = key.removeprefix(prefix)
         if key.startswith("adapter."):
-            raise meta.error(f"metadata {key}: an adapter alone is no model; merge it into its model first")
+            raise meta.error(f"metadata {key}: the file is an adapter, not a model; merge it into its model first")
         if name == key or name in READ:
             continue
         allowed = NEUTRAL.get(name, ())
         if allowed is not None and not any(np.all(value == one) for one in allowed):
             raise meta.error(
-                f"metadata {key} is {value!r:.80}, and nothing reads it: the model would be another one; this model "
-                "variant is not supported (if the key changes no number, take it out with gguf's gguf_editor)"
+                f"metadata {key} is {value!r:.80}, which is not supported and may change the model's results (if it "
+                "changes none, remove the key with gguf's gguf_editor)"
             )
     scaled = meta.number("{arch}.rope.scaling.factor", 1.0) != 1.0
     if scaled and (ROPE_FACTORS in meta.header.tensors or meta.text("{arch}.rope.scaling.type", "none") == "none"):
@@ -198,7 +196,7 @@ def _require_read(meta: Metadata) -> None:
 
 
 def token_ids(meta: Metadata) -> dict[str, int | None]:
-    """bos_token_id, eos_token_id and pad_token_id; None where the file does not say."""
+    """bos_token_id, eos_token_id and pad_token_id; None if the file does not state them."""
     keys = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
     return {
         name: None if meta.get(key) is None else meta.integer(key, least=0)
@@ -249,11 +247,10 @@ def _rope(meta: Metadata, head_dim: int, context: int) -> dict[str, Any]:
 
 
 def _llama3_rope(meta: Metadata, head_dim: int, theta: float) -> dict[str, Any]:
-    """Llama 3 scaling is stored as divisors of the frequencies, [head_dim/2]; the parameters are recovered
-    from it.
+    """Recover Llama 3 scaling parameters from the stored frequency divisors, [head_dim/2].
 
-    All published Llama 3.x models share low and high factors and the original context; the scale is the
-    largest divisor. A file whose divisors do not follow is refused rather than approximated.
+    All published Llama 3.x models share low and high factors and the original context; the scale is the largest
+    divisor. A file whose divisors do not follow this rule is refused rather than approximated.
     """
     info = meta.header.tensors[ROPE_FACTORS]
     if info.type != "F32" or info.shape != (head_dim // 2,):

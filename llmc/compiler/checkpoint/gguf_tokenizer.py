@@ -1,12 +1,11 @@
-"""A Hugging Face tokenizer.json from the vocabulary in a GGUF file.
+"""Build a Hugging Face tokenizer.json from the vocabulary in a GGUF file.
 
-tokenizer.ggml.model "gpt2" is byte-level BPE, whose splitting rule tokenizer.ggml.pre names; "llama" is
-SentencePiece BPE, whose merges follow from the scores. Token types: 1 normal, 2 unknown, 3 control, 4
-user-defined, 5 unused, 6 byte. Control tokens are special and matched before anything else, as llama.cpp does
-with parse_special.
+tokenizer.ggml.model "gpt2" is byte-level BPE with the splitting rule named by tokenizer.ggml.pre. "llama" is
+SentencePiece BPE, whose merges follow from the scores. Token types: 1 normal, 2 unknown, 3 control, 4 user-defined, 5
+unused, 6 byte. Control tokens are special and matched before anything else, like llama.cpp with parse_special.
 
-Rules checked token for token against llama.cpp (see tests/compiler/data/README.md); split patterns are those
-of the models' own tokenizer.json files.
+The rules were checked token for token against llama.cpp (tests/compiler/data/README.md). Split patterns are those of
+the models' own tokenizer.json files.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ _SPACE_MARK = "\u2581"
 
 @dataclass(frozen=True)
 class PreTokenizerRule:
-    """How a family splits text before BPE, and what it assumes where the metadata is silent."""
+    """How a model splits text before BPE, and its defaults for missing metadata."""
 
     digits: bool = False
-    """Each digit alone, before GPT-2's pattern."""
+    """Split each digit, before GPT-2's pattern."""
     pattern: str | None = None
-    """A pattern in place of GPT-2's."""
+    """A pattern that replaces GPT-2's."""
     ignore_merges: bool = False
-    """A word that is a token as a whole is taken without merging."""
+    """A word that is one token is taken without merging."""
     add_bos: bool = False
 
 
@@ -56,11 +55,11 @@ PRE_TOKENIZERS = {
     "gpt-2": _GPT2, "smollm": _SMOLLM, "starcoder": _SMOLLM, "refact": _SMOLLM, "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3, "llama-v3": _LLAMA3, "qwen2": _QWEN2, "deepseek-r1-qwen": _QWEN2,
 }  # fmt: skip
-"""tokenizer.ggml.pre: its rule."""
+"""Value of tokenizer.ggml.pre → its rule."""
 
 
 def build_tokenizer_json(meta: Metadata) -> bytes:
-    """The same bytes for the same metadata. Raises CheckpointError for a damaged vocabulary."""
+    """Build the tokenizer, the same bytes for the same metadata. Raises CheckpointError for a damaged vocabulary."""
     vocabulary = _Vocabulary(meta)
     model = meta.text("tokenizer.ggml.model")
     if model == "gpt2":
@@ -87,7 +86,7 @@ class _Vocabulary:
 
     @cached_property
     def ids(self) -> dict[str, int]:
-        """Token text: id. The first of equal texts has the id, as in llama.cpp."""
+        """Token text: id. Equal texts get the first id, as in llama.cpp."""
         ids: dict[str, int] = {}
         for index, token in enumerate(self.tokens):
             ids.setdefault(token, index)
@@ -100,7 +99,7 @@ class _Vocabulary:
         return values
 
     def added_tokens(self) -> list[tuple[AddedToken, bool]]:
-        """Tokens matched before the model: (token, special)."""
+        """Tokens that are matched before the model: (token, special)."""
         if self.meta.get("tokenizer.ggml.token_type") is None:
             return []
         types = self.numbers("tokenizer.ggml.token_type")
@@ -181,7 +180,7 @@ def _sentence_piece(vocabulary: _Vocabulary) -> Tokenizer:
 
 
 def _merges_from_scores(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
-    """Every way to make a token of two others, best score first, as SentencePiece joins them."""
+    """Every split of a token into two tokens, best score first, as SentencePiece merges them."""
     scores = vocabulary.numbers("tokenizer.ggml.scores")
     ids = vocabulary.ids
     merges = [

@@ -1,19 +1,19 @@
-"""GGUF's types in blocks, by name: how the bytes of a matrix become codes, scales and minimums.
+"""GGUF's block types by name: how to decode the bytes of a matrix to quantized weights, scales and minimums.
 
-Bytes of a matrix are uint8 [N, B, S]: N rows of B blocks of S bytes, as ggml lays them out. What is read of each block
-is [N, B, ...], its weights in their order. Source: ggml's quants and gguf-py's.
+Bytes of a matrix are uint8 [N, B, S]: N rows of B blocks of S bytes, as ggml lays them out. Decoded parts are [N, B,
+...], weights in order. Source: ggml's quants and gguf-py's.
 
-Types of blocks of 32 weights, each with float16 numbers of its own:
+Types with blocks of 32 weights and float16 scales:
 
     Q8_0   = scale (q:i8)*32
     Q4_0   = scale low          Q4_1 = scale minimum low
     Q5_0   = scale high low     Q5_1 = scale minimum high low
     IQ4_NL = scale low          low = (lo:4 hi:4)*16   high = (bit:1)*32
 
-The low half-bytes are weights 0–15 of the block and the high ones 16–31. Codes of 5 bits, and IQ4_NL's values, are held
-in 8 bits.
+The low half-bytes are weights 0–15 of the block, the high ones 16–31. 5-bit weights and IQ4_NL's values are held in 8
+bits.
 
-Types of 256 weights that share float16 numbers, in blocks of 16 or 32 that have a small whole number each:
+Types with 256 weights that share float16 numbers, in blocks of 16 or 32 with a small whole number each:
 
     Q2_K   = (scale:4 minimum:4)*16 codes:2*256 d:f16 dmin:f16
     Q3_K   = inverted_high:1*256 codes:2*256 scales:6*16 d:f16
@@ -22,8 +22,8 @@ Types of 256 weights that share float16 numbers, in blocks of 16 or 32 that have
     Q6_K   = codes:4*256 high:2*256 (scale:i8)*16 d:f16
     IQ4_XS = d:f16 high_scales:2*8 scales:4*8 codes:4*256
 
-A block's scale is d times its number, in float32, and its minimum −dmin times the other: products of 11 and of at most
-8 bits, which float32 holds exactly.
+A block's scale is d times its number in float32, its minimum −dmin times its other number. Factors have 11 and at most
+8 bits, so float32 holds the results exactly.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ from llmc.compiler.checkpoint.base import FloatArray
 BLOCK = 32
 _SIGN = np.uint8(128)
 FIVE_ZERO = 128 - 16
-"""What codes of 5 bits are moved by."""
+"""Added to 5-bit weights."""
 _IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 IQ4_CODES = _IQ4_VALUES.view(np.uint8) ^ _SIGN
-"""What the codes of IQ4_NL and IQ4_XS stand for before their scale, with the zero point 128."""
+"""The values of IQ4_NL's and IQ4_XS's 16 codes before their scale, with zero point 128."""
 _STORED = 256
 _TWO_ZERO = 8 - 2
-"""What codes of 2 bits are moved by."""
+"""Added to 2-bit weights."""
 Bytes = npt.NDArray[np.uint8]
 Parts: TypeAlias = "tuple[Bytes, FloatArray, FloatArray | None]"
-"""Codes, one a byte; the scale of each `form.block` of them; their minimums, None where the form has none."""
+"""Quantized weights, one per byte; the scale of each `form.block` of them; their minimums, or None without minimums."""
 
 
 @dataclass(frozen=True)
 class BlockType:
-    """`stored` weights lie together; `zero` is the zero point of all codes. `split` takes the bytes of a matrix.
+    """`stored` weights lie together; `zero` is the zero point of all; `split` decodes the bytes of a matrix.
 
-    Codes of fewer bits than `form.bits` are moved so that the middle of their range is that of the wider one: products
-    that quantise activations, and take minimums apart, are as exact then as the codes are small about that middle.
+    Weights of fewer bits than `form.bits` are shifted to the middle of the wider range. Matmuls that quantize
+    activations and add minimums separately are then as exact as the weights are small around that middle.
     """
 
     form: BlockForm
@@ -68,10 +68,8 @@ class BlockType:
 
 
 def planes(packed: Bytes, run: int, bits: int) -> Bytes:
-    """Numbers of `bits` each, of which 8 / bits share a byte: [N, B, S] → [N, B, S * 8 / bits].
-
-    A run of `run` bytes holds the lowest bits of its first `run` numbers, the next bits of as many that follow.
-    """
+    """Unpack numbers of `bits` bits, 8 / bits per byte: [N, B, S] → [N, B, S * 8 / bits]. `run` bytes hold the lowest
+    bits of their first `run` numbers, the next bits hold the following `run` numbers."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     numbers = (packed.reshape(*packed.shape[:2], -1, 1, run) >> shifts) & np.uint8((1 << bits) - 1)
     return numbers.reshape(*packed.shape[:2], -1)
@@ -142,7 +140,7 @@ def _iq4_xs(blocks: Bytes) -> Parts:
 
 
 def _scales_and_minimums(blocks: Bytes) -> tuple[FloatArray, FloatArray]:
-    """Of Q4_K and Q5_K: 4 bytes of scales, 4 of minimums, and 4 of the low bits of both of the last 4 blocks, whose
+    """For Q4_K and Q5_K: 4 bytes of scales, 4 of minimums, and 4 with the low bits of both for the last 4 blocks, whose
     high bits are those of the first 8 bytes."""
     scales, minimums, low = (blocks[..., at : at + 4] for at in (4, 8, 12))
     first, high = np.uint8(63), np.uint8(48)

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from llmc.compiler.architectures.shared.block_form import BlockForm
 
 Facts: TypeAlias = "Callable[[Mapping[str, Any]], Architecture]"
-"""The architecture of a configuration. It is given: what reads weights is in keys, and architectures are not."""
+"""Returns a configuration's architecture. Passed in, because readers of weights are in keys and architectures are not.
+"""
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -39,7 +40,7 @@ _SMALL_FILES = (
     "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 _VALUES = frozenset({*_SMALL_FILES, INDEX} - {"tokenizer.json", "chat_template.jinja"})
-"""Files that are read as JSON values; those left out go into bundles byte by byte."""
+"""Files that are read as JSON values; the excluded ones go into bundles byte by byte."""
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _SAMPLING = ("do_sample", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -47,7 +48,7 @@ _TORCH_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt",
 
 
 class HuggingFaceCheckpoint(Checkpoint):
-    """Opening reads config, index and every shard's header, and so finds missing and truncated shards."""
+    """A folder. Opening reads config, index and every shard's header, which detects missing and truncated shards."""
 
     format = "huggingface"
 
@@ -76,8 +77,8 @@ class HuggingFaceCheckpoint(Checkpoint):
 
     @property
     def config(self) -> dict[str, Any]:
-        """config.json, with rope fields of transformers 4 moved to `rope_parameters`, and without a quantization that
-        tensors no longer have when they are read."""
+        """config.json with transformers 4's rope fields moved to `rope_parameters`. A quantization_config is left out
+        if its method is read, since tensors are dequantized then."""
         return {name: value for name, value in self._config.items() if name != STATED or not is_read(value)}
 
     def roles(self) -> dict[str, Path]:
@@ -92,60 +93,58 @@ class HuggingFaceCheckpoint(Checkpoint):
             return None
         try:
             return digest_bytes(canonical_json(without_path(read_json(self.path / role))))
-        except (CheckpointError, ValueError):  # a file that is not such JSON, or holds NaN, counts by its bytes
+        except (CheckpointError, ValueError):  # invalid JSON, or JSON with NaN, counts by its bytes
             return None
 
     def tensor_names(self) -> list[str]:
-        """Names of the causal language model; a checkpoint that was saved without a head has shorter ones."""
+        """Names of the causal language model, even if the checkpoint was saved without lm_head under shorter names."""
         return sorted(self._stored)
 
     def _where(self, name: str) -> str:
-        """The tensor's name in files."""
         if name not in self._stored:
             raise unknown_tensor(name, self.path, self.tensor_names())
         return self._stored[name]
 
     def _quantized(self, name: str) -> QuantisedTensor | None:
-        """The tensor, if it is stored in codes."""
         return self._quantised.get(self._where(name))
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape as stored; of what is stored in codes, that of its values."""
+        """Shape as stored; for a quantized tensor, the shape of its values."""
         found, stored = self._quantized(name), self._where(name)
         return self._owner[stored].tensors[stored].shape if found is None else found.shape
 
     def tensor(self, name: str) -> FloatArray:
-        """F64, F32, F16 or BF16 as float32; F32 is a view of the file. What is stored in codes by its format's rule."""
+        """F64, F32, F16 or BF16 as float32, F32 as a view of the file; quantized tensors by their format's rule."""
         found, stored = self._quantized(name), self._where(name)
         return self._owner[stored].tensor(stored) if found is None else found.values()
 
     def stored_form(self, name: str) -> BlockForm | None:
-        """As its format has it."""
+        """The form of a quantized tensor's blocks."""
         found = self._quantized(name)
         return None if found is None else found.form()
 
     def unkept(self, name: str) -> str | None:
-        """As its format says."""
+        """The reason that the tensor's format gives."""
         found = self._quantized(name)
         return None if found is None else found.unkept()
 
     def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
-        """As its format has them."""
+        """A quantized tensor's blocks."""
         found = self._quantized(name)
         return None if found is None else found.blocks()
 
     def reordered_form(self, name: str) -> BlockForm | None:
-        """As its format has it."""
+        """The form of a quantized tensor's reordered blocks."""
         found = self._quantized(name)
         return None if found is None else found.reordered_form()
 
     def reordered_blocks(self, name: str) -> QuantisedBlocks | None:
-        """As its format has them."""
+        """A quantized tensor's reordered blocks."""
         found = self._quantized(name)
         return None if found is None else found.reordered_blocks()
 
     def fill(self, name: str, out: FloatArray) -> None:
-        """Straight from the file, where it has the tensor as floats."""
+        """Read directly from the file if it stores the tensor as floats."""
         stored = self._stored.get(name)
         if stored is None or stored in self._quantised or not self._owner[stored].fills(stored):
             super().fill(name, out)
@@ -153,12 +152,12 @@ class HuggingFaceCheckpoint(Checkpoint):
             self._owner[stored].fill(stored, out)
 
     def forget(self) -> None:
-        """Of every shard."""
+        """Release the pages of every shard."""
         for shard in self._shards.values():
             shard.forget()
 
     def tokenizer_json(self) -> bytes:
-        """The file as it is."""
+        """The file's bytes."""
         path = self.path / "tokenizer.json"
         if not path.is_file():
             raise NoTokenizerError(
@@ -200,7 +199,7 @@ class HuggingFaceCheckpoint(Checkpoint):
         return found
 
     def generation_config(self) -> dict[str, Any]:
-        """generation_config.json over config.json. Raises CheckpointError for an id that is no integer."""
+        """generation_config.json over config.json. Raises CheckpointError for an id that is not an integer."""
         stated = _optional_json(self.path / "generation_config.json")
         merged = {**self._config, **{key: value for key, value in stated.items() if value is not None}}
         eos = merged.get("eos_token_id")
@@ -216,9 +215,9 @@ class HuggingFaceCheckpoint(Checkpoint):
 
 
 def read_config_file(path: Path, facts: Facts | None = None) -> dict[str, Any]:
-    """A config.json, its rope fields moved to `rope_parameters` (transformers 5). Raises CheckpointError.
+    """Read a config.json, with its rope fields moved to `rope_parameters` (transformers 5). Raises CheckpointError.
 
-    Of a model of several parts it is the text part's (`text_config`). With `facts` it is in common terms too
+    Of a multi-part model, return the text part's configuration (`text_config`). With `facts` it is in common terms
     (`Architecture.in_common_terms`).
     """
     config = read_json(path)
@@ -229,7 +228,7 @@ def read_config_file(path: Path, facts: Facts | None = None) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises CheckpointError if it is missing, unreadable or anything else."""
+    """Read a JSON object from a file. Raises CheckpointError if it is missing, unreadable or not an object."""
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError as error:
@@ -246,7 +245,7 @@ def _optional_json(path: Path) -> dict[str, Any]:
 
 
 def _with_rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
-    """transformers 4 wrote `rope_theta` and `rope_scaling` ({"type" or "rope_type", …}) beside each other."""
+    """transformers 4 wrote separate `rope_theta` and `rope_scaling` ({"type" or "rope_type", …})."""
     if config.get("rope_parameters") or "rope_theta" not in config:
         return config
     scaling = config.get("rope_scaling") or {}
@@ -259,7 +258,7 @@ def _with_rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _weight_files(path: Path) -> list[str]:
-    """Names of the safetensors files, the single file first as in transformers."""
+    """Names of the safetensors files. A single file takes precedence, as in transformers."""
     if (path / SINGLE).is_file():
         return [SINGLE]
     if (path / INDEX).is_file():
@@ -292,11 +291,11 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 class ConfigCheckpoint(HuggingFaceCheckpoint):
-    """A configuration alone, a config.json by any name: a model without weights.
+    """A configuration without weights: a config.json under any name.
 
-    Beside one that is called config.json, the tokenizer, the chat template and generation_config.json count as they do
-    in a folder, so that a bundle of it can take texts; weights that lie there do not. `tensor_names` is empty; `shape`
-    and `tensor` raise CheckpointError.
+    If the file is called config.json, the tokenizer, chat template and generation_config.json next to it count as in a
+    folder, so that a bundle of it can take text; weights next to it do not. `tensor_names` is empty; `shape` and
+    `tensor` raise CheckpointError.
     """
 
     format = "config"
@@ -310,7 +309,7 @@ class ConfigCheckpoint(HuggingFaceCheckpoint):
         self._stored = {}
 
     def roles(self) -> dict[str, Path]:
-        """The configuration, and what goes with a tokenizer; a path that is the file itself has nothing below it."""
+        """The configuration and the tokenizer's files; only the configuration if it has another name."""
         beside = {name: path for name, path in super().roles().items() if name != INDEX}
         return {**beside, CONFIG: self._file}
 
@@ -332,7 +331,7 @@ class ConfigCheckpoint(HuggingFaceCheckpoint):
 
     def _refuse(self) -> NoReturn:
         raise CheckpointError(
-            f"{self._file} is a configuration alone: it has no weights; name the folder or .gguf file that has them"
+            f"{self._file} is only a configuration, without weights; pass the folder or .gguf file that has them"
         )
 
 

@@ -10,10 +10,8 @@ from llmc.errors import CheckpointError
 
 
 class MappedFile:
-    """A file's bytes. The map lives as long as this object or any array made from `buffer`.
-
-    Raises CheckpointError for a file that is missing, unreadable or empty, and from every read past the end.
-    """
+    """A mapped file. The map lives as long as this object or any array made from `buffer`. Raises CheckpointError for a
+    missing, unreadable or empty file, and for every read past the end."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -29,7 +27,7 @@ class MappedFile:
             raise CheckpointError(f"{path}: cannot be read ({error})") from error
 
     def forget(self) -> None:
-        """Let its pages go, which are read again when they are needed."""
+        """Release the file's pages; the next read loads them again."""
         self.buffer.madvise(mmap.MADV_DONTNEED)
 
     def error(self, what: str) -> CheckpointError:
@@ -37,7 +35,7 @@ class MappedFile:
         return CheckpointError(f"{self.path}: {what}")
 
     def need(self, offset: int, size: int, what: str) -> None:
-        """Raises CheckpointError unless `size` bytes exist at `offset`."""
+        """Raise CheckpointError unless `size` bytes exist at `offset`."""
         if size < 0 or offset + size > self.size:
             raise self.error(
                 f"truncated or damaged: {what} at byte {offset} needs {size} bytes, but the file ends at "
@@ -45,11 +43,11 @@ class MappedFile:
             )
 
     def unpack(self, layout: struct.Struct, offset: int, what: str) -> tuple[int | float | bool, ...]:
-        """Values of a fixed layout at `offset`."""
+        """Unpack values of a fixed layout at `offset`."""
         self.need(offset, layout.size, what)
         return layout.unpack_from(self.buffer, offset)
 
     def read(self, offset: int, size: int, what: str) -> bytes:
-        """`size` bytes at `offset`."""
+        """Read `size` bytes at `offset`."""
         self.need(offset, size, what)
         return self.buffer[offset : offset + size]

@@ -1,11 +1,11 @@
 """LoRA adapters as PEFT saves them: a folder with adapter_config.json and adapter_model.safetensors.
 
-A module's weight W [out, in] becomes W + s · B A, of lora_A [r, in] and lora_B [out, r]; an embedding [tokens, H]
-becomes W + s · (B A)ᵀ. s = lora_alpha / r, or lora_alpha / √r with `use_rslora`; `alpha_pattern` has the lora_alpha of
-some modules. With `use_dora` each row of the sum is scaled to the length that its magnitude says. Modules that keep
-weights as [in, out] (GPT-2's) take the transposed product. Other tensors, those of `modules_to_save` and biases,
-replace the model's. Source: PEFT 0.21, tuners/lora/layer.py (get_delta_weight, merge), dora.py and
-utils/save_and_load.py. The arithmetic is float32.
+A module's weight W [out, in] becomes W + s · B A, with lora_A [r, in] and lora_B [out, r]; an embedding [tokens, H]
+becomes W + s · (B A)ᵀ. s = lora_alpha / r, or lora_alpha / √r with `use_rslora`; `alpha_pattern` overrides lora_alpha
+for some modules. With `use_dora`, each row of the sum is scaled to its stored magnitude. Modules with weights [in, out]
+(GPT-2's) take the transposed product. Other tensors, from `modules_to_save` and biases, replace the model's. Source:
+PEFT 0.21, tuners/lora/layer.py (get_delta_weight, merge), dora.py and utils/save_and_load.py. The arithmetic is
+float32.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _NO_MATTER = {
     "layers_pattern", "layers_to_transform", "lora_dropout", "megatron_core", "modules_to_save", "peft_version",
     "qalora_group_size", "revision", "runtime_config", "target_modules", "task_type",
 }  # fmt: skip
-"""What tensors say by themselves, or that only training reads."""
+"""Keys that the tensors imply, or that only training reads."""
 _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
-"""`init_lora_weights` that leave the base model's weights as they were."""
+"""Values of `init_lora_weights` that leave the base model's weights unchanged."""
 
 
 class PeftAdapter:
-    """An opened adapter. Opening reads its configuration and the header of its weights; raises CheckpointError."""
+    """An opened adapter. Opening reads its configuration and its weights' header; raises CheckpointError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -66,7 +66,7 @@ class PeftAdapter:
             )
         self.file = SafetensorsFile(path / ADAPTER_WEIGHTS)
         self.replaced: dict[str, str] = {}
-        """Tensors of the model that are another one → their names in the file."""
+        """Tensors of the model that are replaced → their names in the file."""
         self._parts: dict[str, dict[str, str]] = {}
         self._sort()
 
@@ -74,19 +74,19 @@ class PeftAdapter:
         config, what = self.config, f"{self.path / ADAPTER_CONFIG}"
         if config.get("peft_type") != "LORA":
             raise CheckpointError(
-                f"{what}: peft_type is {config.get('peft_type')!r}, and LORA can be read; merge it with PEFT "
+                f"{what}: peft_type is {config.get('peft_type')!r}, but only LORA can be read; merge it with PEFT "
                 "(`merge_and_unload`) and compile the result"
             )
         start = config.get("init_lora_weights")
         if start not in _PLAIN_STARTS:
             raise CheckpointError(
-                f"{what}: init_lora_weights is {start!r}, which changed the base model, too; save it as a plain "
+                f"{what}: init_lora_weights is {start!r}, which also changed the base model; save it as a plain "
                 "adapter with PEFT (`path_initial_model_for_weight_conversion`), or merge it there"
             )
         unknown = sorted(name for name, value in config.items() if value and name not in _READ | _NO_MATTER)
         if unknown:
             raise CheckpointError(
-                f"{what}: {', '.join(unknown)} is not read, and would make it another model; merge the adapter with "
+                f"{what}: {', '.join(unknown)} is not supported, but changes the result; merge the adapter with "
                 "PEFT (`merge_and_unload`) and compile the result"
             )
 
@@ -101,38 +101,39 @@ class PeftAdapter:
         for module, parts in self._parts.items():
             if not ({"A", "B"} <= parts.keys() or {"embedding_A", "embedding_B"} <= parts.keys()):
                 raise CheckpointError(
-                    f"{self.path}: of {module} there is {', '.join(sorted(parts.values()))} alone, and a product needs "
-                    "two matrices: fetch the adapter again"
+                    f"{self.path}: {module} has only {', '.join(sorted(parts.values()))}, but LoRA needs two matrices: "
+                    "fetch the adapter again"
                 )
 
     @property
     def base(self) -> str:
-        """The model that it was trained for, as its configuration names it; "" where it does not."""
+        """Name of the base model in the adapter's configuration; "" if absent."""
         return str(self.config.get("base_model_name_or_path") or "")
 
     @cached_property
     def changed(self) -> dict[str, str]:
-        """Tensors of the model that products are added to → their modules."""
+        """Tensors of the model to which low-rank products are added → their modules."""
         weights = {f"{module}.weight": module for module in self._parts}
         biases = {f"{module}.bias": module for module, parts in self._parts.items() if "bias" in parts}
         return weights | biases
 
     @property
     def modules(self) -> Mapping[str, object]:
-        """The modules that products are added to, by name."""
+        """Modules with low-rank products, by name."""
         return self._parts
 
     def rank(self, module: str) -> int:
-        """Of the product of one of the `modules`."""
+        """Rank of one of the `modules`."""
         return _pair({part: self.file.tensors[stored] for part, stored in self._parts[module].items()})[0].shape[0]
 
     def factors(self, module: str) -> tuple[FloatArray, FloatArray]:
-        """A [r, in] and B [out, r] of a product, B times its scale."""
+        """A [r, in] and B [out, r] of a module; B includes the scale."""
         low, high = _pair({part: self.file.tensor(stored) for part, stored in self._parts[module].items()})
         return low, high * np.float32(self._scale(module, low.shape[0]))
 
     def require_selectable(self) -> None:
-        """Raise CheckpointError where it is more than products of linear modules, which is what requests can choose."""
+        """Raise CheckpointError unless the adapter has low-rank products of linear modules only, as requests can
+        choose."""
         more = [
             *(("magnitudes (use_dora)",) if self.config.get("use_dora") else ()),
             *(f"another {name}" for name in self.replaced),
@@ -142,16 +143,17 @@ class PeftAdapter:
         ]
         if more or not self._parts:
             raise CheckpointError(
-                f"{self.path}: it has {more[0] if more else 'no product'}, which no request can choose: adapters that "
-                f"requests choose are products of linear modules; merge it (--lora {self.path})"
+                f"{self.path}: it has {more[0] if more else 'no product'}, which no request can choose: "
+                "selectable adapters change linear modules by low-rank products only; merge it "
+                f"(--lora {self.path})"
             )
 
     def files(self) -> dict[str, Path]:
-        """Its files, by name."""
+        """The adapter's files by name."""
         return {name: self.path / name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)}
 
     def require_fit(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raise CheckpointError unless one of the `changed` tensors, of such a shape, can be changed."""
+        """Raise CheckpointError unless the adapter's change of tensor `name`, one of `changed`, fits `shape`."""
         module = self.changed[name]
         shapes = {part: self.file.tensors[stored].shape for part, stored in self._parts[module].items()}
         low, high = _pair(shapes)
@@ -161,11 +163,12 @@ class PeftAdapter:
         if shape not in (change, change[::-1]):
             raise self._misfit(name, shape, f"a change of {list(change)}")
         if self.config.get("use_dora") and prod(shapes.get("magnitude", ())) != high[0]:
-            raise self._misfit(name, shape, "no magnitude for each row, which use_dora asks for")
+            raise self._misfit(name, shape, "no magnitude per row, which use_dora requires")
         self._scale(module, low[0])
 
     def apply(self, name: str, weight: FloatArray) -> FloatArray:
-        """One of the `changed` tensors that fit, changed. Raises CheckpointError for values that are no numbers."""
+        """Return tensor `name`, one of `changed`, with the adapter's change. Raises CheckpointError for NaN or
+        infinity."""
         module = self.changed[name]
         parts = {part: self.file.tensor(stored) for part, stored in self._parts[module].items()}
         low, high = _pair(parts)
@@ -182,16 +185,17 @@ class PeftAdapter:
         return built
 
     def _is_transposed(self, weight: tuple[int, ...], matmul: tuple[int, ...]) -> bool:
-        """Of a square weight the configuration says it, of another its shape."""
+        """A square weight is decided by the configuration, any other by its shape."""
         return bool(self.config.get("fan_in_fan_out")) if matmul[0] == matmul[1] else matmul != weight
 
     def _scale(self, module: str, rank: int) -> float:
-        """Source: PEFT's update_layer and get_pattern_key; names, not patterns: those of a stranger are not run."""
+        """Source: PEFT's update_layer and get_pattern_key. Accepts names only: patterns from an untrusted file are not
+        run."""
         patterns = self.config.get("alpha_pattern") or {}
         if not isinstance(patterns, Mapping) or not all(re.fullmatch(r"[\w.]+", key) for key in patterns):
             raise CheckpointError(
-                f"{self.path / ADAPTER_CONFIG}: alpha_pattern is {patterns!r:.80}, and the names of modules are read, "
-                "whole or from a dot on; write each out"
+                f"{self.path / ADAPTER_CONFIG}: alpha_pattern is {patterns!r:.80}, but only module names can be read, "
+                "in full or from a dot on; write out each name"
             )
         found = next((key for key in patterns if f".{module}".endswith(f".{key}")), None)
         alpha: Any = self.config.get("lora_alpha") if found is None else patterns[found]
@@ -208,6 +212,6 @@ class PeftAdapter:
 
 
 def _pair(parts: Mapping[str, T]) -> tuple[T, T]:
-    """What is multiplied: A [r, in] and B [out, r]."""
+    """The factors A [r, in] and B [out, r]."""
     kind = "embedding_" if "embedding_A" in parts else ""
     return parts[f"{kind}A"], parts[f"{kind}B"]

@@ -1,14 +1,14 @@
 """One .safetensors file, as views of the mapped file.
 
 The safetensors package copies each tensor, and has no numpy type for bfloat16. Here float32 is a view, other floats are
-widened straight into the caller's memory, and pages can be given back.
+converted directly into the caller's memory, and mapped pages can be released.
 
     file   = length:u64le header data
     header = JSON of `length` bytes: {name: {"dtype", "shape", "data_offsets": [begin, end]}…,
     "__metadata__"?}
 
-Offsets count from the end of the header; tensors cover the data without gaps or overlaps. Source of the
-format and of the header limit: https://huggingface.co/docs/safetensors (format section).
+Offsets count from the end of the header; tensors cover the data without gaps or overlaps. Source of the format and of
+the header limit: https://huggingface.co/docs/safetensors (format section).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _ITEM_BYTES = {
     "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
 }  # fmt: skip
 _CODES = {"I64": "<i8", "I32": "<i4", "I8": "i1", "U8": "u1", "F8_E4M3": "u1", "F8_E8M0": "u1"}
-"""Types that quantised tensors have, which their formats read (quantised/)."""
+"""Types of quantized tensors, which their formats read (quantised/)."""
 _FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where one tensor lies; `begin` is its offset in the file, in bytes."""
+    """A tensor's type and location; `begin` is its byte offset in the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -49,7 +49,7 @@ class StoredTensor:
 
 
 class SafetensorsFile:
-    """Maps the file and checks its whole header at once; tensor data is touched only by `tensor`."""
+    """A mapped file. Opening checks the whole header; only `tensor`, `fill` and `quantized` read data."""
 
     def __init__(self, path: Path) -> None:
         self._file = MappedFile(path)
@@ -57,12 +57,12 @@ class SafetensorsFile:
         self.tensors = _read_header(self._file)
 
     def tensor(self, name: str) -> FloatArray:
-        """Float32 values in the stored shape; F32 is a read-only view. Contract: `Checkpoint.tensor`."""
+        """Finite float32 values in the stored shape; F32 is a read-only view. Raises CheckpointError."""
         stored = self._known(name)
         if not self.fills(name):
             raise self._file.error(
-                f"tensor {name} has type {stored.dtype}, and only {', '.join(_FLOATS)} can be read; "
-                "use the unquantised checkpoint and let `llmc compile --quantize` quantise it"
+                f"tensor {name} has type {stored.dtype}, but only {', '.join(_FLOATS)} can be read; "
+                "use the unquantized checkpoint and let `llmc compile --quantize` quantize it"
             )
         if stored.dtype == "F32":
             return require_finite(self._raw(stored), name, self.path)
@@ -71,11 +71,11 @@ class SafetensorsFile:
         return require_finite(values, name, self.path)
 
     def fills(self, name: str) -> bool:
-        """Whether a tensor is of a type that `fill` and `tensor` read."""
+        """Whether `fill` and `tensor` can read the tensor's type."""
         return self._known(name).dtype in _FLOATS
 
     def fill(self, name: str, out: FloatArray) -> None:
-        """A tensor that `fills` as float32 into `out`, of its shape and C-contiguous, whatever its values are."""
+        """Write a tensor that `fills` into `out`, float32 of its shape and C-contiguous. Values are not checked."""
         stored = self._known(name)
         raw = self._raw(stored)
         if stored.dtype == "BF16":
@@ -89,18 +89,18 @@ class SafetensorsFile:
         return raw.reshape(stored.shape)
 
     def forget(self) -> None:
-        """Let the file's pages go."""
+        """Release the file's pages."""
         self._file.forget()
 
     def quantized(self, name: str) -> npt.NDArray[Any]:
-        """A tensor of one of _CODES in its stored shape, a read-only view: integers, or the bytes of 8-bit floats.
-
-        Raises CheckpointError for another type.
-        """
+        """A tensor of one of _CODES in its stored shape: a read-only view of integers, or of the bytes of 8-bit floats.
+        Raises CheckpointError for another type."""
         stored = self._known(name)
         kind = _CODES.get(stored.dtype)
         if kind is None:
-            raise self._file.error(f"tensor {name} has type {stored.dtype}, and codes have one of {', '.join(_CODES)}")
+            raise self._file.error(
+                f"tensor {name} has type {stored.dtype}, but quantized weights have one of {', '.join(_CODES)}"
+            )
         raw = np.frombuffer(self._file.buffer, kind, math.prod(stored.shape), stored.begin)
         return raw.reshape(stored.shape)
 
@@ -155,7 +155,7 @@ def _entry(file: MappedFile, name: str, entry: Any) -> tuple[str, tuple[int, ...
     if not all(type(value) is int and value >= 0 for value in (*shape, begin, end)):
         raise file.error(f"damaged: header entry of tensor {name!r} has a bad number: {entry!r:.200}")
     if len(shape) > MAX_RANK or math.prod(size or 1 for size in shape) > MAX_VALUES:
-        raise file.error(f"damaged: tensor {name!r:.80} has shape {list(shape)!r:.200}, which no tensor has")
+        raise file.error(f"damaged: tensor {name!r:.80} has shape {list(shape)!r:.200}, which is impossible")
     if math.prod(shape) * item != end - begin:
         raise file.error(f"damaged: tensor {name!r:.80} of {dtype} {list(shape)} cannot take {end - begin} bytes")
     return dtype, shape, begin, end

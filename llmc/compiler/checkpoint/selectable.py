@@ -1,8 +1,8 @@
-"""A checkpoint with LoRA adapters beside it, of which each request chooses one: a model with more tensors, A and B of
-each module that an adapter changes, stacked as adapter_layout.py says.
+"""A checkpoint with LoRA adapters of which each request chooses one.
 
-Scaling is folded in. Columns of B have 1 as their largest value, and the rows of A that they belong to what that takes
-away: so numbers of one adapter do not decide how those of another are rounded that shares a block of quantised codes.
+It adds the tensors A and B of each module that an adapter changes, stacked as in adapter_layout.py. B includes the
+adapter's scale. Each column of B is then normalised to a largest value of 1, and the matching row of A takes the
+factor. So values of one adapter do not affect the rounding of another that shares a block of quantized weights.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _NAME = re.compile(r"[^\s=:]{1,200}")
 class SelectableCheckpoint(WrappedCheckpoint):
     """`base` with `adapters` by name. Its own name, tokenizer, template and generation defaults are the base's.
 
-    Raises CheckpointError for a name that cannot be one, for an adapter of another base model, and for one that changes
-    more than products of linear modules.
+    Raises CheckpointError for an invalid name, for an adapter of another base model, and for an adapter that changes
+    more than linear modules by low-rank products.
     """
 
     def __init__(self, base: Checkpoint, adapters: Mapping[str, PeftAdapter]) -> None:
@@ -50,7 +50,7 @@ class SelectableCheckpoint(WrappedCheckpoint):
         self._peft = tuple(adapters.values())
         self._merged = [LoraCheckpoint(base, [adapter]) for adapter in self._peft]
         self._columns: dict[str, list[tuple[int, str, int, int]]] = {}
-        """By member: adapter, member, and the first and last column of what it adds there, for all of its group."""
+        """By member, for its whole group: adapter, member, and the first and last of its columns."""
         self.layout = AdapterLayout(tuple(self._groups()))
         self._added = {
             module + end: module
@@ -88,16 +88,16 @@ class SelectableCheckpoint(WrappedCheckpoint):
             yield AdapterGroup(tuple(members), tuple(each))
 
     def of_adapter(self, number: int) -> Checkpoint:
-        """The base, or the base with an adapter merged into it."""
+        """The base, or the base with adapter `number` merged into it."""
         return self._merged[number - 1] if number else self.inner
 
     @property
     def config(self) -> dict[str, Any]:
-        """And the layout of the adapters."""
+        """The base's config, and the layout of the adapters."""
         return self.inner.config | {SELECTABLE: self.layout.to_json()}
 
     def roles(self) -> dict[str, Path]:
-        """And those of each adapter, behind its number."""
+        """The base's files, and each adapter's with its number as prefix."""
         own = {
             f"adapter.{number}/{name}": path
             for number, adapter in enumerate(self._peft)
@@ -106,11 +106,11 @@ class SelectableCheckpoint(WrappedCheckpoint):
         return {**self.inner.roles(), **own}
 
     def tensor_names(self) -> list[str]:
-        """And A and B of each module of a group."""
+        """The base's names, and A and B of each module of a group."""
         return sorted([*self.inner.tensor_names(), *self._added])
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of A [R, in], of B [out, R]."""
+        """[R, in] for A, [out, R] for B, the base's shape for other tensors."""
         if name not in self._added:
             return self.inner.shape(name)
         module = self._added[name]
@@ -120,7 +120,7 @@ class SelectableCheckpoint(WrappedCheckpoint):
         return (group.columns, width) if name.endswith(LOW) else (rows, group.columns)
 
     def tensor(self, name: str) -> FloatArray:
-        """A and B stacked."""
+        """A or B stacked, or the base's tensor."""
         if name not in self._added:
             return self.inner.tensor(name)
         built, module = np.zeros(self.shape(name), np.float32), self._added[name]
@@ -139,18 +139,18 @@ class SelectableCheckpoint(WrappedCheckpoint):
         return require_finite(built, name, self.path)
 
     def as_stored(self, name: str) -> str | None:
-        """None for what adapters bring."""
+        """None for A and B."""
         return None if name in self._added else name
 
     def forget(self) -> None:
-        """Of all files."""
+        """Release the pages of all files."""
         self.inner.forget()
         for adapter in self._peft:
             adapter.file.forget()
 
 
 def _sharing(pattern: str) -> list[str]:
-    """The modules that read what a module reads, itself included, as far as names tell."""
+    """The modules that read the same input as `pattern`, itself included, as far as names tell."""
     owner, dot, leaf = pattern.rpartition(".")
     return [owner + dot + name for name in next((names for names in SHARING if leaf in names), (leaf,))]
 

@@ -1,9 +1,9 @@
-"""The files of sentence-transformers beside a model: what follows its last layer, prompts, and how texts are shortened.
+"""Files of sentence-transformers: pooling after the last layer, prompts, and truncation.
 
-Read are modules.json, the config.json (and weights) of each module's folder, config_sentence_transformers.json and
-sentence_bert_config.json; without modules.json, sentence-transformers' own rule: the mean of all tokens of an encoder,
-the last token of a decoder. A file that names what is not there, or what llmc does not compute, is refused by name.
-Source of the rules: sentence-transformers 6.2.0, base/model.py, base/modules and sentence_transformer/modules.
+It reads modules.json, the config.json (and weights) of each module's folder, config_sentence_transformers.json and
+sentence_bert_config.json. Without modules.json, sentence-transformers' own rule holds: the mean of all tokens for an
+encoder, the last token for a decoder. Missing files and unsupported modules are refused by name. Source of the rules:
+sentence-transformers 6.2.0, base/model.py, base/modules and sentence_transformer/modules.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LEGACY = {
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
     "pooling_mode_weightedmean_tokens": "weightedmean", "pooling_mode_lasttoken": "lasttoken",
 }  # fmt: skip
-"""Switches that older files have, in the order in which their vectors stand."""
+"""Switches of older files, in the order in which their vectors are concatenated."""
 _ACTIVATIONS = {
     "torch.nn.modules.linear.Identity": "identity", "torch.nn.modules.activation.Tanh": "tanh",
     "torch.nn.modules.activation.Sigmoid": "sigmoid", "torch.nn.modules.activation.ReLU": "relu",
@@ -41,20 +41,20 @@ _RERANKER = (
     "\n<Document>: ",
     "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
 )
-"""Around a query and a document. Source: the model card of Qwen/Qwen3-Reranker-0.6B."""
+"""Template around a query and a document. Source: the model card of Qwen/Qwen3-Reranker-0.6B."""
 _INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 JUDGES = ("no", "yes")
 
 
 class Read(NamedTuple):
-    """What follows a model, and the arrays that it names."""
+    """The pooling after a model, and the arrays that it names."""
 
     description: PoolingDescription
     arrays: dict[str, NDArray[Any]]
 
 
 def task_of(checkpoint: Checkpoint) -> Task | None:
-    """What a checkpoint is for by its own files; None: to generate text."""
+    """A checkpoint's task according to its files; None: to generate text."""
     path, classes = Path(checkpoint.path), checkpoint.config.get("architectures") or [""]
     if any(str(name).endswith("ForSequenceClassification") for name in classes):
         return "score"
@@ -68,14 +68,14 @@ def task_of(checkpoint: Checkpoint) -> Task | None:
 
 
 def judges(checkpoint: Checkpoint, task: Task) -> bool:
-    """Whether a score is a decoder's "yes" against "no", not a classifier's logit."""
+    """Whether a score compares a decoder's "yes" and "no", instead of using a classifier's logit."""
     classes = checkpoint.config.get("architectures") or [""]
     return task == "score" and any(str(name).endswith("ForCausalLM") for name in classes)
 
 
 def read_description(checkpoint: Checkpoint, task: Task, max_length: int | None = None) -> Read:
-    """What follows the model of `checkpoint` for `task`; texts have at most `max_length` tokens, by default what the
-    checkpoint says. Raises CheckpointError."""
+    """Read what follows the model of `checkpoint` for `task`. Texts have at most `max_length` tokens, or the
+    checkpoint's own limit if that is less. Raises CheckpointError."""
     folder = Path(checkpoint.path)
     length = min(max_length or 1 << 40, _longest(checkpoint, folder))
     bert = _optional(folder / "sentence_bert_config.json")
@@ -86,10 +86,10 @@ def read_description(checkpoint: Checkpoint, task: Task, max_length: int | None 
     prompts = said.get("prompts") or {}
     default = said.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
-        raise CheckpointError(f"{folder}: config_sentence_transformers.json: prompts are texts by name")
+        raise CheckpointError(f"{folder}: config_sentence_transformers.json: prompts must map names to texts")
     if default is not None and default not in prompts:
         raise CheckpointError(
-            f"{folder}: config_sentence_transformers.json names the default prompt {default!r}, and has "
+            f"{folder}: config_sentence_transformers.json names the default prompt {default!r}, but has "
             f"{', '.join(sorted(prompts)) or 'none'}"
         )
     built = PoolingDescription(
@@ -113,17 +113,17 @@ def _score(checkpoint: Checkpoint, length: int) -> PoolingDescription:
 
 
 def labels_of(config: Mapping[str, Any]) -> int:
-    """Numbers that a classifier gives: two, unless the configuration says (transformers' PretrainedConfig)."""
+    """Number of outputs of a classifier, by default 2 (transformers' PretrainedConfig)."""
     return len(config.get("id2label") or ()) or int(config.get("num_labels", 2))
 
 
 def _longest(checkpoint: Checkpoint, folder: Path) -> int:
-    """Tokens of a text: what sentence_bert_config.json or the tokenizer says, within what positions reach."""
+    """Most tokens of a text: sentence_bert_config.json's or the tokenizer's limit, within the model's positions."""
     reach = encoder_architecture(checkpoint.config).longest(checkpoint.config)
     said = _optional(folder / "sentence_bert_config.json").get("max_seq_length")
     said = said or _optional(folder / "tokenizer_config.json").get("model_max_length") or reach
     if not isinstance(said, int | float) or not said >= 1:
-        raise CheckpointError(f"{folder}: the longest text is {said!r} tokens, which is no length")
+        raise CheckpointError(f"{folder}: the longest text is {said!r} tokens, which is not a length")
     return int(min(said, reach))
 
 
@@ -144,9 +144,7 @@ def _modules(checkpoint: Checkpoint, folder: Path) -> tuple[list[Module], dict[s
         elif kind == "Dense":
             found.append(dense := _dense(where, arrays, len(found)))
             if (given := arrays[dense.weight].shape[1]) != width:
-                raise CheckpointError(
-                    f"{where}: a dense layer of {given} inputs, behind a module that gives {width} numbers"
-                )
+                raise CheckpointError(f"{where}: a dense layer of {given} inputs follows a module with {width} outputs")
             width = arrays[dense.weight].shape[0]
         elif kind == "Normalize":
             found.append(Normalize())
@@ -156,7 +154,7 @@ def _modules(checkpoint: Checkpoint, folder: Path) -> tuple[list[Module], dict[s
                 "Transformer, Pooling, Dense and Normalize"
             )
     if not found or not isinstance(found[0], Pooling) or sum(isinstance(m, Pooling) for m in found) > 1:
-        raise CheckpointError(f"{folder / MODULES}: one Pooling has to follow the Transformer")
+        raise CheckpointError(f"{folder / MODULES}: exactly one Pooling has to follow the Transformer")
     return found, arrays
 
 
@@ -171,11 +169,11 @@ def _listed(folder: Path) -> list[tuple[str, str]]:
         raise CheckpointError(f"{path}: cannot be read as a list of modules ({error}); fetch it again") from error
     for kind, location in found:
         if not kind.startswith("sentence_transformers."):
-            raise CheckpointError(f"{path}: {kind!r} is code of its own, which llmc does not run")
+            raise CheckpointError(f"{path}: {kind!r} is custom code, which llmc does not run")
         if Path(location).is_absolute() or ".." in Path(location).parts:
-            raise CheckpointError(f"{path}: {location!r} leads out of the checkpoint")
+            raise CheckpointError(f"{path}: {location!r} is outside the checkpoint")
         if location and not (folder / location).is_dir() and not kind.endswith(".Normalize"):
-            raise CheckpointError(f"{path}: names the folder {location!r}, which is not there; finish the download")
+            raise CheckpointError(f"{path}: names the folder {location!r}, which is missing; finish the download")
     return [(kind.rsplit(".", 1)[-1], location) for kind, location in found]
 
 

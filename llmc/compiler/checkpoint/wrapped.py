@@ -1,4 +1,4 @@
-"""A checkpoint that changes some of what another one says; all else is that one's."""
+"""A checkpoint that overrides parts of another one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class WrappedCheckpoint(Checkpoint):
-    """Everything as `inner` has it."""
+    """Delegates everything to `inner`."""
 
     def __init__(self, inner: Checkpoint, name: str, form: str) -> None:
         super().__init__(inner.path, name)
@@ -25,75 +25,75 @@ class WrappedCheckpoint(Checkpoint):
 
     @property
     def config(self) -> dict[str, Any]:
-        """As the inner one has it; so all below."""
+        """The inner checkpoint's configuration."""
         return self.inner.config
 
     def roles(self) -> dict[str, Path]:
-        """Its files."""
+        """The inner checkpoint's files."""
         return self.inner.roles()
 
     def _value_digest(self, role: str) -> str | None:
         return self.inner._value_digest(role) if role in self.inner.roles() else None
 
     def tensor_names(self) -> list[str]:
-        """Its names."""
+        """The inner checkpoint's names."""
         return self.inner.tensor_names()
 
     def as_stored(self, name: str) -> str | None:
-        """The inner one's name of a tensor that it has just so; None for one that is made here."""
+        """The inner checkpoint's name of an unchanged tensor; None for a tensor that is built here."""
         return name
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Its shape."""
+        """The inner checkpoint's shape."""
         return self.inner.shape(name)
 
     def tensor(self, name: str) -> FloatArray:
-        """Its values."""
+        """The inner checkpoint's values."""
         return self.inner.tensor(name)
 
     def fill(self, name: str, out: FloatArray) -> None:
-        """Straight from the inner one what is as stored there."""
+        """Read an unchanged tensor directly from the inner checkpoint."""
         if (stored := self.as_stored(name)) is None:
             out[...] = self.tensor(name)
         else:
             self.inner.fill(stored, out)
 
     def forget(self) -> None:
-        """Its pages."""
+        """Release the inner checkpoint's pages."""
         self.inner.forget()
 
     def stored_form(self, name: str) -> BlockForm | None:
-        """None of what is made here; so all below."""
+        """The inner checkpoint's form of an unchanged tensor, else None."""
         return None if (stored := self.as_stored(name)) is None else self.inner.stored_form(stored)
 
     def unkept(self, name: str) -> str | None:
-        """The inner one's reason."""
+        """The inner checkpoint's reason for an unchanged tensor, else None."""
         return None if (stored := self.as_stored(name)) is None else self.inner.unkept(stored)
 
     def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
-        """The inner one's blocks."""
+        """The inner checkpoint's blocks of an unchanged tensor, else None."""
         return None if (stored := self.as_stored(name)) is None else self.inner.quantised_blocks(stored)
 
     def reordered_form(self, name: str) -> BlockForm | None:
-        """The inner one's form."""
+        """The inner checkpoint's form of an unchanged tensor, else None."""
         return None if (stored := self.as_stored(name)) is None else self.inner.reordered_form(stored)
 
     def reordered_blocks(self, name: str) -> QuantisedBlocks | None:
-        """The inner one's blocks."""
+        """The inner checkpoint's blocks of an unchanged tensor, else None."""
         return None if (stored := self.as_stored(name)) is None else self.inner.reordered_blocks(stored)
 
     def tokenizer_json(self) -> bytes:
-        """Its tokenizer."""
+        """The inner checkpoint's tokenizer."""
         return self.inner.tokenizer_json()
 
     def chat_template(self) -> str | None:
-        """Its template."""
+        """The inner checkpoint's template."""
         return self.inner.chat_template()
 
     def special_tokens(self) -> dict[str, str]:
-        """Its tokens."""
+        """The inner checkpoint's tokens."""
         return self.inner.special_tokens()
 
     def generation_config(self) -> dict[str, Any]:
-        """Its defaults."""
+        """The inner checkpoint's defaults."""
         return self.inner.generation_config()

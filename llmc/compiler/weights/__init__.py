@@ -1,1 +1,1 @@
-"""Weights of a lowered program: how each is made, and the file that holds them."""
+"""Weights of a lowered program: how each tensor is built, and the file that holds them."""

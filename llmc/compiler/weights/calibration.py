@@ -1,16 +1,15 @@
-"""What a text says about a model's matrices, and the 4-bit blocks that follow from it.
+"""Choose the 4-bit blocks of a model's matrices by calibration on a text.
 
-The model runs over the text in float32, layer by layer (frontend/replay.py), and beside it the model of the blocks made
-so far. Matrices that read one input are put into blocks together (GPTQ), by what that input is in the quantised
-model; those that come later see what these give.
+The model runs over the text in float32, layer by layer (frontend/replay.py), next to the model with the blocks chosen
+so far. Matrices that read one input are quantized together (GPTQ), from that input in the quantized model. Later
+matrices see the outputs of earlier quantized ones.
 
-The blocks are chosen so that products of the matrix change least. GPTQ (Frantar et al. 2022,
-https://arxiv.org/abs/2210.17323): columns are rounded one after another, and what a column's rounding changes in the
-products of typical inputs is made up for by the columns that are left. Those whose inputs are largest come first, and
-scales and minimums are fitted before; both are options of the authors' code ("act-order", "static groups"). Here that
-fit counts the error of a weight by the mean square of its input, and damping is relative for each input: a short text
-says more about how large an input is than about what it goes together with. On inputs that were not calibrated with, 12
-matrices of SmolLM2-135M have the errors of benchmarks/RESULTS.md.
+GPTQ (Frantar et al. 2022, https://arxiv.org/abs/2210.17323) minimises the change of the matmul. It rounds one column
+after another and compensates each rounding error in the remaining columns, for typical inputs. Two options of the
+authors' code are used: columns with the largest inputs come first ("act-order"), and scales and minimums are fitted
+beforehand ("static groups"). Here that fit weights the error of a weight by the mean square of its input. Damping is
+relative for each input, because a short text tells more about the size of an input than about its correlations.
+benchmarks/RESULTS.md has the errors of 12 matrices of SmolLM2-135M on other inputs.
 """
 
 from __future__ import annotations
@@ -37,18 +36,21 @@ if TYPE_CHECKING:
 Array = NDArray[np.float32]
 
 DAMPING = 0.1
-"""Of each value on the products' diagonal, added to it."""
+"""Fraction of each diagonal value of the sum of x xᵀ that is added to it."""
 _LEAST = 1e-4
-"""Of the mean of that diagonal, which an input counts at least."""
+"""Lower bound of an input's mean square, as a fraction of the mean over all inputs."""
 _TOP = 15
 _LAZY = 64
-"""Columns after which what they changed is taken to all that are left."""
+"""Number of columns after which their compensation is applied to all remaining columns."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the inputs of a matrix say: the mean square of each, to a factor [K], the order of its columns [K], and the
-    upper Cholesky factor of the inverse of their damped products, in that order [K, K]."""
+    """Statistics of a matrix's inputs.
+
+    `squares` [K]: the mean square of each input, up to a common factor. `order` [K]: the order of the columns.
+    `follows` [K, K]: the upper Cholesky factor of the inverse of the damped sum of x xᵀ, in that order.
+    """
 
     squares: Array
     order: NDArray[np.intp]
@@ -56,7 +58,7 @@ class Inputs:
 
     @classmethod
     def of(cls, matmuls: Array) -> Inputs:
-        """By the sum of x xᵀ over inputs x, [K, K]."""
+        """Compute the statistics from the sum of x xᵀ over inputs x, [K, K]."""
         squares = np.diagonal(matmuls)
         order = np.argsort(-squares, kind="stable")
         damped = matmuls[np.ix_(order, order)].astype(np.float64)
@@ -68,8 +70,11 @@ class Inputs:
 
 
 def gptq4(weight: Array, inputs: Inputs, block: int) -> tuple[NDArray[np.uint8], Array, Array]:
-    """Codes uint8 [N, K/block, block], scales and minimums float32 [N, K/block] of `weight` [N, K], K a multiple of
-    `block`: w ≈ scale · code + minimum, which float16 holds."""
+    """Quantize `weight` [N, K] to 4 bits with GPTQ; K is a multiple of `block`.
+
+    Returns quantized weights uint8 [N, K/block, block], and scales and minimums float32 [N, K/block] that float16 holds
+    exactly: w ≈ scale · q + minimum.
+    """
     rows, width = weight.shape
     _, scales, offsets = quantise_q4(weight, block, inputs.squares)
     scales, minimums = _half(scales), _half(offsets - np.float32(8) * scales)
@@ -98,17 +103,20 @@ def _half(values: Array) -> Array:
 
 
 TOKENS, LENGTH = 8192, 256
-"""Of the text: as many at most, in sequences that are so long."""
+"""The calibration text is cut after TOKENS tokens, into sequences of LENGTH tokens."""
 Report = Callable[[int, int], None]
-"""Takes how many of how many layers are done."""
+"""Takes the number of finished layers and the number of all layers."""
 
 
 def calibrate(
     checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], out: Sink, tell: Report = lambda *_: None
 ) -> dict[str, tuple[int, int, int]]:  # fmt: skip
-    """Write the blocks of every projection in a layer whose rows they divide, and that the checkpoint does not store in
-    4 bits; returns where each matrix lies, as calibrated.py has it. Raises CheckpointError where there is none, and for
-    weights that are no numbers."""
+    """Write 4-bit blocks of the model's projections to `out`, and return the location of each matrix.
+
+    Left out are projections whose rows are no whole number of blocks, and those that the checkpoint stores in 4 bits.
+    Locations have the form that checkpoint/calibrated.py reads. Raises CheckpointError if no projection remains, or if
+    a weight is NaN or infinite.
+    """
     matrices: dict[str, tuple[int, int, int]] = {}
     ways = [Way(call) for call in range(len(sequences))]
     end = done = 0
@@ -147,7 +155,7 @@ def _matmuls(
     ways: Sequence[Way],
     built: Mapping[nn.Module, Tensor],
 ) -> Tensor:
-    """The sum of x xᵀ over inputs x of a group, [K, K], where matrices before it in the layer are as `built`."""
+    """The sum of x xᵀ over inputs x of a group, [K, K]; `built` replaces earlier matrices of the layer."""
     matmuls = torch.zeros(group.width, group.width)
 
     def seen(_: nn.Module, given: tuple[Tensor, ...]) -> None:
@@ -164,11 +172,11 @@ def _matmuls(
 
 
 class _SeenError(Exception):
-    """A layer need not go on: the input of a matrix is there."""
+    """Stops a layer once the input of a matrix is known."""
 
 
 def sequences_of(tokens: Sequence[int], longest: int) -> list[list[int]]:
-    """A text's first TOKENS tokens in sequences of LENGTH, or as long as the model takes them."""
+    """Cut the first TOKENS tokens of a text into sequences of LENGTH tokens, or of `longest` if that is less."""
     size = min(LENGTH, longest)
     kept = list(tokens[:TOKENS])
     return [kept[start : start + size] for start in range(0, len(kept), size) if len(kept) - start >= min(size, 8)]

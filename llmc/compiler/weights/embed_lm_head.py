@@ -1,4 +1,4 @@
-"""Embedding and head in 4-bit blocks, in some calls of a model whose layers run again."""
+"""Embedding and lm_head in 4-bit blocks, in some calls of a model whose layers are replayed."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ if TYPE_CHECKING:
 
 
 class EmbedLmHead:
-    """Of the calls of `replayed` from number `first` on: the embedding where it runs, and the head in `tail`. Only
-    those whose rows are whole blocks, and that the checkpoint does not store in 4 bits. Each is held in floats once
-    more, since it runs again after all layers."""
+    """Rounds the embedding and lm_head of `replayed` to 4-bit blocks in the calls from number `first` on.
+
+    The embedding is rounded where it runs, lm_head in `tail`. Matrices whose rows are no whole number of blocks, or
+    that the checkpoint stores in 4 bits, stay as they are. A second float copy of each is kept, since both run again
+    after all layers.
+    """
 
     def __init__(self, checkpoint: Checkpoint, replayed: ReplayedModel, first: int) -> None:
         self._checkpoint, self._replayed, self._first = checkpoint, replayed, first
         self._values: dict[str, Tensor] = {}
         self._names: dict[nn.Module, str] = {}
-        """As the checkpoint stores them: a tied head under the embedding's."""
+        """Names in the checkpoint: a tied lm_head has the embedding's."""
         self.weights = 0
         known = checkpoint.tensor_names()
         modules = {module: f"{name}.weight" for name, module in replayed.model.named_modules()}
@@ -42,7 +45,7 @@ class EmbedLmHead:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of their tensors, each once."""
+        """Names of the rounded tensors, each once."""
         return tuple(dict.fromkeys(self._names.values()))
 
     def _rounded(self, module: nn.Module, given: tuple[Any, ...], _: object) -> Tensor | None:

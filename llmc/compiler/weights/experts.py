@@ -1,7 +1,7 @@
-"""Tensors of experts [E, N, K]: what their recipes (recipes.py) make of each expert's matrix.
+"""Tensors of experts [E, N, K]: apply a recipe (recipes.py) to the matrix of each expert.
 
-Family `experts`: `in_turn` is float32 [E, N, K] with the rows of an expert's first and second half in turn, as ONNX
-Runtime's MoE takes a gate and what it lets through.
+Family `experts`: `in_turn` is float32 [E, N, K] with the rows of an expert's first and second half interleaved, as ONNX
+Runtime's MoE operator takes gate and up.
 """
 
 from __future__ import annotations
@@ -20,34 +20,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OneExpert:
-    """A source (recipes.py, TensorSource) whose tensor `name` is one expert's matrix [N, K], or what its blocks are."""
+    """A source (recipes.py, TensorSource) with one tensor `name`: one expert's matrix [N, K], dense or in blocks."""
 
     name: str
     matrix: NDArray[np.float32] | None
     blocks: QuantisedBlocks | None = None
 
     def tensor_names(self) -> Sequence[str]:
-        """The one."""
+        """The single name."""
         return [self.name]
 
     def tensor(self, name: str) -> NDArray[np.float32]:
-        """The matrix, or what its blocks stand for."""
+        """The matrix [N, K], dequantized if it is stored in blocks."""
         if self.matrix is not None:
             return self.matrix
         assert self.blocks is not None
         return self.blocks.dequantise()
 
     def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
-        """Its blocks, where it is stored in some."""
+        """The blocks, or None for a dense matrix."""
         return self.blocks
 
     def reordered_blocks(self, name: str) -> QuantisedBlocks | None:
-        """None: experts read one input."""
+        """None: experts keep the order of their inputs."""
         return None
 
 
 def each_expert(name: str, source: TensorSource, *, turned: bool = False) -> Iterator[OneExpert]:
-    """The experts of a tensor, in order; `turned`: one of [E, K, N], whose blocks are of matrices [N, K] already."""
+    """Yield the experts of a tensor in order. `turned`: the tensor is [E, K, N] and dense experts are transposed; its
+    blocks are of matrices [N, K] already."""
     blocks = source.quantised_blocks(name)
     if blocks is None:
         for i, matrix in enumerate(source.tensor(name)):
@@ -58,7 +59,7 @@ def each_expert(name: str, source: TensorSource, *, turned: bool = False) -> Ite
 
 
 def experts(names: Sequence[str], source: TensorSource, block: int) -> Mapping[str, NDArray[Any]]:
-    """The parts of family experts, of one tensor."""
+    """Build the parts of family `experts` from one tensor."""
     (name,) = names
     tensor = source.tensor(name)
     count, rows, width = tensor.shape

@@ -1,5 +1,5 @@
-"""Projections of a model's layers that read one input: query, key and value, gate and up. Targets fuse them, so that
-they share a format."""
+"""Projections of a layer that read one input: query, key and value; gate and up. Targets fuse them, so they must share
+a format."""
 
 from __future__ import annotations
 
@@ -22,36 +22,38 @@ if TYPE_CHECKING:
 
 @dataclass
 class MatrixGroup:
-    """Matrices that read one input, by name, one above the other."""
+    """Matrices that read one input: module → tensor name, stacked by rows."""
 
     modules: dict[Any, str] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of their tensors."""
+        """Names of the tensors."""
         return tuple(self.modules.values())
 
     @property
     def width(self) -> int:
-        """How many inputs they have."""
+        """Number of inputs, K."""
         return int(next(iter(self.modules)).in_features)
 
     def weight(self) -> Array:
-        """Their values, [N, K]. Raises CheckpointError where some are no numbers."""
+        """The stacked weights [N, K]. Raises CheckpointError if one is NaN or infinite."""
         found = np.concatenate([module.weight.detach().numpy() for module in self.modules])
         if not np.isfinite(found).all():
-            raise CheckpointError(f"of {', '.join(self.names)} some values are no numbers; get the checkpoint again")
+            raise CheckpointError(
+                f"{', '.join(self.names)}: some weights are NaN or infinite; fetch the checkpoint again"
+            )
         return found
 
     def split(self, weight: Array) -> dict[nn.Module, Tensor]:
-        """The matrices of `weight`, [N, K]."""
+        """Split `weight` [N, K] into the matrix of each module."""
         heights = [module.out_features for module in self.modules]
         return dict(zip(self.modules, torch.from_numpy(weight).split(heights), strict=True))
 
 
 class Groups:
-    """Those of the layer that the model is in whose rows are whole blocks of 4 bits, unless the checkpoint stores them
-    in 4 bits itself."""
+    """Finds the matrix groups of the layer that currently runs. Counted are linear modules whose rows are whole blocks.
+    Routers and matrices that the checkpoint stores in 4 bits are left out."""
 
     def __init__(self, checkpoint: Checkpoint, replayed: ReplayedModel) -> None:
         self._found: list[MatrixGroup] = []
@@ -69,21 +71,21 @@ class Groups:
                         module.register_forward_pre_hook(self._watch)
 
     def take(self) -> list[MatrixGroup]:
-        """Those that were seen since, in the order of their inputs; until `watch` none is looked for."""
+        """Return the groups found since the last call, in the order of their inputs; stop looking until `watch`."""
         found, self._found, self._last, self._watches = self._found, [], None, False
         self._any = self._any or bool(found)
         return found
 
     def watch(self) -> None:
-        """Look for the next layer's."""
+        """Look for the groups of the next layer."""
         self._watches = True
 
     def require_any(self) -> None:
-        """Raise CheckpointError where no layer had one."""
+        """Raise CheckpointError if no layer had a group."""
         if not self._any:
             raise CheckpointError(
-                f"{self._path}: every projection is in 4-bit blocks already, or has rows of no multiple of {BLOCK}: "
-                "there is nothing to calibrate"
+                f"{self._path}: there is nothing to calibrate: every projection is stored in 4-bit blocks already, or "
+                f"its row length is not a multiple of {BLOCK}"
             )
 
     def _watch(self, module: nn.Module, given: tuple[Tensor, ...]) -> None:

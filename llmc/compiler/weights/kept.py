@@ -1,4 +1,4 @@
-"""How much of a checkpoint's own codes is in a lowered model exactly: what the summary of a compile says of it."""
+"""How many of a checkpoint's quantized matrices a lowered model keeps exactly: a line of the compile summary."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _KEEP_FOUR = frozenset({"q4", "pq4", "eachpq4", "turnedpq4", "u4"})
 
 
 def require_quantized(checkpoint: Checkpoint) -> None:
-    """Raise InputError where `keep` has nothing to keep: no matrix is stored in codes."""
+    """Raise InputError if `--quantize keep` has nothing to keep: the checkpoint has no quantized matrix."""
     if not coded_names(checkpoint):
         raise InputError(
-            f"--quantize keep: {checkpoint.path} has no matrix in blocks that could be kept (GGUF Q2_K to Q8_0 and "
-            "IQ4; gptq, awq, compressed-tensors); quantise it with --quantize int8 or int4, or compile a checkpoint "
-            "of those"
+            f"--quantize keep: {checkpoint.path} has no quantized matrix to keep (GGUF Q2_K to Q8_0 and IQ4; gptq, "
+            "awq, compressed-tensors); pass --quantize int8 or int4, or compile a checkpoint in one of these formats"
         )
 
 
 def kept_in(recipes: bytes, checkpoint: Checkpoint) -> dict[str, Any]:
-    """What a target's analysis says of the matrices that the checkpoint stores in codes, by the recipes of a lowering.
+    """Count how the recipes of a lowering hold the matrices that the checkpoint stores quantized.
 
-    {"kept": {"exact": how many are held exactly, "wider": {in what: how many of these are in more bits than stored},
-    "floats": as float32 (exact, too), "rounded": {reason: how many}}}; empty where none is stored so.
+    Returns {"kept": {"exact": count, "wider": {format: count of exact ones in more bits than stored}, "floats": count
+    as float32 (exact as well), "rounded": {reason: count}}} for a target's analysis; empty if no matrix is stored
+    quantized.
     """
     from llmc.compiler.weights.recipes import read_recipes, stored_names
 
@@ -56,7 +56,7 @@ def kept_in(recipes: bytes, checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def kept_lines(analysis: Mapping[str, Any]) -> list[str]:
-    """What `kept_in` found, in a line for people."""
+    """Format the result of `kept_in` as lines for people."""
     if _KEPT not in analysis:
         return []
     found = analysis[_KEPT]
@@ -67,7 +67,7 @@ def kept_lines(analysis: Mapping[str, Any]) -> list[str]:
         parts.append(f"{found['floats']} widened to float32")
     if found["rounded"]:
         parts.append(f"{sum(found['rounded'].values())} rounded again ({_listed(found['rounded'])})")
-    return [f"matrices that the checkpoint stores in codes: {', '.join(parts)}"]
+    return [f"quantized matrices of the checkpoint: {', '.join(parts)}"]
 
 
 def _sorted(counted: Counter[str]) -> dict[str, int]:
@@ -79,12 +79,12 @@ def _listed(counted: Mapping[str, int]) -> str:
 
 
 def _rank(found: str) -> tuple[int, str]:
-    """A reason comes first: a matrix that two recipes hold is exact where both do."""
+    """A reason ranks first: a matrix that two recipes hold is exact only if both hold it exactly."""
     return (1 + _LEAST.index(found) if found in _LEAST else 0), found
 
 
 def _wider(recipe: Recipe, name: str, checkpoint: Checkpoint) -> dict[str, str]:
-    """{name: in what} of a tensor whose codes a recipe holds in more bits than they are stored in, else nothing."""
+    """{name: format} if a recipe holds the tensor's quantized weights in more bits than stored, else {}."""
     form, family = checkpoint.stored_form(name) or checkpoint.reordered_form(name), _family(recipe)
     if form is None or not (_keeps(family) or family in _KEEP_FOUR):
         return {}
@@ -97,7 +97,7 @@ def _family(recipe: Recipe) -> str:
 
 
 def _held(recipe: Recipe, name: str, checkpoint: Checkpoint) -> str:
-    """One of _LEAST, or why the codes of a tensor that is stored in some are rounded again."""
+    """One of _LEAST, or the reason why the tensor is rounded again."""
     if recipe.transform in _FLOATS:
         return "floats"
     form = checkpoint.reordered_form(name) if recipe.reordered else checkpoint.stored_form(name)
@@ -114,7 +114,6 @@ def _held(recipe: Recipe, name: str, checkpoint: Checkpoint) -> str:
 
 
 def _keeps(family: str) -> bool:
-    """Whether a family holds the checkpoint's own codes."""
     return "kept" in family
 
 
@@ -123,6 +122,5 @@ def _in_panels(family: str) -> bool:
 
 
 def _bits(family: str) -> int:
-    """Of the codes of a family."""
     found = re.search(r"\d", family)
     return int(found[0]) if found else 8

@@ -1,4 +1,4 @@
-"""Which matrices stay in 8 bits, so that a quantised model keeps a bound on its divergence."""
+"""Choose the matrices that stay in 8 bits, so that a quantized model keeps a bound on its divergence."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class GroupCost:
-    """Matrices that share a format, by name, with `weights` together; and the mean divergence in nats of a model in
-    which they alone are in 4 bits."""
+    """Matrices that share a format, by name, with `weights` weights in total. `divergence`: mean divergence in nats of
+    a model in which only these matrices are in 4 bits."""
 
     names: tuple[str, ...]
     weights: int
@@ -19,12 +19,14 @@ class GroupCost:
 def widened(
     costs: Sequence[GroupCost], wide: frozenset[str], measured: float, bound: float, fixed: float = 0.0
 ) -> frozenset[str]:
-    """Names of the matrices in 8 bits that may keep `bound`, where with those of `wide` in 8 bits `measured`, which is
-    more, was the divergence of the whole model.
+    """Return the names of the matrices to hold in 8 bits for a divergence of at most `bound`.
 
-    Small independent errors of logits add up in the divergence: it is predicted as the sum of the costs of what is in
-    4 bits, times the factor that this sum was wrong by. The dearest for its weights comes first, and one at least.
-    `fixed`: the cost of what stays in 4 bits in any case.
+    `measured` is the divergence of the model with the matrices of `wide` in 8 bits; it exceeds the bound. `fixed` is
+    the cost of matrices that stay in 4 bits in any case.
+
+    Small independent errors of logits add up in the divergence. So the prediction is the sum of the costs of all 4-bit
+    matrices, times measured / predicted of the current model. The group with the highest cost per weight is widened
+    first; at least one group is.
     """
     narrow = sorted((c for c in costs if not wide.issuperset(c.names)), key=lambda c: c.divergence / c.weights)
     left = fixed + sum(cost.divergence for cost in narrow)

@@ -1,4 +1,4 @@
-"""A loaded module's parameters as a checkpoint's tensors (weights/recipes.py, `TensorSource`)."""
+"""Parameters of a loaded module, read like a checkpoint's tensors (weights/recipes.py, `TensorSource`)."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
 
 
 class ModuleTensors:
-    """By the names that a traced program has for them: without the "model." that frontend/encode.py's module puts
-    before them."""
+    """Tensors by their names in the traced program. These lack the "model." that the wrapping module of
+    frontend/encode.py adds."""
 
     def __init__(self, module: nn.Module) -> None:
         self._tensors = {name.removeprefix("model."): tensor for name, tensor in module.state_dict().items()}
 
     def tensor_names(self) -> Sequence[str]:
-        """Names of all."""
+        """Names of all tensors."""
         return list(self._tensors)
 
     def tensor(self, name: str) -> NDArray[Any]:
-        """One in float32."""
+        """One tensor in float32."""
         found: NDArray[Any] = self._tensors[name].float().numpy()
         return found
 
     def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
-        """None: transformers made them dense."""
+        """None: transformers has dequantized all tensors."""
         return None
 
     reordered_blocks = quantised_blocks

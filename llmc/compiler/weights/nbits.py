@@ -1,20 +1,20 @@
 """Matrices in blocks of 4 or 8 bits, as ONNX Runtime's MatMulNBits and GatherBlockQuantized read them.
 
-The rule of all families here: w ≈ scale · (code − 2^(bits − 1)) + offset, with one scale, and maybe one offset, for
-each `block` neighbours along the input axis. Their parts (see recipes.py, FAMILIES):
-  data       uint8 [N, K/block, block · bits/8], of two 4-bit codes in a byte the first one low
-  rows       the same bytes seen as [N, K · bits/8], for row look-ups
+All families here use w ≈ scale · (q − 2^(bits − 1)) + offset. Each `block` neighbours along the input axis share one
+scale, and in some families one offset. Parts of a family (see recipes.py, FAMILIES):
+  data       uint8 [N, K/block, block · bits/8]; of two 4-bit weights in a byte, the first is in the low half
+  rows       the same bytes as [N, K · bits/8], for row look-ups
   scales     float32 [N, K/block]
   offsets    float32 [N, K/block]
   columns    the offsets as [K/block, N]
 
-q4       4 bits of our own making, with offsets; where the checkpoint has 4-bit blocks, those exactly
+q4       4 bits with offsets, quantized here; a checkpoint's 4-bit blocks are kept exactly
 kept4    the checkpoint's own 4-bit blocks (GGUF Q4_0, Q4_1 and Q2_K to Q4_K, gptq, awq), exactly
-kept6    the checkpoint's own blocks of at most 6 bits (GGUF Q5_0, Q5_1, Q5_K, Q6_K), exactly; llmc's kernels alone
-kept8    the checkpoint's own blocks in 8 bits, exactly: 4-bit codes times 16, scales over 16; a tensor without blocks
-         by the rule of family q8
+kept6    the checkpoint's own blocks of at most 6 bits (GGUF Q5_0, Q5_1, Q5_K, Q6_K), exactly; llmc's kernels only
+kept8    the checkpoint's own blocks in 8 bits, exactly: 4-bit weights times 16, scales over 16; a tensor without
+         blocks by the rule of family q8
 
-The checkpoint's own blocks may be larger than `block`, which has to divide them: neighbours then have equal scales.
+A checkpoint's block may be larger than `block`, which has to divide it. Neighbouring blocks then have equal scales.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ _REFITS = 2
 
 
 Blocks = tuple[QuantizedArray, Array, Array]
-"""Codes uint8 [N, K/block, block], one to a byte, with scales and offsets float32 [N, K/block]."""
+"""Quantized weights uint8 [N, K/block, block], one per byte; scales and offsets float32 [N, K/block]."""
 
 
 def q4(names: Sequence[str], source: TensorSource, block: int) -> dict[str, NDArray[Any]]:
-    """The parts of family q4."""
+    """Build the parts of family q4."""
     return _parts(4, q4_blocks(names, source, block))
 
 
 def q4_blocks(names: Sequence[str], source: TensorSource, block: int) -> Blocks:
-    """The matrix of family q4."""
+    """Build the matrix of family q4."""
     built = []
     for name in names:
         stored = source.quantised_blocks(name)
@@ -59,19 +59,19 @@ def q4_blocks(names: Sequence[str], source: TensorSource, block: int) -> Blocks:
 
 
 def q4_values(names: Sequence[str], source: TensorSource, block: int) -> Array:
-    """The floats [N, K] that the matrix of family q4 stands for, whose rows are whole blocks."""
+    """The dequantized matrix [N, K] of family q4, whose rows are whole blocks."""
     quantized, scales, offsets = q4_blocks(names, source, block)
     values: Array = (quantized.astype(np.float32) - 8) * scales[..., None] + offsets[..., None]
     return values.reshape(len(values), -1)
 
 
 def kept4(names: Sequence[str], source: TensorSource, block: int) -> dict[str, NDArray[Any]]:
-    """The parts of family kept4. Raises CheckpointError for a source without 4-bit blocks of this size."""
+    """Build the parts of family kept4. Raises CheckpointError for a source without 4-bit blocks of this size."""
     return _parts(4, kept4_blocks(names, source, block))
 
 
 def kept4_blocks(names: Sequence[str], source: TensorSource, block: int, *, low: bool = False) -> Blocks:
-    """The matrix of family kept4. `low`: codes of blocks with minimums begin at 0, not in the middle of the range."""
+    """Build the matrix of family kept4. `low`: blocks with minimums count from 0, not from mid-range."""
     built = []
     for name in names:
         stored = source.quantised_blocks(name)
@@ -82,7 +82,7 @@ def kept4_blocks(names: Sequence[str], source: TensorSource, block: int, *, low:
 
 
 def kept6_blocks(names: Sequence[str], source: TensorSource, block: int) -> Blocks:
-    """The matrix of family kept6. Codes of blocks with minimums begin at 0."""
+    """Build the matrix of family kept6. Blocks with minimums count from 0."""
     middle, built = 32, []
     for name in names:
         stored = source.quantised_blocks(name)
@@ -100,7 +100,7 @@ def kept6_blocks(names: Sequence[str], source: TensorSource, block: int) -> Bloc
 
 
 def kept8(names: Sequence[str], source: TensorSource, block: int) -> dict[str, NDArray[Any]]:
-    """The parts of family kept8."""
+    """Build the parts of family kept8."""
     return _parts(8, kept8_blocks(names, source, block))
 
 
@@ -108,7 +108,8 @@ def kept8_blocks(
     names: Sequence[str], source: TensorSource, block: int, held: Callable[[Array], Array] = np.asarray, *,
     low: bool = False,
 ) -> Blocks:  # fmt: skip
-    """The matrix of family kept8; scales of our own making are what `held` makes of them. `low`: as of kept4_blocks."""
+    """Build the matrix of family kept8. `held` rounds the scales of matrices that are quantized here to their stored
+    dtype. `low`: as in `kept4_blocks`."""
     built = []
     for name in names:
         stored = source.quantised_blocks(name)
@@ -123,13 +124,15 @@ def kept8_blocks(
 
 
 def quantise_q4(weight: Array, block: int, importance: Array | None = None) -> Blocks:
-    """Blockwise 4 bits with offsets: [N, K] → codes uint8 [N, K/block, block], scales and offsets float32 [N, K/block].
+    """Quantize [N, K] blockwise to 4 bits with offsets.
 
-    The codes' range begins as the block's own, and as a tenth less; then codes are rounded, and scale and offset
-    replaced by those of least squares for these codes, _REFITS times; the better of the two is taken. With a squared
-    error 27% less than rounding within the extremes has (benchmarks/RESULTS.md). K is padded with zeros to a multiple
-    of `block`. `importance`: what a squared error in each of the K columns counts, which are then whole blocks; all
-    alike by default.
+    Returns quantized weights uint8 [N, K/block, block], and scales and offsets float32 [N, K/block]. K is padded with
+    zeros to a multiple of `block`. `importance` [K] weights the squared error of each column and requires whole blocks;
+    by default all columns count alike.
+
+    The search starts from the block's own range and from a range that is a tenth narrower. It rounds, and refits scale
+    and offset by least squares, _REFITS times; the better result wins. The squared error is 27% less than with rounding
+    between the extremes (benchmarks/RESULTS.md).
     """
     rows, width = weight.shape
     blocks = -(-width // block)
@@ -153,13 +156,13 @@ def _quantise_rows(w: Array, counts: Array) -> tuple[QuantizedArray, Array, Arra
 
 
 def _fitted(w: Array, start: Array, scale: Array, counts: Array) -> tuple[Array, Array, Array, Array]:
-    """Squared error, where an input's counts as `counts` [K/block, block] say, codes, and what scale and start became,
-    of w ≈ scale · code + start."""
+    """Fit w ≈ scale · q + start; `counts` [K/block, block] weights the squared error. Returns the squared error, q,
+    scale and start."""
     all_of = counts.sum(-1)[:, None]
     weighted = w * counts
     total = weighted.sum(-1, keepdims=True)
     for refit in range(_REFITS + 1):
-        scale = np.where(scale < np.finfo(np.float32).tiny, np.float32(0), scale)  # no reciprocal: all codes 0
+        scale = np.where(scale < np.finfo(np.float32).tiny, np.float32(0), scale)  # no reciprocal: all weights 0
         quantized = (w - start) * np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
         np.rint(quantized, out=quantized)
         np.clip(quantized, 0, _TOP, out=quantized)
@@ -183,9 +186,9 @@ def _dot(a: Array, b: Array) -> Array:
 
 
 def changed(name: str, what: str, block: int) -> CheckpointError:
-    """The error for a tensor that was stored in `what` when its form was read, and is no longer."""
+    """The error for a tensor that is no longer stored in the form `what` that was read before."""
     return CheckpointError(
-        f"{name} is not stored in {what} of {block}: the checkpoint changed since its types were read; compile again"
+        f"{name} is no longer stored in {what} of {block}: the checkpoint changed during the compile; compile again"
     )
 
 
@@ -197,7 +200,7 @@ def _cut(name: str, stored: QuantisedBlocks, block: int, low: bool) -> Quantised
 
 
 def _centred(stored: QuantisedBlocks) -> Blocks:
-    """Codes with zero point 2^(bits − 1), scales and offsets of blocks."""
+    """Quantized weights with zero point 2^(bits − 1), scales and offsets."""
     offsets = stored.scale * np.asarray((1 << (stored.bits - 1)) - stored.zero_point, np.float32)
     return stored.q, stored.scale, offsets if stored.minimum is None else offsets + stored.minimum
 

@@ -1,25 +1,25 @@
-"""Weight recipes: how each tensor of a lowered graph is made from the checkpoint, and the file that holds them.
+"""Weight recipes: how each tensor of a lowered graph is built from the checkpoint, and the file that holds them.
 
-A recipe names its source tensors, concatenated along the first axis ([out, in] as the checkpoint stores them), and
-one transform:
-  dense        float32, as is
+A recipe names its source tensors, concatenated along the first axis ([out, in] as the checkpoint stores them), and one
+transform:
+  dense        float32, unchanged
   bf16         the same in bfloat16 (uint16 here), rounded to nearest, ties to even
   transposed   float32 [in, out]
   q8_data      uint8 [out, in/block, block]: blockwise symmetric 8-bit, zero point 128
-  q8_rows      the same bytes seen as [out, in], for row look-ups
+  q8_rows      the same bytes as [out, in], for row look-ups
   q8_scales    float32 [out, in/block]
-  table        a computed constant, stored beside the recipes
+  table        a computed constant, stored with the recipes
   int8_codes   int8 [out, in]: symmetric, a scale for each row (rows.py)
   int8_scales  float32 [out]
   fp8_codes, fp8_scales   the same in float8 e4m3
-Other transforms are FAMILY_PART, of a family in FAMILIES: all parts of a matrix are made together.
+Other transforms are FAMILY_PART, of a family in FAMILIES; all parts of a matrix are built together.
 
 Quantisation rule (ONNX Runtime MatMulNBits): scale = v / −128 with v the value of largest magnitude in the block, so
 that v itself is exact; q = round(w / scale) + 128, clipped to 0 … 255; w ≈ scale · (q − 128).
 
-Weights file: tensors back to back, each starting at a multiple of 4096 bytes (a page, so that it can be mapped);
-tensors with equal content are stored once. What is only concatenated, such as one source a layer, is written source by
-source, so that memory for the largest source is enough; it is not compared with other tensors.
+Weights file: tensors back to back, each starting at a multiple of 4096 bytes (a page, so that it can be mapped).
+Tensors with equal content are stored once. Concatenated tensors, such as one source per layer, are written source by
+source, which needs memory for the largest source only; they are not compared with other tensors.
 """
 
 from __future__ import annotations
@@ -46,35 +46,35 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 4096
 BESIDE = "|"
-"""Between the names of two tensors [N, K] and [N, R], in the name of the source [N, K + R] that both make."""
+"""Joins the names of two tensors [N, K] and [N, R] into the name of their concatenation [N, K + R]."""
 
 
 class Sink(Protocol):
-    """What the weights file is written to."""
+    """Destination of the weights file."""
 
     def write(self, data: bytes | memoryview, /) -> object:
         """Append `data`."""
 
 
 class TensorSource(Protocol):
-    """What a recipe needs of a checkpoint."""
+    """The part of a checkpoint that recipes read."""
 
     def tensor_names(self) -> Sequence[str]:
-        """Names of the tensors the checkpoint holds."""
+        """Names of all tensors."""
 
     def tensor(self, name: str) -> NDArray[np.float32]:
         """One tensor in float32."""
 
     def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
-        """The tensor's blocks as the checkpoint stores them; None where it stores none."""
+        """The tensor's stored blocks, or None if it is not stored in blocks."""
 
     def reordered_blocks(self, name: str) -> QuantisedBlocks | None:
-        """The same of inputs in another order."""
+        """The tensor's stored blocks with inputs in another order, or None."""
 
 
 @dataclass(frozen=True)
 class _Reordered:
-    """A source whose blocks are the reordered ones of another."""
+    """A source that returns the reordered blocks of another."""
 
     source: TensorSource
 
@@ -82,7 +82,7 @@ class _Reordered:
         return self.source.tensor_names()
 
     def tensor(self, name: str) -> NDArray[np.float32]:
-        raise CheckpointError(f"{name} is read in another order of its inputs: the checkpoint changed; compile again")
+        raise CheckpointError(f"{name} has no reordered blocks any more: the checkpoint changed; compile again")
 
     def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
         return self.source.reordered_blocks(name)
@@ -91,13 +91,14 @@ class _Reordered:
 
 
 def stored_names(source: str, names: Container[str]) -> list[str]:
-    """The tensors of a checkpoint with tensors `names` that make a source. Raises CheckpointError."""
+    """Split a source into the checkpoint's tensors, of which it has `names`. Raises CheckpointError for a missing
+    one."""
     return [stored_name(part, names) for part in source.split(BESIDE)]
 
 
 @dataclass(frozen=True)
 class _Sources:
-    """A checkpoint, and sources that two of its tensors make. Raises CheckpointError for those that are not there."""
+    """A checkpoint that also reads sources joined by BESIDE. Raises CheckpointError for missing tensors."""
 
     checkpoint: TensorSource
 
@@ -106,7 +107,7 @@ class _Sources:
         return frozenset(self.checkpoint.tensor_names())
 
     def stored(self, name: str) -> str:
-        """The name by which the checkpoint has a source."""
+        """The source by the checkpoint's names."""
         return BESIDE.join(stored_names(name, self._names))
 
     def tensor_names(self) -> Sequence[str]:
@@ -137,14 +138,14 @@ FAMILIES = {
     **{family: f"{_EXPERT_PANELS}:{family}" for family in ("turnedpq8", "turnedpq4")},
     **{family: f"{_OPENVINO}:{family}" for family in ("i8", "u4", "u4kept", "i8kept", "u8kept", "f4kept", "f16")},
 }  # fmt: skip
-"""Family of transforms → "module:function". The function takes the names of the source tensors as the checkpoint
-stores them, the checkpoint, and the recipe's block, and returns every part of the matrix by its name."""
+"""Family of transforms → "module:function". The function takes the stored names of the source tensors, the checkpoint,
+and the recipe's block, and returns all parts of the matrix by name."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One tensor of a lowered graph. `block` is the quantisation block along the input axis, 0 when unquantised;
-    `reordered`: blocks are the sources' reordered ones (`Checkpoint.reordered_blocks`)."""
+    """One tensor of a lowered graph. `block`: quantization block along the input axis, 0 if unquantized. `reordered`:
+    read the sources' reordered blocks (`Checkpoint.reordered_blocks`)."""
 
     name: str
     transform: str
@@ -153,26 +154,26 @@ class Recipe:
     reordered: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON-able form."""
+        """Return a JSON-able form."""
         return asdict(self) | {"sources": list(self.sources)}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Recipe:
-        """The inverse of `to_json`; other members do not count, and without a block there is none."""
+        """The inverse of `to_json`. Ignores other members; `block` and `reordered` may be absent."""
         block, reordered = fields.get("block", 0), bool(fields.get("reordered"))
         return cls(fields["name"], fields["transform"], tuple(fields["sources"]), block, reordered)
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a tensor lies in the weights file, in bytes."""
+    """Location of a tensor in the weights file, in bytes."""
 
     offset: int
     length: int
 
 
 def written(recipes: Sequence[Recipe], tables: Mapping[str, NDArray[Any]]) -> dict[str, bytes]:
-    """Files of a lowering that its weights are made from: "recipes" as JSON, and "tables" (computed ones) as npz."""
+    """Files from which a lowering's weights are built: "recipes" as JSON, and "tables" (computed ones) as npz."""
     npz = io.BytesIO()
     np.savez(npz, **tables)  # type: ignore[arg-type]
     described = json.dumps([r.to_json() for r in recipes], sort_keys=True)
@@ -180,12 +181,12 @@ def written(recipes: Sequence[Recipe], tables: Mapping[str, NDArray[Any]]) -> di
 
 
 def read_recipes(data: bytes) -> list[Recipe]:
-    """The recipes of a lowering, from the file "recipes" as `written` makes it."""
+    """Parse the file "recipes" that `written` creates."""
     return [Recipe.from_json(fields) for fields in json.loads(data)]
 
 
 def read_placements(data: bytes) -> dict[str, Placement]:
-    """Places by name, from JSON as weights/stage.py writes it."""
+    """Parse locations by tensor name, from the JSON that weights/stage.py writes."""
     return {name: Placement(at["offset"], at["length"]) for name, at in json.loads(data).items()}
 
 
@@ -194,10 +195,10 @@ def quantise_q8(
     block: int,
     held: Callable[[NDArray[np.float32]], NDArray[np.float32]] = np.asarray,
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Blockwise symmetric 8-bit: [N, K] → data uint8 [N, K/block, block], scales float32 [N, K/block].
+    """Quantize [N, K] blockwise to symmetric 8 bits: data uint8 [N, K/block, block], scales float32 [N, K/block].
 
-    K is padded with zeros to a multiple of `block`. Where scales will be stored in fewer bits, `held` gives what they
-    will be, and codes are chosen for that.
+    K is padded with zeros to a multiple of `block`. If scales are stored in fewer bits, `held` rounds them, and weights
+    are quantized with the rounded scales.
     """
     rows, width = weight.shape
     blocks = -(-width // block)
@@ -207,7 +208,7 @@ def quantise_q8(
     low, high = w.min(-1), w.max(-1)
     scale = np.where(high > -low, high, low) / np.float32(-128)
     scale = held(scale)
-    scale[np.abs(scale) < np.finfo(np.float32).tiny] = 0  # too small to have a reciprocal: the block becomes zero
+    scale[np.abs(scale) < np.finfo(np.float32).tiny] = 0  # the reciprocal would overflow: the block becomes zero
     inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
     q = w * inverse[..., None]
     np.rint(q, out=q)
@@ -217,13 +218,13 @@ def quantise_q8(
 
 
 def q8(names: Sequence[str], source: TensorSource, block: int) -> dict[str, NDArray[Any]]:
-    """The parts of family q8."""
+    """Build the parts of family q8."""
     data, scales = quantise_q8(np.concatenate([source.tensor(n) for n in names]), block)
     return {"data": data, "rows": data, "scales": scales}
 
 
 def to_bf16(array: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """The bfloat16 numbers nearest to finite `array`, ties to even, as their bits: [..] float32 → [..] uint16."""
+    """Round finite `array` to bfloat16, ties to even; returns the bits: float32 [..] → uint16 [..]."""
     bits = np.ascontiguousarray(array).view(np.uint32)
     return ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
 
@@ -232,8 +233,8 @@ def write_weights(
     recipes: Sequence[Recipe], source: TensorSource, tables: Mapping[str, NDArray[np.float32]], out: Sink,
     done: Callable[[], None] = lambda: None,
 ) -> dict[str, Placement]:  # fmt: skip
-    """Make every tensor and write the weights file, calling `done` after each; returns where each lies. Raises
-    CheckpointError."""
+    """Build every tensor, write the weights file, and return the location of each tensor. Calls `done` after each
+    tensor. Raises CheckpointError."""
     placed: dict[str, Placement] = {}
     by_content: dict[bytes, Placement] = {}
     end = 0
@@ -264,7 +265,7 @@ def _function(where: str) -> Callable[[Sequence[str], TensorSource, int], Mappin
 _ROW_WISE: Mapping[str, Callable[[NDArray[np.float32]], NDArray[Any]]] = {
     "dense": np.asarray, "bf16": to_bf16, **rows.CODES, **rows.SCALES,
 }  # fmt: skip
-"""Transforms that take a row of a source at a time."""
+"""Transforms that can be applied to each source separately."""
 
 
 def _is_concatenated(recipe: Recipe) -> bool:
@@ -274,7 +275,6 @@ def _is_concatenated(recipe: Recipe) -> bool:
 def _tensors(
     recipes: Sequence[Recipe], checkpoint: TensorSource, tables: Mapping[str, NDArray[np.float32]]
 ) -> Iterator[tuple[Recipe, Iterator[memoryview]]]:
-    """The bytes of each tensor, in one or more parts."""
     source = _Sources(checkpoint)
     last: tuple[tuple[str, tuple[str, ...], int, bool], Mapping[str, NDArray[Any]]] | None = None
     for recipe in recipes:

@@ -1,10 +1,10 @@
-"""Matrices in 8 bits with a scale for each row (an output channel): w ≈ codes · scale, both symmetric.
+"""Matrices in 8 bits with a scale for each row (an output channel): w ≈ q · scale, both symmetric.
 
-int8   scale = largest magnitude / 127, codes rounded to nearest, ties to even
-fp8    scale = largest magnitude / 448, codes are float8 e4m3 (no infinities) nearest to it, ties to even; 448 is the
+int8   scale = largest magnitude / 127; q is rounded to nearest, ties to even
+fp8    scale = largest magnitude / 448; q is the nearest float8 e4m3 (no infinities), ties to even; 448 is the
        largest number of that format (OCP 8-bit Floating Point Specification, revision 1.0)
 
-A row of zeros has scale 1. Rows do not depend on each other, so that tensors are quantised one after the other.
+A row of zeros has scale 1. Rows are independent, so tensors are quantized one after another.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 LARGEST = {"int8": 127, "fp8": 448}
-"""The largest code of each format."""
+"""The largest quantized value of each format."""
 
 
 def scales(weight: Floats, name: str) -> Floats:
@@ -27,7 +27,7 @@ def scales(weight: Floats, name: str) -> Floats:
 
 
 def quantized(weight: Floats, scale: Floats, name: str) -> NDArray[np.int8]:
-    """The codes of rows with these scales: [.., K] → [.., K]; those of fp8 as their bits."""
+    """Quantize rows with these scales: [.., K] → [.., K]; fp8 as its bits."""
     largest = LARGEST[name]
     held = np.clip(weight / scale[..., None], -largest, largest)
     if name == "int8":
@@ -48,6 +48,6 @@ def _scales(name: str) -> Callable[[Floats], Floats]:
 
 
 SCALES: Mapping[str, Callable[[Floats], Floats]] = {f"{name}_scales": _scales(name) for name in LARGEST}
-"""Transforms that make float32 [N] of a tensor [N, K]."""
+"""Transforms of a tensor [N, K] to its scales, float32 [N]."""
 CODES: Mapping[str, Callable[[Floats], NDArray[np.int8]]] = {f"{name}_codes": _quantized(name) for name in LARGEST}
-"""Transforms that make 8 bits [N, K] of a tensor [N, K]."""
+"""Transforms of a tensor [N, K] to its quantized weights, 8 bits [N, K]."""

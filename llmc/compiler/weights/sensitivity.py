@@ -1,7 +1,7 @@
-"""What 4 bits of each matrix cost, and how far the quantised model is from the float one: in mean KL over tokens.
+"""Measure the mean KL divergence per token of a quantized model, and of each matrix group in 4 bits alone.
 
-The model runs in float32, layer by layer (frontend/replay.py). Beside it run models that have the 4-bit blocks of one
-group of matrices alone, over one sequence, and the quantised model over the text that it is judged by.
+The model runs in float32, layer by layer (frontend/replay.py). With it run the quantized model over the judged text,
+and over one probe sequence a model per group in which only that group is in 4-bit blocks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Judged:
-    """Sequences that a quantised model is judged by, each from its token `first` on."""
+    """Sequences on which a quantized model is judged, each from its token `first` on."""
 
     sequences: Sequence[Sequence[int]]
     first: int
@@ -40,10 +40,12 @@ def divergence(
     checkpoint: Checkpoint, judged: Judged, wide: frozenset[str], probe: Sequence[int], tell: Report = lambda *_: None,
     *, embed_lm_head: bool = False,
 ) -> tuple[float, list[GroupCost]]:  # fmt: skip
-    """Mean KL(float ‖ quantised) in nats of the model whose projections, and with `embed_lm_head` those too, are in
-    4-bit blocks, the checkpoint's or the nearest ones; of `wide` projections are in 8 bits, embedding and head in
-    floats. And what each group costs over the sequence `probe`, nothing where that is empty. Raises CheckpointError
-    where there is none, and for weights that are no numbers."""
+    """Return mean KL(float ‖ quantized) in nats, and the cost of each group over the sequence `probe`.
+
+    Projections are in 4-bit blocks: the checkpoint's own, or the nearest ones. Projections of `wide` are in 8 bits.
+    With `embed_lm_head`, embedding and lm_head are quantized as well, or stay in floats if they are in `wide`. An empty
+    `probe` gives no costs. Raises CheckpointError if no projection can be quantized, or if a weight is NaN or infinite.
+    """
     calls = [*judged.sequences, *([probe] if probe else [])]
     count = len(judged.sequences)
     alone = list[tuple[tuple[str, ...], int, Way]]()
@@ -76,7 +78,7 @@ def divergence(
     replayed = ReplayedModel(checkpoint, leaving)
     groups = Groups(checkpoint, replayed)
     first = 0
-    if embed_lm_head:  # the same calls once more, with the embedding in 4 bits
+    if embed_lm_head:  # repeat the same calls with the embedding in 4 bits
         rounded = EmbedLmHead(checkpoint, replayed, len(calls))
         first = 0 if wide.issuperset(rounded.names) else len(calls)
         if first and probe:

@@ -1,4 +1,4 @@
-"""The weights file of a lowering, as a cached stage: what its recipes name, made from the checkpoint."""
+"""The weights file of a lowering as a cached stage, built from the checkpoint by recipes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _DESCRIBED = ("dtype", "shape")
 def weights_stage(stages: Stages, recipes: Blob, tables: Blob, described_as: str = "recipes") -> Entry:
     """An entry with `weights`, the file, and `placements`, JSON {name: {"offset", "length"}} in bytes.
 
-    `recipes` is JSON of weights/recipes.py's, in the key under the name `described_as`; those that have a "dtype" and
-    a "shape" beside keep them in `placements`. `tables` is an npz of the computed ones. Raises CheckpointError.
+    `recipes` is JSON as in weights/recipes.py; the key names it `described_as`. Recipes that also have a "dtype" and a
+    "shape" keep them in `placements`. `tables` is an npz of the computed constants. Raises CheckpointError.
     """
     components = {
         described_as: recipes.digest,
@@ -45,8 +45,8 @@ def weights_stage(stages: Stages, recipes: Blob, tables: Blob, described_as: str
 
 
 def stored_weights(stages: Stages, tensors: Mapping[str, str]) -> Entry:
-    """An entry as that of `weights_stage`, of the checkpoint's own tensors in float32; `tensors` maps the names in the
-    file to those in the checkpoint. Raises CheckpointError."""
+    """An entry as of `weights_stage`, with the checkpoint's own tensors in float32. `tensors` maps names in the file to
+    names in the checkpoint. Raises CheckpointError."""
     components = {
         "tensors": canonical_json(tensors).decode(),
         **stages.reading(),
@@ -71,13 +71,13 @@ def written_weights(
     described: Sequence[Mapping[str, Any]], source: TensorSource, tables: Mapping[str, NDArray[Any]],
     workspace: Workspace, done: Callable[[], None] = lambda: None,
 ) -> dict[str, Blob]:  # fmt: skip
-    """`weights` and `placements` as `weights_stage` has them, of tensors that are `described` as recipes with a "dtype"
-    and a "shape", from the tensors of `source`; `done` is called after each. Raises CheckpointError."""
+    """Build `weights` and `placements` as in `weights_stage`. `described`: recipes with a "dtype" and a "shape"; they
+    read the tensors of `source`. `done` is called after each tensor. Raises CheckpointError."""
     from llmc.compiler.weights.recipes import Recipe, write_weights
 
     with workspace.writer() as out:
         placed = write_weights([Recipe.from_json(r) for r in described], source, tables, out, done)
-    assert out.blob is not None  # it is set once the block has ended well
+    assert out.blob is not None  # set when the block ends without an error
     placements = {
         r["name"]: {
             "offset": placed[r["name"]].offset, "length": placed[r["name"]].length,

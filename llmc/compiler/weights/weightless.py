@@ -1,18 +1,19 @@
-"""Stages of the targets whose programs take their weights as inputs: the weights file of a traced program.
+"""Weights as separate inputs: stages of targets whose programs take their weights at run time.
 
-A program of dialect two_part holds no tensor; what it needs is described, so that the weights may come at compile time
-(`bound_weights`) or when the bundle is bound to a checkpoint (bind.py), from the same description by the same code:
+A program of dialect two_part holds no tensor, only a description of its weights. The same code builds the weights from
+that description, at compile time (`bound_weights`) or when the bundle is bound to a checkpoint (bind.py):
 
     tensors.json   [{"name", "transform": "dense" | "bf16" | "table", or those of weights/rows.py, "shape": [..],
                      "dtype": one of ITEM_BYTES,
-                     "sources": the checkpoint's tensors, concatenated along the first axis; none of a table}]
+                     "sources": the checkpoint's tensors, concatenated along the first axis; none for a table}]
     tables.npz     computed constants by name, float32
     config.json    the configuration that was compiled
     weights        tensors back to back, each at a multiple of 4096 bytes (weights/recipes.py)
     weights.json   {name: {"offset": bytes, "length": bytes, "dtype", "shape": [..]}}
 
-A target that rolls layers into one body passes `stack`: a pure function from the described tensors to those that its
-executables take, e.g. "model.layers.*.mlp.up_proj.weight" [layers, out, in] of the sources of all layers in order.
+A target that rolls layers into one loop body passes `stack`: a pure function from the described tensors to those that
+its executables take, e.g. "model.layers.*.mlp.up_proj.weight" [layers, out, in] from the sources of all layers in
+order.
 """
 
 from __future__ import annotations
@@ -36,29 +37,26 @@ if TYPE_CHECKING:
 TENSORS, TABLES, CONFIG = "tensors.json", "tables.npz", "config.json"
 WEIGHTS, PLACEMENTS = "weights", "weights.json"
 SCALE = "_scale"
-"""The end of the name of a quantised matrix's scales."""
+"""Suffix of the name of a quantized matrix's scales."""
 ITEM_BYTES = {"float32": 4, "int32": 4, "bfloat16": 2, "int8": 1, "float8_e4m3fn": 1}
 
 Described = dict[str, Any]
-"""One tensor of tensors.json."""
+"""One entry of tensors.json."""
 
 Stack = Callable[[Sequence[Described]], Sequence[Described]]
 
 
 @dataclass(frozen=True)
 class SharedFiles:
-    """The files that all executables of a bundle share: `files`, by name.
-
-    `tensors` is the digest of tensors.json, whether it is among the files or not: what a key of an executable names
-    whose code depends on names, shapes and dtypes alone.
-    """
+    """Files that all executables of a bundle share: `files`, by name. `tensors`: digest of tensors.json, which may be
+    absent from `files`. It is a key component of executables whose code depends on names, shapes and dtypes only."""
 
     files: Mapping[str, str]
     tensors: str
 
 
 def described_stage(stages: Stages, traced: Program, stack: Stack | None = None) -> Blob:
-    """tensors.json of what executables take: the tensors of the traced program, after `stack`."""
+    """tensors.json of the tensors that executables take: those of the traced program, after `stack`."""
     plain: Blob = traced.outputs["tensors"]
     if stack is None:
         return plain
@@ -70,18 +68,14 @@ def described_stage(stages: Stages, traced: Program, stack: Stack | None = None)
 
 
 def bound_weights(stages: Stages, tensors: Blob, tables: Blob) -> Mapping[str, Blob]:
-    """The weights of `stages.checkpoint` as tensors.json and tables.npz, which the store holds, describe them.
-
-    Outputs: "weights" and "placements" (weights.json). Raises CheckpointError.
-    """
+    """Build the weights of `stages.checkpoint` from the stored tensors.json and tables.npz. Outputs: "weights" and
+    "placements" (weights.json). Raises CheckpointError."""
     return weights_stage(stages, tensors, tables, described_as="tensors").outputs
 
 
 def shared_files(stages: Stages, traced: Program, stack: Stack | None = None) -> SharedFiles:
-    """The files of a bundle that every executable reads: the weights or, of a configuration alone, what they must be.
-
-    Raises CheckpointError.
-    """
+    """The shared files of a bundle: the weights, or their description if the checkpoint is a configuration only. Raises
+    CheckpointError."""
     tensors, tables = described_stage(stages, traced, stack), traced.outputs["tables"]
     if stages.checkpoint.tensor_names():
         built = bound_weights(stages, tensors, tables)
@@ -92,7 +86,7 @@ def shared_files(stages: Stages, traced: Program, stack: Stack | None = None) ->
 
 
 def _config_stage(stages: Stages) -> Blob:
-    """The configuration that was compiled, canonical: what weights are held against before they are bound."""
+    """The compiled configuration in canonical form, which weights are checked against when they are bound."""
     data = canonical_json(without_path(stages.checkpoint.config))
     components = {"config": stages.config_digest, "code": code_digest(_config_stage)}
     return stages.run("config", components, lambda workspace: {"config": workspace.put_bytes(data)}).outputs["config"]

@@ -44,7 +44,7 @@ def test_a_token_reads_two_experts_of_eight() -> None:
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"num_experts_per_tok": 9}, r"config\.json: num_experts_per_tok is 9, and num_local_experts only 8"),
+        ({"num_experts_per_tok": 9}, r"config\.json: num_experts_per_tok is 9, but num_local_experts is only 8"),
         ({"num_local_experts": None}, r"config\.json: num_local_experts is None, not a size"),
         ({"num_experts_per_tok": 0}, r"config\.json: num_experts_per_tok is 0, not a size"),
     ],

@@ -55,14 +55,16 @@ def test_another_number_of_experts_than_the_configuration_says_is_refused(name: 
     config = json.loads(path.read_text())
     key = next(key for key in ("num_experts", "num_local_experts") if key in config)
     path.write_text(json.dumps(config | {key: 6}))
-    with pytest.raises(CheckpointError, match=r"has 8 experts, and .*num_.*experts in config.json says 6"):
+    with pytest.raises(CheckpointError, match=r"has 8 experts, but .*num_.*experts in config.json says 6"):
         open_checkpoint(tmp_path / "model")
 
 
 def test_a_missing_matrix_of_an_expert_is_named(tmp_path: Path) -> None:
     lost = "model.layers.0.mlp.experts.2.up_proj.weight"
     write(tmp_path / "model", "qwen3_moe", lambda held: {n: t for n, t in held.items() if n != lost})
-    with pytest.raises(CheckpointError, match=r"experts in parts, of which model\.layers\.0\.mlp\.experts\.2\.up_proj"):
+    with pytest.raises(
+        CheckpointError, match=r"experts are stored separately, and model\.layers\.0\.mlp\.experts\.2\.up_proj"
+    ):
         open_checkpoint(tmp_path / "model")
 
 

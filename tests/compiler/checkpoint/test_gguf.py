@@ -256,7 +256,7 @@ def test_missing_metadata_is_named(tmp_path):
 
 def test_a_tensor_without_a_place_is_refused(tmp_path):
     path = write_gguf(tmp_path / "m.gguf", raw={"blk.0.surprise.weight": np.ones(4, np.float32)})
-    with pytest.raises(CheckpointError, match=r"blk\.0\.surprise\.weight has no place in architecture llama"):
+    with pytest.raises(CheckpointError, match=r"blk\.0\.surprise\.weight is unknown in architecture llama"):
         open_checkpoint(path)
 
 

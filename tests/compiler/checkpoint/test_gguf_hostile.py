@@ -74,7 +74,7 @@ CASES = {
     "tensors in one place": (file([], [tensor(b"t", (32,)), tensor(b"u", (32,))]), "overlaps another"),
     "tensors that overlap": (file([], [tensor(b"t", (32,)), tensor(b"u", (8,), 0, 96)]), "tensor u overlaps another"),
     "an odd offset": (file([], [tensor(b"t", (32,), 0, 4)]), "misaligned"),
-    "a tensor twice": (file([], [tensor(b"t", (8,)), tensor(b"t", (8,), 0, 32)]), "is there twice"),
+    "a tensor twice": (file([], [tensor(b"t", (8,)), tensor(b"t", (8,), 0, 32)]), "is a duplicate"),
     **{
         f"rows of {kind} that are not whole blocks": (
             file([], [tensor(b"t", (128, 2), int(gguf.GGMLQuantizationType[kind]))]), f"{kind} [2, 128] at 0",

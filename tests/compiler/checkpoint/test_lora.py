@@ -230,13 +230,13 @@ def test_blocks_of_what_is_changed_are_not_the_checkpoints(tmp_path: Path) -> No
 # Bad input
 
 BAD: dict[str, tuple[dict[str, Any], Change, str]] = {
-    "another method": ({"peft_type": "IA3"}, lambda _: None, "peft_type is 'IA3', and LORA can be read"),
-    "a changed base": ({"init_lora_weights": "pissa"}, lambda _: None, "init_lora_weights is 'pissa', which changed"),
-    "a key that is not known": ({"use_qalora": True}, lambda _: None, "use_qalora is not read"),
-    "a pattern": ({"alpha_pattern": {"(a+)+$": 1}}, lambda _: None, "and the names of modules are read"),
+    "another method": ({"peft_type": "IA3"}, lambda _: None, "peft_type is 'IA3', but only LORA can be read"),
+    "a changed base": ({"init_lora_weights": "pissa"}, lambda _: None, "is 'pissa', which also changed"),
+    "a key that is not known": ({"use_qalora": True}, lambda _: None, "use_qalora is not supported"),
+    "a pattern": ({"alpha_pattern": {"(a+)+$": 1}}, lambda _: None, "but only module names can be read"),
     "no alpha": ({"lora_alpha": "x"}, lambda _: None, "lora_alpha is 'x', not a number"),
     "an endless alpha": ({"lora_alpha": 1e999}, lambda _: None, "lora_alpha is inf, not a number"),
-    "half of a product": ({}, lambda t: t.pop(next(iter(t))), "and a product needs two matrices"),
+    "half of a product": ({}, lambda t: t.pop(next(iter(t))), "but LoRA needs two matrices"),
     "no number": ({}, lambda t: [x.fill_(float("nan")) for x in t.values()], "holds a non-finite value"),
     "another width": (
         {}, lambda t: t.update({n: torch.ones(3, 7) for n in t if n.endswith("A.weight")}), "of another base model",
@@ -246,17 +246,18 @@ BAD: dict[str, tuple[dict[str, Any], Change, str]] = {
     ),
     "another layer": (
         {}, lambda t: t.update({n.replace("layers.1", "layers.9"): t.pop(n) for n in list(t)}),
-        r"it changes model.layers.9.\S+.weight, and .* has no such tensor",
+        r"it changes model.layers.9.\S+.weight, but .* has no such tensor",
     ),
     "a longer vocabulary": (
         {}, lambda t: t.update({"base_model.model.lm_head.weight": torch.ones(999, 64)}),
         r"it replaces lm_head.weight by \[999, 64\].* whose vocabulary was changed",
     ),
     "a tensor of nobody": (
-        {}, lambda t: t.update({"base_model.model.model.embed_tokens.token_adapter.x": torch.ones(1)}), "has none such",
+        {}, lambda t: t.update({"base_model.model.model.embed_tokens.token_adapter.x": torch.ones(1)}),
+        "has no such tensor",
     ),
     "no magnitudes": ({"use_dora": True, "r": 3}, lambda t: [t.pop(n) for n in list(t) if "magnitude" in n],
-                      "it has no magnitude for each row"),
+                      "it has no magnitude per row"),
 }  # fmt: skip
 
 
@@ -285,10 +286,12 @@ def test_pickled_weights_and_missing_ones(tmp_path: Path) -> None:
 def test_a_base_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tiny.write_model(tmp_path / "model", "llama")
     adapter = write_adapter(tmp_path / "adapter", model, base_model_name_or_path=str(tmp_path / "none"))
-    with pytest.raises(CheckpointError, match=r"whose base model is not to be had \(.*\); give MODEL and --lora"):
+    with pytest.raises(
+        CheckpointError, match=r"this LoRA adapter's base model cannot be opened \(.*\); pass MODEL and --lora"
+    ):
         open_checkpoint(adapter)
     itself = write_adapter(tmp_path / "itself", model, base_model_name_or_path=str(tmp_path / "itself"))
-    with pytest.raises(CheckpointError, match="is an adapter, too"):
+    with pytest.raises(CheckpointError, match="is an adapter as well"):
         open_checkpoint(itself)
     nameless = write_adapter(tmp_path / "nameless", model, base_model_name_or_path=None)
     with pytest.raises(CheckpointError, match="names no base model"):

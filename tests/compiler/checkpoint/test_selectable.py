@@ -133,7 +133,7 @@ BAD: dict[str, tuple[dict[str, Any], Callable[[dict[str, torch.Tensor]], object]
     ),
     "another layer": (
         {}, lambda t: t.update({n.replace("layers.1", "layers.9"): t.pop(n) for n in list(t)}),
-        r"it changes model.layers.9.\S+.weight, and .* has no such tensor",
+        r"it changes model.layers.9.\S+.weight, but .* has no such tensor",
     ),
 }  # fmt: skip
 

@@ -115,7 +115,7 @@ def test_code_of_a_checkpoint_is_never_run(folder: Path) -> None:
     say(folder, {"auto_map": {"AutoTokenizer": ["tokenization_odd.OddTokenizer", None]}}, "tokenizer_config.json")
     said = refused(folder)
     assert said.startswith("architecture 'odd' is not supported; supported: ")
-    assert "Its checkpoint brings code of its own (auto_map: configuration_odd.OddConfig, modeling_odd.Odd" in said
+    assert "Its checkpoint brings custom code (auto_map: configuration_odd.OddConfig, modeling_odd.Odd" in said
 
 
 def test_a_supported_architecture_needs_none_of_it_and_is_transformers_own(folder: Path) -> None:

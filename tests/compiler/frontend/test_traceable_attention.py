@@ -72,7 +72,7 @@ def test_the_reference_of_an_operator_with_slopes_is_that_of_plain_arithmetic() 
 @pytest.mark.parametrize(("member", "value"), [("alibi", False), ("prefix_lm", True), ("alibi_bias_max", 16)])
 def test_attention_that_transformers_does_not_compute_is_refused(member: str, value: object) -> None:
     own = architecture({"model_type": "mpt"})
-    with pytest.raises(CheckpointError, match=f"attn_config has {member} {value}, and transformers computes"):
+    with pytest.raises(CheckpointError, match=f"attn_config has {member} {value}, but transformers computes"):
         own.in_common_terms({"model_type": "mpt", **own.tiny, "attn_config": {member: value}})
 
 

@@ -250,11 +250,11 @@ def test_a_pooling_file_that_names_what_is_not_there_is_refused_by_name(tmp_path
     entries = json.loads((wrong / "modules.json").read_text())
     entries[1]["path"] = "3_Pooling"
     (wrong / "modules.json").write_text(json.dumps(entries))
-    with pytest.raises(CheckpointError, match="names the folder '3_Pooling', which is not there"):
+    with pytest.raises(CheckpointError, match="names the folder '3_Pooling', which is missing"):
         plan_encoder(open_checkpoint(wrong), "embed")
     entries[1]["type"] = "custom.Pooling"
     (wrong / "modules.json").write_text(json.dumps(entries))
-    with pytest.raises(CheckpointError, match=r"'custom.Pooling' is code of its own, which llmc does not run"):
+    with pytest.raises(CheckpointError, match=r"'custom.Pooling' is custom code, which llmc does not run"):
         plan_encoder(open_checkpoint(wrong), "embed")
 
 
@@ -267,8 +267,11 @@ def test_a_pooling_file_that_names_what_is_not_there_is_refused_by_name(tmp_path
             [{"idx": 0, "type": "sentence_transformers.models.CNN", "path": ""}],
             "module 0 is 'CNN', which llmc",
         ),
-        ([{"idx": 0, "type": "sentence_transformers.models.Dense", "path": "../.."}], "leads out of the checkpoint"),
-        ([{"idx": 0, "type": "sentence_transformers.models.Transformer", "path": ""}], "one Pooling has to follow"),
+        ([{"idx": 0, "type": "sentence_transformers.models.Dense", "path": "../.."}], "is outside the checkpoint"),
+        (
+            [{"idx": 0, "type": "sentence_transformers.models.Transformer", "path": ""}],
+            "exactly one Pooling has to follow",
+        ),
         (
             [{"idx": 0, "type": "sentence_transformers.models.Dense", "path": "1_Pooling"}],
             "a dense layer|safet",
@@ -298,7 +301,7 @@ def test_dense_layers_have_to_fit_each_other_and_their_weights(tmp_path: Path) -
 
     assert "its weights are not those of a layer 8 → None" in refused(8, in_features=8)
     assert "its weights are not those of a layer 8 → 2" in refused(9, in_features=8, out_features=2)
-    assert "a dense layer of 9 inputs, behind a module that gives 8" in refused(9, in_features=9, out_features=2)
+    assert "a dense layer of 9 inputs follows a module with 8 outputs" in refused(9, in_features=9, out_features=2)
     assert "a dense layer with activation 'x'" in refused(8, activation_function="x")
 
 
@@ -312,7 +315,7 @@ def test_prompts_that_are_not_there_and_lengths_that_are_too_long_are_refused(tm
     wrong = bert(tmp_path / "a")
     said = {"prompts": {"query": "find: "}, "default_prompt_name": "passage"}
     (wrong / "config_sentence_transformers.json").write_text(json.dumps(said))
-    with pytest.raises(CheckpointError, match="names the default prompt 'passage', and has query"):
+    with pytest.raises(CheckpointError, match="names the default prompt 'passage', but has query"):
         plan_encoder(open_checkpoint(wrong), "embed")
     (wrong / "config_sentence_transformers.json").unlink()
     with pytest.raises(InputError, match="--max-model-len 65 is above the 64 tokens"):

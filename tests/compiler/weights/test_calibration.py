@@ -138,7 +138,7 @@ def test_weights_that_are_no_numbers_are_one_error(tmp_path: Path) -> None:
             self.fill(name, built)
             return built
 
-    with pytest.raises(CheckpointError, match=r"of model\.layers\.1\.mlp\.down_proj\.weight some values are no"):
+    with pytest.raises(CheckpointError, match=r"model\.layers\.1\.mlp\.down_proj\.weight: some weights are NaN"):
         calibrate(Damaged(model, "damaged", "x"), [[1, 2, 3]], io.BytesIO())
 
 
@@ -155,7 +155,7 @@ def test_what_is_stored_in_4_bits_stays_so(tmp_path: Path) -> None:
     token_offsets = calibrate(stored, [[1, 2, 3]], io.BytesIO())
     assert kept not in token_offsets and kept.replace("up", "gate") in token_offsets
     everything = True
-    with pytest.raises(CheckpointError, match="every projection is in 4-bit blocks already"):
+    with pytest.raises(CheckpointError, match="every projection is stored in 4-bit blocks already"):
         calibrate(stored, [[1, 2, 3]], io.BytesIO())
 
 

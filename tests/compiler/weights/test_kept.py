@@ -54,7 +54,7 @@ def compiled(folder: Path, store: Store, case: str, **requested: Any) -> tuple[C
 
 def summary(result: CompileResult) -> str:
     (line,) = open_target(result.device).describe(result.analysis)
-    return line.removeprefix("matrices that the checkpoint stores in codes: ")
+    return line.removeprefix("quantized matrices of the checkpoint: ")
 
 
 def greedy(values: packers.Values, prompt: list[int], count: int) -> list[int]:
@@ -288,7 +288,7 @@ def test_what_was_not_requested_to_be_kept_is_counted(store: Store, tmp_path: Pa
 def test_the_result_says_what_of_the_checkpoint_was_left_out(store: Store, tmp_path: Path) -> None:
     result, _ = compiled(tmp_path, store, "int-quantized by channel", **RUNTIMES["onnxruntime"], verify="none")
     (notice,) = result.to_json()["notices"]
-    assert "what quantization_config says of activations is left out" in notice
+    assert "quantization_config's settings of activations are ignored" in notice
 
 
 def test_a_checkpoint_in_floats_has_no_line(store: Store, tmp_path: Path) -> None:

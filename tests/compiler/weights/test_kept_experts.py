@@ -1,4 +1,4 @@
-"""Experts that a checkpoint stores in codes: kept where products take the form, and counted where they do not."""
+"""Quantized experts of a checkpoint: kept if matmuls support the form, and counted if they do not."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ def test_experts_are_computed_with_the_values_that_are_stored(
         lambda event: None,
     )  # fmt: skip
     (line,) = open_target(built.device).describe(built.analysis)
-    assert line.removeprefix("matrices that the checkpoint stores in codes: ") == kept
+    assert line.removeprefix("quantized matrices of the checkpoint: ") == kept
     assert built.verification["mean_kl"] < 2e-3 and np.isfinite(built.verification["max_abs"])

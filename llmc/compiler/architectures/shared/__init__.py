@@ -1,1 +1,1 @@
-"""What a family's file states, and what the families have in common."""
+"""The contract of an architecture's file, and the parts that architectures have in common."""

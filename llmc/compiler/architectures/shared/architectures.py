@@ -1,4 +1,4 @@
-"""The families by name, each imported when it is first asked for."""
+"""Architectures by name, imported on first use."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from llmc.compiler.architectures.shared.size import ModelSize
 
 PLAIN = Architecture(model_class="", tiny={})
-"""The family assumed for an unsupported model type when only sizes are needed."""
+"""The architecture assumed for an unsupported model type when only sizes are needed."""
 
 
 def architecture(config: Config) -> Architecture:
-    """The family of a configuration; raises CheckpointError where its model type is not supported."""
+    """The architecture of a configuration. Raises CheckpointError for an unsupported model type."""
     name = require_supported(config)
     found: Architecture = import_module(f"llmc.compiler.architectures.{FILES[name]}").ARCHITECTURES[name]
     return found
@@ -34,21 +34,21 @@ def by_gguf_architecture() -> dict[str, str]:
 
 @cache
 def _by_gguf_architecture(names: tuple[str, ...]) -> dict[str, str]:
-    """Of these model types; found once, since opening a file asks several times."""
+    """Cached, since opening a file needs it several times."""
     known = {name: architecture({"model_type": name}).gguf for name in names}
     return {gguf.architecture: name for name, gguf in known.items() if gguf is not None}
 
 
 def architecture_or_plain(config: Config) -> Architecture:
-    """The family of a configuration, that of a plain decoder where its model type is not supported."""
+    """The architecture of a configuration, or PLAIN for an unsupported model type."""
     return architecture(config) if config.get("model_type") in supported() else PLAIN
 
 
 def size_of(config: Config, source: str) -> ModelSize:
-    """How large the model of any configuration is, with its cache as its family says. Raises CheckpointError, naming
-    `source`, where a size is missing."""
+    """Sizes of any configuration's model, with its architecture's cache. Raises CheckpointError, naming `source`, if a
+    size is missing."""
     found = architecture_or_plain(config)
     size = found.size(config, source)
     with suppress(KeyError, TypeError, ValueError, AttributeError, ArithmeticError, CheckpointError):
-        size = replace(size, cache=found.cache(config))  # else the sizes say what a plain decoder's is
+        size = replace(size, cache=found.cache(config))  # on an error, a plain decoder's cache
     return size

@@ -1,8 +1,8 @@
-"""The contract of a family: one `Architecture` says all that llmc knows of a model type beside its code.
+"""The contract of an architecture: one `Architecture` states everything that llmc knows of a model type.
 
-The code of a model is transformers' own, traced unmodified. Defaults are those of a plain decoder (Llama's layers
-without biases), so that a family states what differs. Families are part of keys: the key of every result that reads a
-family has the sources of all families in `code` (compiler/code.py).
+The model's code is transformers' own, traced unmodified. Defaults describe a plain decoder (Llama's layers without
+biases), so an architecture states only differences. Architectures are part of keys: every result that reads one has the
+sources of all of them in `code` (compiler/code.py).
 """
 
 from __future__ import annotations
@@ -20,54 +20,53 @@ from llmc.errors import CheckpointError
 from llmc.runtime.cache_shape import CacheShape
 
 Config: TypeAlias = Mapping[str, Any]
-"""A configuration in the terms of config.json, as `Checkpoint.config` has it."""
+"""A configuration in the terms of config.json, like `Checkpoint.config`."""
 
 
 NO_ROPE = frozenset({"rope_parameters", "rope_theta"})
 """Common keys that a model without rotary positions does not read."""
 
 WINDOW = 5
-"""A sliding window that is shorter than every sequence of the tests."""
+"""A sliding window shorter than every test sequence."""
 
 TINY: Mapping[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
 }  # fmt: skip
-"""What the families' tiny configurations have in common: grouped heads, and no two equal sizes that could be confused.
-"""
+"""The common part of tiny configurations: grouped heads, and all sizes differ so that none can be confused."""
 
 
 def tied_by_default(config: Config) -> dict[str, Any]:
-    """For `Architecture.derived`: the head is tied unless config.json says otherwise."""
+    """For `Architecture.derived`: lm_head is tied unless config.json says otherwise."""
     return {"tie_word_embeddings": config.get("tie_word_embeddings", True)}
 
 
 def tiny_without(*names: str) -> dict[str, Any]:
-    """TINY without keys that a family does not have."""
+    """TINY without keys that an architecture does not have."""
     return {name: value for name, value in TINY.items() if name not in names}
 
 
 @dataclass(frozen=True)
 class Gguf:
-    """How GGUF files hold a family. Source: llama.cpp's convert_hf_to_gguf.py, and the gguf package's tables."""
+    """How GGUF files hold an architecture. Source: llama.cpp's convert_hf_to_gguf.py, and the gguf package's tables."""
 
     architecture: str
     """The file's general.architecture."""
     top: Mapping[str, str] = field(default_factory=lambda: GGUF_TOP)
-    """Tensors outside layers: whole name in the file → whole name in transformers."""
+    """Tensors outside layers: full name in the file → full name in transformers."""
     layer: Mapping[str, str] = field(default_factory=lambda: GGUF_LAYER)
-    """Tensors of a layer: `NAME` of `blk.3.NAME.weight` → `PART` of `model.layers.3.PART.weight`; biases too."""
+    """Tensors of a layer: `NAME` of `blk.3.NAME.weight` → `PART` of `model.layers.3.PART.weight`; biases as well."""
     interleaved: tuple[str, ...] = ()
-    """Projections ("q_proj", …) whose rows [heads · head_dim, …] the file has in llama.cpp's order, which rotates
-    neighbours (2i, 2i + 1) of a head where transformers rotates (i, i + head_dim / 2)."""
+    """Projections ("q_proj", …) with rows [heads · head_dim, …] in llama.cpp's order. It rotates neighbours (2i, 2i +
+    1) of a head where transformers rotates (i, i + head_dim / 2)."""
     config: Callable[[Container[str]], dict[str, Any]] = lambda tensors: {}
-    """Members of config.json that follow from which tensors the file has, by the file's names."""
+    """Members of config.json that follow from the file's tensor names."""
     refused: tuple[str, ...] = ("expert_count", "attention.sliding_window")
-    """Metadata, behind the architecture's name, that make it another model unless they are 0."""
+    """Metadata, without the architecture prefix, that must be 0 or absent."""
 
     def transformers_name(self, name: str) -> str | None:
-        """`blk.3.attn_q.weight` → `model.layers.3.self_attn.q_proj.weight`; None where there is none."""
+        """`blk.3.attn_q.weight` → `model.layers.3.self_attn.q_proj.weight`; None for an unknown name."""
         if name in self.top:
             return self.top[name]
         parts = name.split(".")
@@ -78,68 +77,64 @@ class Gguf:
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """A model type. Source: transformers' configuration and modeling files of it, which tests hold this to."""
+    """A model type. Source: transformers' configuration and modeling files, against which tests check it."""
 
     model_class: str
-    """transformers' class of the causal language model, which configurations name in `architectures`."""
+    """transformers' class of the causal language model, as in `architectures` of config.json."""
     summary: str = ""
-    """What sets it apart, for docs/models.md."""
+    """Models, a colon, and the differences from others; docs/models.md shows the part before the colon."""
     layer: Callable[[Config], list[str]] = lambda config: layer()
     """Tensors of one layer, without `model.layers.N.`; a checkpoint with further tensors is refused."""
     layer_at: Callable[[Config, int], list[str]] | None = None
-    """The same of layer N (from 0), where layers have different ones; `layer` is not asked then."""
+    """The tensors of layer N (from 0), if layers differ; replaces `layer`."""
     names: Names = field(default_factory=Names)
-    """What the list of layers, the embedding and the head are called, and the other tensors outside layers."""
+    """Names of the layer list, the embedding, lm_head, and the other tensors outside layers."""
     computed: tuple[str, ...] = ()
-    """Ends of names of tensors that published checkpoints have and that the configuration determines (causal masks)."""
+    """Suffixes of stored tensors that follow from the configuration (causal masks)."""
     ignored: Callable[[Config], str | None] = lambda config: None
-    """A pattern of whole names of tensors that checkpoints have for what is not compiled (layers that predict further
-    tokens), by configuration."""
+    """A pattern of full names of stored tensors that are not compiled (multi-token prediction layers), by
+    configuration."""
     keys: Mapping[str, str] = field(default_factory=dict)
-    """Common keys of config.json → what its config.json calls them: {"hidden_size": "n_embd"}. Source: transformers'
+    """Common keys of config.json → this architecture's names: {"hidden_size": "n_embd"}. Source: transformers'
     `attribute_map`, and what the model reads."""
     derived: Callable[[Config], Mapping[str, Any]] = lambda config: {}
-    """Common keys that its config.json says in other words, from a configuration that has `keys` in common terms:
-    {"intermediate_size": 4 · hidden_size}. None stands for a key that is not known."""
+    """Computes common keys that config.json states differently: {"intermediate_size": 4 · hidden_size}. Its argument
+    has `keys` in common terms; a value of None stands for an unknown key."""
     unread: frozenset[str] = frozenset()
-    """Common keys (shared/config_keys.py, READ) that its model does not read: a configuration that has one is refused.
-    """
+    """Common keys (shared/config_keys.py, READ) that the model does not read; a configuration with one is refused."""
     reads: frozenset[str] = frozenset()
-    """Keys of config.json that its model reads beside those that all read (shared/config_keys.py)."""
+    """Config keys specific to this architecture, besides the common ones (shared/config_keys.py)."""
     rope: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Members of rope_parameters that its model reads, by type ("dynamic"), beside those of all
-    (shared/config_keys.py, ROPE)."""
-    allows: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Keys that it does not read, with the values that ask for what llmc does without them, where these differ from
-    those for all families. Any other value is refused."""
-    harmless: frozenset[str] = frozenset()
-    """Keys that change no number that is compiled, beside those for all."""
-    turned: frozenset[str] = frozenset()
-    """Last parts of the names of modules whose weights are [in, out], transformers' Conv1D."""
-    gguf: Gguf | None = None
-    """How GGUF files hold it; None where they do not, or say that it is another family."""
-    experts: Experts | None = None
-    """How many experts a layer has, and how checkpoints hold them; None for a model without."""
-    sharding: tuple[Rule, ...] = RULES
-    """How weights are split over devices. Patterns exclude each other, and name every weight."""
-    size: Callable[[Config, str], ModelSize] = ModelSize.of
-    """(config, its source) → parameters, cache and working memory; raises CheckpointError where a size is missing."""
-    cache: Callable[[Config], CacheShape] = attention_cache
-    """The tensors that a model keeps of the tokens before (runtime/cache_shape.py): keys and values with their windows,
-    and states."""
-    fused: Mapping[str, int] = field(default_factory=lambda: {"linear": 4, "rms_norm": 0})
-    """Operators of a layer that fusing leaves (program/fuse.py matches arithmetic): 4 linear ones are the packed q, k
-    and v, o, the packed gate and up, and down; norms that take in a residual do not count."""
-    tiny: Mapping[str, Any]
-    """The smallest configuration that has all features of this family, for tests, without vocab_size. At most two
-    layers, four where each is one thing: attention, an MLP.
+    """Members of rope_parameters specific to this architecture, by type ("dynamic"); see shared/config_keys.py, ROPE.
     """
+    allows: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Unread keys → the values that match llmc's behaviour, if they differ from the common ones. Other values are
+    refused."""
+    harmless: frozenset[str] = frozenset()
+    """Keys specific to this architecture that change no compiled value."""
+    turned: frozenset[str] = frozenset()
+    """Last name parts of modules with weights [in, out], transformers' Conv1D."""
+    gguf: Gguf | None = None
+    """The form in GGUF files; None if there is none, or if files declare another architecture."""
+    experts: Experts | None = None
+    """Number of experts per layer, and their form in checkpoints; None for a model without experts."""
+    sharding: tuple[Rule, ...] = RULES
+    """How weights are split over devices. Patterns are exclusive and match every weight."""
+    size: Callable[[Config, str], ModelSize] = ModelSize.of
+    """(config, its source) → parameters, cache and working memory. Raises CheckpointError if a size is missing."""
+    cache: Callable[[Config], CacheShape] = attention_cache
+    """The tensors that a model keeps of earlier tokens (runtime/cache_shape.py): keys and values with their windows,
+    and recurrent state."""
+    fused: Mapping[str, int] = field(default_factory=lambda: {"linear": 4, "rms_norm": 0})
+    """Operators that remain in a layer after fusion (program/fuse.py). 4 linear ones are packed q, k and v; o; packed
+    gate and up; down. Norms that take in a residual do not count."""
+    tiny: Mapping[str, Any]
+    """The smallest configuration with all features of this architecture, for tests, without vocab_size. It has at most
+    two layers, or four if each layer is a single block (attention, an MLP)."""
 
     def in_common_terms(self, config: Config) -> dict[str, Any]:
-        """`config` with the common keys beside its own. One that has them stays as it is.
-
-        Raises CheckpointError where a size that others follow from is missing, or is none.
-        """
+        """Add the common keys to `config`; existing ones stay. Raises CheckpointError if a size from which others
+        follow is missing or invalid."""
         common = {**config, **{name: config[own] for name, own in self.keys.items() if own in config}}
         try:
             return {**common, **{k: v for k, v in self.derived(common).items() if v is not None}}
@@ -148,7 +143,7 @@ class Architecture:
             raise CheckpointError(f"config.json: the sizes of a {kind} model cannot be read: {e!r}") from e
 
     def tensor_names(self, config: Config) -> set[str]:
-        """Names of all tensors of the model of `config`, which is in common terms; a tied head's too."""
+        """Names of all tensors of the model of `config`, in common terms; a tied lm_head included."""
         found = {self.names.embedding, self.names.head, *self.names.others(config)}
         for i in range(int(config["num_hidden_layers"])):
             parts = self.layer_at(config, i) if self.layer_at else self.layer(config)

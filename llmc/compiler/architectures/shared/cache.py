@@ -1,7 +1,5 @@
-"""The shape of a decoder's cache from its configuration; runtime/cache_shape.py is the contract of the shape.
-
-Rules were read from transformers 5.23's configuration and modeling files of the families that use them.
-"""
+"""The shape of a decoder's cache from its configuration; runtime/cache_shape.py has the contract. The rules come from
+transformers 5.23's configuration and modeling files."""
 
 from __future__ import annotations
 
@@ -13,22 +11,22 @@ from llmc.runtime.cache_shape import CacheShape, CacheTensor, key_value
 Config: TypeAlias = Mapping[str, Any]
 
 SLIDING = "sliding_attention"
-"""The member of `layer_types` whose layers see `sliding_window` tokens, themselves included."""
+"""The member of `layer_types` for layers that see `sliding_window` tokens, including the current one."""
 ATTENTION = ("full_attention", "attention")
-"""What configurations call layers that attend; transformers 5 has the first, published ones the second."""
+"""Names of layers that attend: transformers 5's, and that of published configurations."""
 
 
 def attention_cache(config: Mapping[str, Any]) -> CacheShape:
-    """Keys and values of one size in every layer. `sliding_window` is of the layers that `layer_types` names, or of
-    all where there is no such key."""
+    """Keys and values of one size in every layer. `sliding_window` applies to the layers that `layer_types` names, or
+    to all without that key."""
     types = config.get("layer_types") or [SLIDING] * config["num_hidden_layers"]
     window = config.get("sliding_window") or None
     return _cache(config, [window if kind == SLIDING else None for kind in types])
 
 
 def late_window_cache(config: Mapping[str, Any]) -> CacheShape:
-    """The same where `use_sliding_window` asks for windows (Qwen2 and Qwen3), then in layers from `max_window_layers`
-    on unless `layer_types` names them."""
+    """The same, with windows only if `use_sliding_window` is set (Qwen2 and Qwen3): in layers from `max_window_layers`
+    on, unless `layer_types` names them."""
     if not config.get("use_sliding_window"):
         return _cache(config, [])
     window = config.get("sliding_window", 4096)
@@ -39,16 +37,16 @@ def late_window_cache(config: Mapping[str, Any]) -> CacheShape:
 
 
 def types_in_turn(layers: int, every: int, *, first: bool = False) -> list[str]:
-    """`layer_types` where one layer in `every` sees all tokens, the last one of them, or the `first`."""
+    """`layer_types` with one full-attention layer in `every`: the last one of each run, or with `first` the first."""
     shift = 0 if first else 1
     return [SLIDING if (i + shift) % every else "full_attention" for i in range(layers)]
 
 
 def cache_in_turn(every: int, window: int | None = 4096, *, first: bool = False) -> Callable[[Config], CacheShape]:
-    """Of a family where one layer in `every` sees all tokens, the last one of them (`first`: the first), and the others
-    have a window, unless `sliding_window_pattern` says another number or `layer_types` names them.
+    """An architecture's `cache` with one full-attention layer in `every`, and a window in the others.
 
-    `window` is what `sliding_window` is where config.json does not have it.
+    The full layer is the last of each run, or with `first` the first. `sliding_window_pattern` overrides the number,
+    `layer_types` the layers. `window` is the default of `sliding_window`.
     """
 
     def cache(config: Config) -> CacheShape:
@@ -69,7 +67,7 @@ def attention_layer(config: Config, layer: int) -> list[CacheTensor]:
 
 
 def hybrid_cache(layers: Sequence[Sequence[CacheTensor]]) -> CacheShape:
-    """The cache of layers that keep these."""
+    """The cache of layers with these tensors."""
     return CacheShape(len(layers), tuple(tensor for layer in layers for tensor in layer))
 
 

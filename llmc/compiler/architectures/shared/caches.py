@@ -1,4 +1,4 @@
-"""The cache of any configuration. Keys have the shape by value, so that no key of a trace depends on the families."""
+"""The cache of any configuration. Keys contain the shape by value, so no key of a trace depends on architectures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def cache_of(config: Config) -> CacheShape:
-    """The shape of a model's cache, as its family says. Raises CheckpointError where the configuration lacks a size."""
+    """The shape of a model's cache. Raises CheckpointError if the configuration lacks a size."""
     try:
         return architecture_or_plain(config).cache(config)
     except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as e:
@@ -24,11 +24,11 @@ def cache_of(config: Config) -> CacheShape:
 
 
 def uniform_cache_of(config: Config, device: str) -> Uniform:
-    """The same for a device whose programs hold keys and values of one size only; raises CheckpointError for others."""
+    """The cache for a device whose programs need keys and values of one size; raises CheckpointError for others."""
     found = cache_of(config).uniform
     if found is None:
         raise CheckpointError(
-            f"device {device} holds keys and values of one size in every layer; the cache of "
-            f"{config.get('model_type')} is of other tensors: compile for another device"
+            f"device {device} needs keys and values of one size in every layer, but the cache of "
+            f"{config.get('model_type')} has other tensors: compile for another device"
         )
     return found

@@ -1,4 +1,4 @@
-"""Keys of config.json that say the same in every family; its own are in its file."""
+"""Keys of config.json with one meaning in every architecture; specific keys are in the architectures' files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ READ = frozenset({
     "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps", "rope_parameters", "rope_theta",
     "tie_word_embeddings",
 })  # fmt: skip
-"""Keys that every family reads."""
+"""Keys that every architecture reads."""
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "pretraining_tp": (1,), "partial_rotary_factor": (1, 1.0), "is_encoder_decoder": (False,),
@@ -19,7 +19,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "use_sliding_window": (False,), "use_qk_norm": (False,), "logit_scale": (1, 1.0), "rope_scaling": ({},),
     "attention_bias": (False,), "clip_qkv": (False,),
 }  # fmt: skip
-"""Keys that nothing reads, with the values that ask for what llmc does without them, unless a family has its own."""
+"""Unread keys → the values that match llmc's behaviour, unless an architecture overrides them."""
 
 HARMLESS: Mapping[str, frozenset[str]] = {
     "says what the model is, and where it came from": frozenset({
@@ -48,7 +48,7 @@ HARMLESS: Mapping[str, frozenset[str]] = {
         "forced_eos_token_id", "remove_invalid_values", "prefix",
     }),
 }  # fmt: skip
-"""Keys that change no number that is compiled, by reason."""
+"""Keys that change no compiled value, by reason."""
 
 ROPE: Mapping[str, frozenset[str]] = {
     "default": frozenset(),
@@ -64,4 +64,4 @@ ROPE: Mapping[str, frozenset[str]] = {
     "proportional": frozenset({"factor", "partial_rotary_factor"}),
     "llama3": frozenset({"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"}),
 }  # fmt: skip
-"""Members of `rope_parameters` that each of its types reads, beside "rope_type" and "rope_theta"."""
+"""Members of `rope_parameters` that each type reads, besides "rope_type" and "rope_theta"."""

@@ -1,4 +1,4 @@
-"""What families of mixture-of-experts models have in common: names, splits and sizes of their experts."""
+"""Names, sharding and sizes of experts, common to mixture-of-experts architectures."""
 
 from __future__ import annotations
 
@@ -12,59 +12,55 @@ from llmc.compiler.architectures.shared.size import ModelSize, Weights
 from llmc.errors import CheckpointError
 
 EXPERTS = ".experts."
-"""In the name of each tensor of experts, however it is stored."""
+"""Part of the name of each tensor of experts, in every stored form."""
 
 _ROUTER = re.compile(r"\.(?:gate|router)(?:\.proj)?\.weight$")
 
 
 def is_router(name: str) -> bool:
-    """Whether a tensor is the matrix that experts are chosen by."""
+    """Whether a tensor is a router's matrix."""
     return _ROUTER.search(name) is not None
 
 
 def stay_floats(names: Iterable[str], stored: Container[str]) -> bool:
-    """Whether matrices one above the other are routers, none of which is in codes in the checkpoint (`stored`).
-
-    A rounded router chooses other experts where two are nearly as good. So targets leave it in float32, as vLLM does.
-    """
+    """Whether stacked matrices are routers that the checkpoint does not store quantized (`stored`). A rounded router
+    picks other experts when two score almost alike. So targets keep it in float32, as vLLM does."""
     return all(is_router(name) and name not in stored for name in names)
 
 
 @dataclass(frozen=True)
 class Experts:
-    """A family's experts."""
+    """An architecture's experts."""
 
     count: tuple[str, ...]
-    """The keys of config.json that say how many a layer has; transformers and publishers use different ones."""
+    """Keys of config.json with the number of experts per layer; transformers and publishers use different ones."""
     stored: str = "gate_up"
-    """How published checkpoints hold them (checkpoint/experts.py, CONVENTIONS)."""
+    """The form in published checkpoints (checkpoint/experts.py, CONVENTIONS)."""
 
 
 def first_of(config: Mapping[str, Any], keys: Sequence[str]) -> Any:
-    """The value of the first of `keys` that a configuration has; None where it has none of them."""
+    """The value of the first of `keys` in a configuration, or None."""
     return next((config[key] for key in keys if config.get(key) is not None), None)
 
 
 def expert_layer(attention: Sequence[str], router: Sequence[str] = ("gate.weight",), prefix: str = "mlp") -> list[str]:
-    """Tensors of a layer of experts: those of `attention` and norms, and below `prefix` the router's and the experts'.
-
-    The experts' are one tensor [E, …] each, as transformers 5 has them.
-    """
+    """Tensors of a layer with experts: attention and norms, and below `prefix` the router and the experts. Experts are
+    one tensor [E, …] per matrix, as in transformers 5."""
     plain = [name for name in attention if not name.startswith("mlp.")]
     return [*plain, *(f"{prefix}.{name}" for name in (*router, "experts.gate_up_proj", "experts.down_proj"))]
 
 
 Layers = Callable[[Mapping[str, Any]], Container[int]]
-"""The layers of a configuration, from 0, that have an MLP in the place of experts."""
+"""Returns a configuration's layers, from 0, that have an MLP instead of experts."""
 
 
 def first_dense(default: int) -> Layers:
-    """The first `first_k_dense_replace` layers, or `default`."""
+    """The first `first_k_dense_replace` layers, by default `default`."""
     return lambda config: range(int(config.get("first_k_dense_replace", default)))
 
 
 def not_sparse(config: Mapping[str, Any]) -> Container[int]:
-    """Those that `mlp_only_layers` names, and all but each `decoder_sparse_step`-th one."""
+    """Layers in `mlp_only_layers`, and all but every `decoder_sparse_step`-th one."""
     step, named = int(config.get("decoder_sparse_step", 1)), config.get("mlp_only_layers") or []
     return {i for i in range(int(config["num_hidden_layers"])) if i in named or (i + 1) % step}
 
@@ -72,7 +68,7 @@ def not_sparse(config: Mapping[str, Any]) -> Container[int]:
 def mixed_layers(
     dense: Layers, attention: Callable[[Mapping[str, Any]], list[str]], router: Sequence[str]
 ) -> Callable[[Mapping[str, Any], int], list[str]]:
-    """A family's `layer_at`: tensors of `attention` with its MLP, or with experts and `router` in its place."""
+    """An architecture's `layer_at`: tensors of `attention` with its MLP, or with `router` and experts instead."""
 
     def layer_at(config: Mapping[str, Any], layer: int) -> list[str]:
         plain = attention(config)
@@ -82,9 +78,9 @@ def mixed_layers(
 
 
 SHARED = tuple(f"shared_experts.{name}_proj.weight" for name in ("gate", "up", "down"))
-"""Experts that every token takes, as one MLP."""
+"""Shared experts, as one MLP that every token uses."""
 PREDICTORS = ("num_nextn_predict_layers", "num_mtp_layers")
-"""The keys with the number of layers that checkpoints have behind the model's, to predict further tokens."""
+"""Keys with the number of multi-token prediction layers that follow the model's layers."""
 
 
 def further_layers(config: Mapping[str, Any]) -> str | None:
@@ -110,25 +106,23 @@ EXPERT_RULES = (
 
 @dataclass(frozen=True)
 class ExpertsSize(ModelSize):
-    """The sizes of a decoder whose tokens take `chosen` of `experts` gated MLPs of `width` features in a layer.
-
-    `intermediate` is what one token makes: the features of all the experts chosen for it, and of what is shared.
-    """
+    """Sizes of a decoder in which each token uses `chosen` of `experts` gated MLPs of `width` features per layer.
+    `intermediate`: features that one token computes, in its chosen experts and the shared MLP."""
 
     experts: int
     chosen: int
     width: int
     shared: int
-    """Features of the MLP that every token takes beside its experts."""
+    """Features of the shared MLP that every token uses."""
     biased: bool = False
     """Whether experts have biases."""
     dense: int = 0
-    """Layers that have an MLP of `dense_width` features, and no experts."""
+    """Number of layers with an MLP of `dense_width` features and no experts."""
     dense_width: int = 0
     score_biases: bool = False
-    """Whether a router has a matrix of biases for the choice."""
+    """Whether a router has biases for the choice."""
     shared_gate: bool = False
-    """Whether a gate says how much of the shared MLP a token takes."""
+    """Whether a gate scales the shared MLP's output."""
 
     @classmethod
     def reading(
@@ -136,10 +130,10 @@ class ExpertsSize(ModelSize):
         *, shared_count: str | None = None, dense: Layers | None = None, biased: bool = False,
         score_biases: bool = False, tied: bool = False,
     ) -> Callable[[Mapping[str, Any], str], ModelSize]:  # fmt: skip
-        """A family's `size`, from the keys of config.json that hold these.
+        """An architecture's `size`, from these keys of config.json.
 
-        `shared` is of the features of an MLP beside the experts, through a gate, `shared_count` of the number of shared
-        experts; both may be absent there. `tied`: the head is, unless the configuration says otherwise.
+        `shared` is the key with the features of a gated shared MLP, `shared_count` the key with the number of shared
+        experts; the configuration may lack both. `tied`: the default of `tie_word_embeddings`.
         """
 
         def size(config: Mapping[str, Any], source: str) -> ModelSize:
@@ -158,7 +152,7 @@ class ExpertsSize(ModelSize):
             count = of(*experts)
             if of(chosen) > count:
                 raise CheckpointError(
-                    f"{source}: {chosen} is {of(chosen)}, and {experts[0]} only {count}: correct them"
+                    f"{source}: {chosen} is {of(chosen)}, but {experts[0]} is only {count}: correct config.json"
                 )
             without = dense(config) if dense else ()
             dense_layers = sum(i in without for i in range(plain["layers"]))
@@ -175,12 +169,12 @@ class ExpertsSize(ModelSize):
 
     @staticmethod
     def _more(config: Mapping[str, Any], of: Callable[..., int]) -> dict[str, Any]:
-        """Fields that a subclass adds or has otherwise; `of` reads a size."""
+        """Fields that a subclass adds or overrides; `of` reads a size."""
         return {}
 
     @property
     def attention_weights(self) -> int:
-        """Of one layer."""
+        """Attention weights of one layer."""
         return self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
 
     def _matrices(self, experts: int) -> list[Weights]:
@@ -194,7 +188,7 @@ class ExpertsSize(ModelSize):
 
     @property
     def weights(self) -> list[Weights]:
-        """Of all experts."""
+        """Weights of all experts and everything else."""
         return self._matrices(self.experts)
 
     @property

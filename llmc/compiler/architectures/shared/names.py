@@ -14,37 +14,37 @@ HEADS: Mapping[str, tuple[str, ...]] = {
         "gpt_neox.embed_in.weight", "backbone.embeddings.weight", "model.embeddings.weight",
     ),
 }  # fmt: skip
-"""Names of the families' heads → those of the embeddings that they may be tied to: a tied head is not stored."""
+"""lm_head → embeddings to which it may be tied; a tied lm_head is not stored."""
 EMBED_LM_HEAD = frozenset({*HEADS, *(embedding for embeddings in HEADS.values() for embedding in embeddings)})
-"""Embeddings and heads."""
+"""All embeddings and lm_heads."""
 
 
 @dataclass(frozen=True)
 class Names:
-    """What transformers calls a model's tensors: those of layer N are `LAYERS.N.…`."""
+    """transformers' names of a model's tensors; those of layer N are `LAYERS.N.…`."""
 
     layers: str = "model.layers"
     """The list of decoder layers."""
     embedding: str = EMBEDDING
     head: str = HEAD
     others: Callable[[Mapping[str, Any]], Sequence[str]] = lambda config: [NORM]
-    """Further tensors outside layers, by configuration: norms, learned positions, the head's bias."""
+    """Further tensors outside layers, by configuration: norms, learned positions, lm_head's bias."""
 
     stored: Mapping[str, str] = field(default_factory=dict)
-    """Names in published checkpoints → transformers', where these differ: {"embed_out.weight": "lm_head.weight"}."""
+    """Names in published checkpoints → transformers', if they differ: {"embed_out.weight": "lm_head.weight"}."""
     stored_base: str = ""
-    """What published checkpoints have in place of `base`: "backbone."."""
+    """Prefix in published checkpoints that stands for `base`: "backbone."."""
 
     @property
     def base(self) -> str:
-        """The model without its head, with a dot; checkpoints that were saved without a head lack it."""
+        """Prefix of the model without lm_head, with a dot; absent in checkpoints that were saved without lm_head."""
         return self.layers.split(".")[0] + "."
 
     def in_full(self, stored: Collection[str]) -> dict[str, str]:
-        """Names of a causal language model's tensors → names under which a checkpoint has them.
+        """Names of a causal language model's tensors → names in the checkpoint.
 
-        They differ where it was saved without a head, as the first GPT-2 and BLOOM were: then each name lacks `base`.
-        transformers reads such checkpoints so too (modeling_utils.py, base_model_prefix).
+        They differ if it was saved without lm_head, like the first GPT-2 and BLOOM: each name then lacks `base`.
+        transformers reads such checkpoints likewise (modeling_utils.py, base_model_prefix).
         """
         inner = self.layers.removeprefix(self.base) + "."
         short = any(name.startswith(inner) for name in stored) and not any(n.startswith(self.base) for n in stored)
@@ -76,15 +76,15 @@ GGUF_LAYER = {
 
 
 def with_biases(*parts: str) -> list[str]:
-    """The weight and the bias of each part of a layer."""
+    """Weight and bias of each part of a layer."""
     return [f"{part}.{end}" for part in parts for end in ("weight", "bias")]
 
 
 def layer(biases: str = "", *, mlp_biases: bool = False, qk_norms: bool = False, packed_mlp: bool = False) -> list[str]:
     """Tensors of one layer, without `model.layers.N.`.
 
-    `biases`: which of the projections q, k, v and o have one ("qkv"); `mlp_biases`: all three of the MLP's; `qk_norms`:
-    queries and keys are normed before they are rotated; `packed_mlp`: gate and up are one tensor.
+    `biases`: the projections among q, k, v and o that have one ("qkv"). `mlp_biases`: all of the MLP's have one.
+    `qk_norms`: queries and keys are normalised before the rotation. `packed_mlp`: gate and up are one tensor.
     """
     parts = ["input_layernorm.weight", "post_attention_layernorm.weight"]
     parts += [f"self_attn.{name}_proj.weight" for name in "qkvo"]
@@ -99,12 +99,12 @@ def biased_layer(
     config: Mapping[str, Any], which: str = "qkvo", *, default: bool = False, qk_norms: bool = False,
     packed_mlp: bool = False,
 ) -> list[str]:  # fmt: skip
-    """Tensors of a layer where `attention_bias`, or its `default`, gives a bias to the projections `which`, and
-    `mlp_bias` to the MLP's."""
+    """Tensors of a layer in which `attention_bias` (or its `default`) adds biases to the projections `which`, and
+    `mlp_bias` to the MLP."""
     biases = which if config.get("attention_bias", default) else ""
     return layer(biases, mlp_biases=bool(config.get("mlp_bias")), qk_norms=qk_norms, packed_mlp=packed_mlp)
 
 
 def ungated(parts: Sequence[str]) -> list[str]:
-    """The tensors of a layer without the MLP's gate."""
+    """Tensors of a layer without the MLP's gate."""
     return [part for part in parts if not part.startswith("mlp.gate_proj.")]

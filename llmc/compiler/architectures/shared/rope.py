@@ -1,8 +1,8 @@
-"""How far a configuration's rotary positions reach.
+"""How many positions a configuration's RoPE covers.
 
-Frequencies of the types `dynamic` and `longrope` depend on how long a sequence has become (transformers 5.23,
-modeling_rope_utils.py, `dynamic_rope_update`): past a length they change, for tokens whose rotated keys are in the
-cache already too. A graph has the frequencies below that length, and sequences end there.
+Frequencies of the types `dynamic` and `longrope` depend on the current sequence length (transformers 5.23,
+modeling_rope_utils.py, `dynamic_rope_update`): past a limit they change, even for tokens whose rotated keys are in the
+cache. A graph uses the frequencies below that limit, and sequences end there.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from typing import Any
 
 BY_LENGTH = ("dynamic", "longrope")
-"""Types whose frequencies change with the length of the sequence."""
+"""Types with frequencies that depend on the sequence length."""
 
 _STRETCHED = ("linear", "yarn")
-"""Types whose factor stretches the original length, or max_position_embeddings where that is not stated."""
+"""Types whose factor scales the original length, or max_position_embeddings if that is not stated."""
 
 
 def positions(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Positions that a sequence has by default, and at most; None where config.json does not say."""
+    """Default and largest number of positions of a sequence; None if config.json does not state them."""
     most = config.get("max_position_embeddings")
     if type(most) is not int or most < 1:
         return None

@@ -1,8 +1,8 @@
-"""Which dimension of a weight devices share, in tensor parallel.
+"""Which dimension of each weight is split over devices, in tensor parallelism.
 
-The rules follow Megatron-LM (Shoeybi et al., 2019, section 3): q, k, v, gate and up are split by output rows in whole
-heads, o and down by input columns, so that each attention and each MLP sums up once, in one all-reduce; embedding and
-head are split by vocabulary.
+The rules follow Megatron-LM (Shoeybi et al., 2019, section 3). q, k, v, gate and up are split by output rows in whole
+heads, o and down by input columns, so that each attention and each MLP needs one all-reduce. Embedding and lm_head are
+split by vocabulary.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from typing import Any
 from llmc.compiler.architectures.shared.names import Names
 
 Count = Callable[[Mapping[str, Any]], int]
-"""Of a configuration."""
+"""A number that follows from a configuration."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How weights whose whole name matches `pattern` are split; `dim` counts from a single layer's first dimension."""
+    """How weights whose full name matches `pattern` are split; `dim` counts from a single layer's first dimension."""
 
     name: str
     pattern: str
     dim: int | None
-    """Split dimension: 0 for output rows, 1 for input columns, None where every device holds all."""
+    """0 for output rows, 1 for input columns, None if every device holds the whole weight."""
     parts: str | Count | None = None
-    """The field of config.json with the number of parts that must stay whole, or what counts them."""
+    """The key of config.json with the number of parts that must stay whole, or a function that counts them."""
     noun: str = ""
-    """What those parts are."""
+    """Name of those parts."""
     affected: str = ""
-    """The weights that are replicated if these parts do not divide over the devices."""
+    """The weights that are replicated if the devices do not divide these parts."""
 
 
 def of_layer(layers: str) -> str:
-    """A pattern of what names of layers' weights begin with; `layers` is the list's name, "model.layers"."""
+    """A pattern of the prefix of layers' weights; `layers` is the name of the layer list, "model.layers"."""
     return re.escape(layers) + r"\.(?:\d+|\*)\."
 
 
@@ -56,29 +56,30 @@ RULES = (
     Rule("norms", rf"(?:{LAYER}(?:self_attn\.)?|model\.)\w*norm\.(?:weight|bias)", None),
     Rule("tables", r"model\.rotary_emb\.\w+|model\.embed_tokens\w*\.embed_scale", None),
 )  # fmt: skip
-"""A plain decoder's. Patterns match whole names, and exclude each other."""
+"""A plain decoder's rules. Patterns match full names and are exclusive."""
 
 PACKED_RULES = (
     *RULES,
     Rule("packed query, key and value heads", LAYER + r"self_attn\.qkv_proj\.(?:weight|bias)", 0, *_KEYS),
     Rule("packed mlp input", LAYER + r"mlp\.gate_up_proj\.(?:weight|bias)", 0, *_MLP),
 )
-"""The same where q, k and v, or gate and up, are one tensor. Devices share its rows evenly, so that parts of an output
-change devices after the product: XLA moves them, which costs less than a weight that each device holds whole."""
+"""The rules if q, k and v, or gate and up, are one tensor. Devices share its rows evenly, so parts of an output change
+devices after the matmul. XLA moves them, which costs less than a copy of the weight on each device."""
 
 
 PROJECTIONS = {"query": r"self_attn\.q_proj", "keys": r"self_attn\.[kv]_proj", "output": r"self_attn\.o_proj"}
-"""The attention of most families, for `rules`."""
+"""Attention modules of most architectures, for `rules`."""
 
 
 def rules(
     names: Names, query: str = "", keys: str = "", output: str = "", up: str = "", down: str = "",
     features: str | Count = _MLP[0],
 ) -> tuple[Rule, ...]:  # fmt: skip
-    """The rules of a family with other names; each argument is a pattern of a layer's modules ("self_attn.q_proj"), but
-    for `features`, an MLP's (see `Rule.parts`).
+    """The rules of an architecture with other names.
 
-    What none names is replicated: norms, biases of sums, and projections that hold queries, keys and values in one.
+    Each argument is a pattern of a layer's modules ("self_attn.q_proj"), except `features`, an MLP's `Rule.parts`.
+    Weights that no pattern matches are replicated: norms, biases of sums, and projections with queries, keys and values
+    in one.
     """
     layer = of_layer(names.layers)
     vocabulary = "|".join(re.escape(name) for name in (names.embedding, names.head)) + r"|lm_head\.bias"

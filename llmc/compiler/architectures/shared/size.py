@@ -1,4 +1,4 @@
-"""How large a decoder is, from its configuration alone: parameters, cache and working memory of a token."""
+"""Sizes of a decoder from its configuration: parameters, cache and working memory per token."""
 
 from __future__ import annotations
 
@@ -15,11 +15,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Weights:
-    """`count` weights that are held alike.
-
-    `stored`: the form of the blocks that the checkpoint has them in, or None. `embed_lm_head`: of the embedding or
-    lm_head.    `experts`: of experts, which few targets quantise.
-    """
+    """`count` weights in one form. `stored`: block form in the checkpoint, or None. `embed_lm_head`: part of the
+    embedding or lm_head. `experts`: part of experts, which few targets quantize."""
 
     count: int
     stored: BlockForm | None = None
@@ -29,9 +26,9 @@ class Weights:
 
 @dataclass(frozen=True)
 class ModelSize:
-    """The sizes of a decoder: `layers` of attention (grouped heads) and an MLP, tied head or not.
+    """Sizes of a decoder with `layers` of attention (grouped heads) and an MLP.
 
-    The MLP is gated, of three matrices, or of `mlp_matrices`; `positions` are the rows of a table of learned ones.
+    The MLP has `mlp_matrices` matrices: three if it is gated. `positions`: rows of a table of learned positions.
     `cache`: None for a key and a value of one size in every layer.
     """
 
@@ -49,12 +46,12 @@ class ModelSize:
 
     @classmethod
     def ungated(cls, config: Mapping[str, Any], source: str) -> ModelSize:
-        """`of` a decoder whose MLP has no gate, and whose positions are not learned. Raises CheckpointError."""
+        """`of` a decoder whose MLP has no gate and whose positions are not learned. Raises CheckpointError."""
         return replace(cls.of(config, source), mlp_matrices=2)
 
     @classmethod
     def of(cls, config: Mapping[str, Any], source: str) -> ModelSize:
-        """From a model config. Raises CheckpointError, naming `source` and the field, where a size is missing."""
+        """Read the sizes from a config. Raises CheckpointError, naming `source` and the field, if one is missing."""
 
         def size(name: str, default: int | None = None) -> int:
             value = config.get(name)
@@ -78,63 +75,63 @@ class ModelSize:
 
     @property
     def parameters(self) -> int:
-        """Weights of the matrices; norms and biases, below a thousandth of them, are not counted."""
+        """Weights in matrices; norms and biases are below a thousandth of them and not counted."""
         return sum(weights.count for weights in self.weights)
 
     @property
     def weights(self) -> list[Weights]:
-        """The same, inner and outer ones apart."""
+        """The parameters, embedding and lm_head separately."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         mlp = self.mlp_matrices * self.hidden * self.intermediate
         return [Weights(self.layers * (attention + mlp) + self.positions * self.hidden), self.embed_lm_head]
 
     @property
     def embed_lm_head(self) -> Weights:
-        """Of the embedding, and of the head where it is not tied."""
+        """Weights of the embedding, and of lm_head if it is not tied."""
         return Weights((1 if self.tied else 2) * self.vocabulary * self.hidden, embed_lm_head=True)
 
     @property
     def cache_values(self) -> int:
-        """Keys and values that one token leaves in the cache."""
+        """Key and value numbers that one token adds to the cache."""
         return 2 * self.layers * self.kv_heads * self.head_dim if self.cache is None else self.cache.token_values
 
     @property
     def cache_heads(self) -> int:
-        """Heads that these are of, each a key or a value."""
+        """Number of cached heads, keys and values counted separately."""
         return 2 * self.layers * self.kv_heads if self.cache is None else sum(t.shape[0] for t in self.cache.kv)
 
     @property
     def active_parameters(self) -> int:
-        """Weights that one token's step reads: all, where there are no experts."""
+        """Weights that one token's step reads: all without experts."""
         return self.parameters
 
     def state_bytes(self, value_bytes: int) -> int:
-        """Bytes of the states of one sequence, which are as many for any number of its tokens; `value_bytes` for each
-        number of a state that names no dtype."""
+        """Bytes of one sequence's recurrent state, for any length; `value_bytes` per number without a dtype."""
         return 0 if self.cache is None else self.cache.state_bytes(value_bytes)
 
     @property
     def activations(self) -> int:
-        """Values that one new token makes if nothing is used twice: per layer the MLP's and attention's outputs and
-        the keys or values, and the logits."""
+        """Values that one new token computes if no memory is reused: per layer the outputs of MLP and attention and the
+        keys or values, and the logits."""
         layer = self.intermediate + self.hidden + self.kv_heads * self.head_dim
         return self.layers * layer + self.vocabulary
 
     @property
     def working_set(self) -> int:
-        """Values of one new token that live at once when memory is used again, in the widest layer; logits are made for
-        the last token of a sequence only."""
+        """Values of one new token that live at once if memory is reused, in the widest layer. Logits exist for a
+        sequence's last token only."""
         return 3 * self.intermediate + 4 * self.hidden
 
 
 def tied_size(config: Mapping[str, Any], source: str) -> ModelSize:
-    """`ModelSize.of` for a family whose head is tied unless its configuration says otherwise."""
+    """`ModelSize.of` for an architecture with tied lm_head by default."""
     return ModelSize.of({"tie_word_embeddings": True, **config}, source)
 
 
 @dataclass(frozen=True)
 class CountedSize(ModelSize):
-    """Sizes of a model whose weights were counted: `inner` without experts, and of experts all and those of a token."""
+    """Sizes of a model with counted weights. `inner`: all but experts, embedding and lm_head. `expert_weights`: all
+    experts. `chosen_weights`: one token's experts."""
 
     inner: int
     expert_weights: int = 0
@@ -142,7 +139,7 @@ class CountedSize(ModelSize):
 
     @classmethod
     def counted(cls, config: Mapping[str, Any], source: str, **counts: Any) -> Self:
-        """With the other sizes from `config`; raises CheckpointError as `ModelSize.of`."""
+        """Take the other sizes from `config`. Raises CheckpointError like `ModelSize.of`."""
         return cls(**vars(ModelSize.of(config, source)), **counts)
 
     def _weights(self, experts: int) -> list[Weights]:
@@ -150,7 +147,7 @@ class CountedSize(ModelSize):
 
     @property
     def weights(self) -> list[Weights]:
-        """Of all experts."""
+        """Weights of all experts and everything else."""
         return self._weights(self.expert_weights)
 
     @property
@@ -160,7 +157,7 @@ class CountedSize(ModelSize):
 
 
 def attention_weights(config: Mapping[str, Any]) -> int:
-    """Of a plain layer's four projections."""
+    """Weights of a plain layer's four projections."""
     heads = int(config["num_attention_heads"])
     width = int(config.get("head_dim") or config["hidden_size"] // heads)
     return int(config["hidden_size"]) * width * 2 * (heads + int(config.get("num_key_value_heads") or heads))

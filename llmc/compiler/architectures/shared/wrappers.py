@@ -1,8 +1,8 @@
-"""Checkpoints of several parts (text and images, sound), of which the text part is a family of its own.
+"""Multi-part checkpoints (text with images or sound) whose text part is an architecture of its own.
 
 Their config.json has the text part's configuration under `text_config`, and their tensors' names have the text part's
-after `language_model.`. Without images the text part computes what the whole does: the other parts only give embeddings
-in place of those of tokens. A model type that is not listed here is refused, since some attend across their parts.
+name after `language_model.`. Without images the text part computes the same as the whole model: the other parts only
+replace token embeddings. Other model types are refused, since some attend across their parts.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class Wrapper:
     """A model type whose configuration wraps that of its text part."""
 
     text: str
-    """The text part's model type, where `text_config` does not say it."""
+    """The text part's model type, if `text_config` does not state it."""
     tied: bool
-    """Whether the head is tied to the embedding, where the outer configuration does not say so."""
+    """Whether lm_head is tied to the embedding, if the outer configuration does not state it."""
     others: tuple[str, ...]
-    """Modules that are left out, by what their tensors' names begin with; published names may have `model.` before."""
+    """Ignored modules, as name prefixes of their tensors; published names may have `model.` before."""
 
 
 _LLAVA = ("vision_tower", "multi_modal_projector")
@@ -45,11 +45,8 @@ _TEXT = re.compile(r"(?:model\.)?language_model\.(?:model\.)?(.+)")
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The text part's configuration of a wrapper; any other configuration as it is.
-
-    The outer one decides whether the head is tied, because the whole model has it, and what its tokens are. Raises
-    CheckpointError where a wrapper has no `text_config`.
-    """
+    """The text part's configuration of a wrapper; any other configuration unchanged. Whether lm_head is tied, and the
+    special tokens, come from the outer configuration. Raises CheckpointError if a wrapper has no `text_config`."""
     wrapper = WRAPPERS.get(str(config.get("model_type")))
     if wrapper is None:
         return dict(config)
@@ -67,11 +64,8 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text_tensors(config: Mapping[str, Any], stored: Collection[str]) -> tuple[dict[str, str], dict[str, int]]:
-    """Stored names → those of the text part alone, and the modules left out with their numbers of tensors.
-
-    `config` is the outer one. Names that belong to no module that is known stay, so that they are refused as any
-    tensor is that nothing takes.
-    """
+    """Stored names → names of the text part, and ignored modules → their number of tensors. `config` is the outer one.
+    Names of unknown modules stay, and are refused later as unknown tensors."""
     wrapper = WRAPPERS.get(str(config.get("model_type")))
     if wrapper is None:
         return {name: name for name in stored}, {}

@@ -1,1 +1,1 @@
-"""Checkpoints written out again in other formats, for programs that read nothing else; all of them float."""
+"""Write checkpoints in other formats, in floats, for programs that read nothing else."""

@@ -1,8 +1,8 @@
-"""A checkpoint of the Llama, Qwen2 or Qwen3 architecture as a GGUF file: matrices in float16, vectors in float32.
+"""Write a checkpoint of the Llama, Qwen2 or Qwen3 architecture as a GGUF file: matrices in float16, vectors in float32.
 
-Names of tensors are those of the gguf package's own table; rows of a Llama's q and k are put into llama.cpp's order,
-which rotates neighbours where transformers rotates halves (as in llama.cpp's convert_hf_to_gguf.py). The tokenizer has
-to be byte-level BPE with a way of splitting text that has a name in GGUF.
+Tensor names come from the gguf package's table. Rows of a Llama's q and k are written in llama.cpp's order, which
+rotates neighbours where transformers rotates halves (llama.cpp's convert_hf_to_gguf.py). The tokenizer has to be
+byte-level BPE with a splitting rule that has a name in GGUF.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _add_tokenizer(writer: GGUFWriter, checkpoint: Checkpoint) -> None:
 
 
 def _splitting(pre_tokenizer: dict[str, Any], checkpoint: Checkpoint) -> str:
-    """The name of how text is split before merging."""
+    """GGUF's name of the splitting rule."""
     steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
     digits = any(step.get("type") == "Digits" and step.get("individual_digits") for step in steps)
     patterns = [step["pattern"].get("Regex") for step in steps if step.get("type") == "Split"]

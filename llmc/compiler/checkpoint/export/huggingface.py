@@ -1,4 +1,4 @@
-"""A checkpoint as a Hugging Face folder, dequantised to float32."""
+"""Write a checkpoint as a Hugging Face folder, dequantized to float32."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from llmc.compiler.checkpoint.base import Checkpoint, coded_names
 
 
 def is_plain_folder(checkpoint: Checkpoint) -> bool:
-    """Whether others read the checkpoint's own files as llmc does: a Hugging Face folder that stores no codes."""
+    """Whether other programs read the checkpoint's own files like llmc: an unquantized Hugging Face folder."""
     return checkpoint.format == "huggingface" and not coded_names(checkpoint)
 
 
 def write_folder(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write config.json, model.safetensors, the tokenizer and its template into `folder`, which is made.
-
-    Raises CheckpointError for tensors that cannot be read, OSError where the folder cannot be written.
-    """
+    """Create `folder` with config.json, model.safetensors, the tokenizer and its template. Raises CheckpointError for
+    tensors that cannot be read, OSError if the folder cannot be written."""
     folder.mkdir(parents=True, exist_ok=True)
     config = dict(checkpoint.config)
     config |= {"torch_dtype": "float32", "architectures": config.get("architectures") or ["LlamaForCausalLM"]}

@@ -1,7 +1,5 @@
-"""Quantised Hugging Face folders: what their `quantization_config` says of how tensors are stored, by its method.
-
-A method is a module of this package (base.py has the contract) and a line of METHODS.
-"""
+"""Quantized Hugging Face folders, read by the method that `quantization_config` names. A method is a module of this
+package (base.py has the contract) and an entry of METHODS."""
 
 from __future__ import annotations
 
@@ -16,21 +14,21 @@ METHODS = {
     "awq": "awq", "compressed-tensors": "compressed_tensors", "fp8": "fp8", "gptq": "gptq", "mxfp4": "mxfp4",
 }  # fmt: skip
 """`quant_method` → the module that reads it."""
-_ANOTHER = "take the unquantised checkpoint, and let `llmc compile --quantize` quantise it"
+_ANOTHER = "use the unquantized checkpoint, and let `llmc compile --quantize` quantize it"
 _ADVICE = {
-    "bitsandbytes": f"{_ANOTHER}; or write one where a GPU is: `m = AutoModelForCausalLM.from_pretrained(…); "
+    "bitsandbytes": f"{_ANOTHER}; or write one on a machine with a GPU: `m = AutoModelForCausalLM.from_pretrained(…); "
     "m.dequantize().save_pretrained(…)` (transformers)",
 }  # fmt: skip
-"""Methods that are not read → what can be done with such a checkpoint, where that is more than _ANOTHER."""
+"""Methods that are not read → advice for such a checkpoint, if it differs from _ANOTHER."""
 
 
 def is_read(stated: Any) -> bool:
-    """Whether a quantization_config is of a method that is read."""
+    """Whether the method of a quantization_config is supported."""
     return isinstance(stated, Mapping) and str(stated.get("quant_method")) in METHODS
 
 
 def in_models_order(tensors: Mapping[str, QuantisedTensor], turned: frozenset[str]) -> Mapping[str, QuantisedTensor]:
-    """The same, those of modules whose names end in a part of `turned` [in, out]."""
+    """The same tensors, transposed for modules whose weights are [in, out] (last name part in `turned`)."""
     from llmc.compiler.checkpoint.quantised.groups import GroupedTensor, TurnedTensor
 
     def of(name: str, tensor: QuantisedTensor) -> QuantisedTensor:
@@ -41,10 +39,8 @@ def in_models_order(tensors: Mapping[str, QuantisedTensor], turned: frozenset[st
 
 
 def read_quantised(config: Mapping[str, Any], stored: StoredTensors) -> Reading:
-    """What the folder's tensors stand for, by config.json as it is stored; all as it is where that says nothing.
-
-    Raises CheckpointError, for an unknown method with those that are known.
-    """
+    """Read a folder's quantized tensors by config.json as stored; empty without a quantization_config. Raises
+    CheckpointError; for an unknown method it lists the known ones."""
     text = config.get("text_config")
     stated = config.get(STATED) or (text.get(STATED) if isinstance(text, Mapping) else None)
     if not stated:
@@ -52,8 +48,8 @@ def read_quantised(config: Mapping[str, Any], stored: StoredTensors) -> Reading:
     if not is_read(stated):
         method = str(stated.get("quant_method") if isinstance(stated, Mapping) else stated)
         raise stored.error(
-            f"quantization_config: quant_method {method!r:.60} is not read; llmc reads {', '.join(sorted(METHODS))}: "
-            f"{_ADVICE.get(method, _ANOTHER)}"
+            f"quantization_config: quant_method {method!r:.60} is not supported; llmc reads "
+            f"{', '.join(sorted(METHODS))}: {_ADVICE.get(method, _ANOTHER)}"
         )
     module = import_module(f"llmc.compiler.checkpoint.quantised.{METHODS[stated['quant_method']]}")
     method_read: Method = module.read

@@ -1,13 +1,13 @@
-"""awq: whole numbers of 4 bits with a scale and a zero point for each group of inputs, as AutoAWQ's GEMM stores them.
+"""awq: 4-bit weights with a scale and a zero point for each group of inputs, as AutoAWQ's GEMM stores them.
 
 A matrix P.weight [N, K] is stored as
 
-    P.qweight  int32 [K, N/8]    codes along N
+    P.qweight  int32 [K, N/8]    quantized weights along N
     P.qzeros   int32 [G, N/8]    zero points along N; G = K / group_size, or 1 for a group_size of -1
     P.scales   float [G, N]
 
 A word holds eight neighbours along N; from its lowest bits on, those at 0, 2, 4, 6, 1, 3, 5, 7. The reference
-multiplies in float16; here values are the products in float32.
+multiplies in float16; here values are computed in float32.
 
 Sources: AutoAWQ 0.2.9, modules/linear/gemm.py (WQLinear_GEMM) and utils/packing_utils.py; transformers 5.23,
 utils/quantization_config.py (AwqConfig).
@@ -32,25 +32,25 @@ from llmc.compiler.checkpoint.quantised.base import (
 from llmc.compiler.checkpoint.quantised.groups import WORD, GroupedTensor, QuantizedArray, unpack
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which of eight neighbours each code of a word is."""
+"""Index among eight neighbours of each weight in a word."""
 _BITS = 4
 _CODES = ".qweight"
 _LAYOUT = "gemm"
 
 
 def read(stated: Mapping[str, Any], stored: StoredTensors) -> Reading:
-    """As the contract says."""
+    """Read a folder's awq tensors."""
     layout = str(stated.get("version") or stated.get("format") or _LAYOUT).lower()
     if stated.get("backend") == "llm-awq":
         layout = "llm-awq"
     if layout != _LAYOUT:
         raise stored.error(
-            f"quantization_config: awq in version {layout!r:.60} is not read, but {_LAYOUT}: take a checkpoint in "
-            f"{_LAYOUT}, or the unquantised one"
+            f"quantization_config: awq version {layout!r:.60} is not supported; supported: {_LAYOUT}. Use a checkpoint "
+            f"in {_LAYOUT}, or the unquantized one"
         )
     modules = [name.removesuffix(_CODES) for name in stored.names(_CODES)]
     if not modules:
-        raise stored.error(f"quantization_config says awq, and no tensor ends with {_CODES}: fetch it again")
+        raise stored.error(f"quantization_config says awq, but no tensor ends with {_CODES}: fetch it again")
     return Reading({f"{module}.weight": _Matrix(stored, module, stated) for module in modules})
 
 
@@ -70,19 +70,16 @@ class _Matrix(GroupedTensor):
         super().__init__(stored, f"{module}.weight", "awq", (rows, width), _BITS, groups, scales)
 
     def read_quantized(self) -> QuantizedArray:
-        """From words along N, turned."""
         return np.ascontiguousarray(self._in_order(self._quantized).T)
 
     def read_scales(self) -> FloatArray:
-        """Turned."""
         return self.stored.floats(self._scales_at).T
 
     def read_zeros(self) -> npt.NDArray[Any]:
-        """From words along N, turned."""
         return self._in_order(self._zeros_at).T
 
     def _in_order(self, name: str) -> QuantizedArray:
-        """Codes [.., N] of words [.., N/8]."""
+        """Words [.., N/8] → weights [.., N]."""
         quantized = unpack(self.stored.quantized(name), _BITS, self.shape[0]).reshape(
             -1, self.shape[0] // len(ORDER), 8
         )

@@ -1,9 +1,9 @@
-"""The contract of quantisation methods: how one stores the tensors of a folder.
+"""The contract of quantization methods.
 
-A method is a module with `read(stated, stored)`: `stated` is the folder's `quantization_config`, `stored` are its
-tensors as they lie in files. It says which of them stand for tensors of the model, and reads those. Names, types and
-shapes are checked when a folder is opened, from headers alone; numbers when a tensor is read. Every error is a
-CheckpointError that names the folder and the tensor.
+A method is a module with `read(stated, stored)`: `stated` is the folder's `quantization_config`, `stored` its tensors
+as they lie in files. `read` returns the model's tensors that these encode. Opening a folder checks names, types and
+shapes from headers; values are checked when a tensor is read. Every error is a CheckpointError that names the folder
+and the tensor.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from llmc.compiler.checkpoint.safetensors_file import SafetensorsFile
 
 DTYPES = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""A type of safetensors that scales are stored in → the dtype that holds each of them (BlockForm.scales)."""
+"""safetensors type of scales → the dtype that holds each of them (BlockForm.scales)."""
 
-ACTIVATIONS = "what quantization_config says of activations is left out: it changes no weight"
-"""The notice of methods that state more than weights."""
+ACTIVATIONS = "quantization_config's settings of activations are ignored: they change no weight"
+"""The notice of methods that also describe activations."""
 
 _AGAIN = "fetch the checkpoint again"
 
@@ -44,26 +44,26 @@ class StoredTensors:
         return name in self._owner
 
     def names(self, end: str = "") -> list[str]:
-        """Those that end so, sorted."""
+        """Names that end with `end`, sorted."""
         return sorted(name for name in self._owner if name.endswith(end))
 
     def dtype(self, name: str) -> str:
-        """The type as safetensors calls it: "I32"."""
+        """safetensors' name of the type: "I32"."""
         return self._owner[name].tensors[name].dtype
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """As it is stored."""
+        """The stored shape."""
         return self._owner[name].tensors[name].shape
 
     def matrix(self, name: str) -> tuple[int, int]:
-        """The stored shape of what holds a matrix's codes. Raises CheckpointError for another one."""
+        """The stored shape of a matrix's quantized weights. Raises CheckpointError if it is not two-dimensional."""
         shape = self.shape(name)
         if len(shape) != 2 or 0 in shape:
-            raise self.error(f"tensor {name} is {list(shape)}, which no matrix is stored in: fetch it again")
+            raise self.error(f"tensor {name} is {list(shape)}, not the shape of a stored matrix: fetch it again")
         return shape[0], shape[1]
 
     def quantized(self, name: str) -> npt.NDArray[Any]:
-        """Integers as they are, and the bytes of 8-bit floats: a read-only view of the file."""
+        """A read-only view of the file: integers, or the bytes of 8-bit floats."""
         return self._owner[name].quantized(name)
 
     def floats(self, name: str) -> FloatArray:
@@ -71,16 +71,18 @@ class StoredTensors:
         return self._owner[name].tensor(name)
 
     def scales_of(self, name: str) -> str:
-        """The dtype that holds each scale of a tensor of them."""
+        """The dtype that holds each value of a tensor of scales."""
         return DTYPES[self.dtype(name)]
 
     def require(self, owner: str, name: str, dtypes: tuple[str, ...], *shapes: tuple[int, ...]) -> None:
-        """Raise CheckpointError unless `name`, which `owner` needs, is there in one of these types and shapes."""
+        """Raise CheckpointError unless `name`, which `owner` needs, exists with one of these types and shapes."""
         if name not in self:
             raise self.error(f"{owner} has no {name}: {_AGAIN}")
         if self.dtype(name) not in dtypes:
             wanted = " or ".join(dtypes)
-            raise self.error(f"tensor {name} has type {self.dtype(name)}, not {wanted} as its format asks: {_AGAIN}")
+            raise self.error(
+                f"tensor {name} has type {self.dtype(name)}, not {wanted} as its format requires: {_AGAIN}"
+            )
         if shapes and self.shape(name) not in shapes:
             wanted = " or ".join(str(list(shape)) for shape in shapes)
             raise self.error(
@@ -94,41 +96,41 @@ class StoredTensors:
 
 
 class QuantisedTensor(ABC):
-    """A tensor of the model that is stored in codes. `parts`: the stored tensors that it is made of."""
+    """A quantized tensor of the model. `parts`: the stored tensors that encode it."""
 
     shape: tuple[int, ...]
-    """Of the values, [out, in] for a matrix."""
+    """Shape of the values, [out, in] for a matrix."""
     parts: tuple[str, ...]
 
     @abstractmethod
     def values(self) -> FloatArray:
-        """The values, each code times its scale in float32: finite, in `shape`. Raises CheckpointError."""
+        """The values in float32: finite, in `shape`. Raises CheckpointError."""
 
     def form(self) -> BlockForm | None:
-        """As `Checkpoint.stored_form`."""
+        """The result of `Checkpoint.stored_form`."""
         return None
 
     @abstractmethod
     def unkept(self) -> str | None:
-        """As `Checkpoint.unkept`."""
+        """The result of `Checkpoint.unkept`."""
 
     def blocks(self) -> QuantisedBlocks | None:
-        """As `Checkpoint.quantised_blocks`."""
+        """The result of `Checkpoint.quantised_blocks`."""
         return None
 
     def reordered_form(self) -> BlockForm | None:
-        """As `Checkpoint.reordered_form`."""
+        """The result of `Checkpoint.reordered_form`."""
         return None
 
     def reordered_blocks(self) -> QuantisedBlocks | None:
-        """As `Checkpoint.reordered_blocks`."""
+        """The result of `Checkpoint.reordered_blocks`."""
         return None
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a method makes of a folder: tensors of the model by name; stored tensors that change no weight and are left
-    out; and what that leaves out, a line each, for people."""
+    """A method's result for a folder: the model's tensors by name; stored tensors that are ignored because they change
+    no weight; and a notice for people about each ignored part."""
 
     tensors: Mapping[str, QuantisedTensor]
     left_out: frozenset[str] = frozenset()
@@ -136,7 +138,7 @@ class Reading:
 
 
 class Method(Protocol):
-    """`read` of a method's module."""
+    """The function `read` of a method's module."""
 
     def __call__(self, stated: Mapping[str, Any], stored: StoredTensors) -> Reading:
         """Raises CheckpointError."""
@@ -153,10 +155,8 @@ def stated_number(stated: Mapping[str, Any], name: str, stored: StoredTensors, a
 
 
 def stated_group(value: Any, stored: StoredTensors, width: int, owner: str) -> int:
-    """Inputs that share a scale, of a matrix of `width`: the `group_size` that is stated, or the row where that is -1.
-
-    Raises CheckpointError for what is no size, or does not divide the width.
-    """
+    """Number of inputs that share a scale: the stated `group_size`, or `width` if that is -1. Raises CheckpointError if
+    it is not a size, or does not divide `width`."""
     if type(value) is not int or (value < 1 and value != -1):
         raise stored.error(f"quantization_config: group_size is {value!r:.60}, not a number of inputs or -1: {_AGAIN}")
     group = width if value == -1 else value

@@ -1,30 +1,30 @@
-"""compressed-tensors: matrices P.weight [N, K] in codes by the scheme of their module.
+"""compressed-tensors: matrices P.weight [N, K], quantized by the scheme of their module.
 
-    pack-quantized         P.weight_packed  int32 [N, K · bits/32]   whole numbers less the least one, along K
+    pack-quantized         P.weight_packed  int32 [N, K · bits/32]   integers minus the smallest, packed along K
     int-quantized          P.weight         int8 [N, K]
     float-quantized        P.weight         float8 e4m3 [N, K]
     naive-quantized        either of these
     nvfp4-pack-quantized   P.weight_packed  uint8 [N, K/2]           float4 e2m1, the first in the low half of a byte
 
-with P.weight_scale [1], [N, 1] (channel), [N, K/group] or, for float8, one for each tile (block). Where weights are not
-symmetric P.weight_zero_point has the scales' shape, of int8, or packed along N in pack-quantized. P.weight_shape is
-[N, K]; P.weight_g_idx int32 [K] (act-order, of earlier versions) is the group of each input, where it holds no -1.
-nvfp4 has float8 scales of 16 inputs, and P.weight_global_scale, which divides them: twice a value is a whole number of
-at most 12, so that it is kept in 8 bits exactly. What is said of activations changes no weight and is left out.
+P.weight_scale is [1], [N, 1] (channel), [N, K/group] or, for float8, one per tile (block). Asymmetric weights have
+P.weight_zero_point in the scales' shape, as int8, or packed along N in pack-quantized. P.weight_shape is [N, K].
+P.weight_g_idx int32 [K] (act-order of earlier versions) is the group of each input, unless it holds -1. nvfp4 has
+float8 scales of 16 inputs, divided by P.weight_global_scale; twice a value is an integer of at most 12, so 8 bits hold
+it exactly. Settings of activations change no weight and are ignored.
 
-The reference multiplies in the dtype of the scales, mostly bfloat16; here values are the products in float32.
+The reference multiplies in the dtype of the scales, mostly bfloat16; here values are computed in float32.
 
 Source: compressed-tensors 0.20, compressors/ (pack_quantized, naive_quantized, nvfp4) and
 quantization/lifecycle/forward.py; `weight_g_idx`: `_process_group` of earlier versions of the latter.
 
-The scheme of a module's weight is found in quantization_config:
+quantization_config states the scheme of a module's weight:
 
     config_groups  {name: {"targets": [..], "weights": {..}, "format": str?, "input_activations": {..}?}}
-    ignore         [..]     modules that are not quantised
-    format         str      of groups that state none
+    ignore         [..]     modules that are not quantized
+    format         str      default of groups without one
 
-A target is the name of a module, "re:" and a pattern that its name begins with, or a class ("Linear"); names come
-before patterns, and these before classes. Source: compressed-tensors 0.20, quantization/quant_config.py and
+A target is a module's name, "re:" and a pattern that a name begins with, or a class ("Linear"). Names take precedence
+over patterns, and patterns over classes. Source: compressed-tensors 0.20, quantization/quant_config.py and
 utils/match.py.
 """
 
@@ -67,16 +67,16 @@ _NONE: tuple[Any, ...] = (None, {}, [], False)
 
 @dataclass(frozen=True)
 class Scheme:
-    """How the weights of some modules are stored: `weights` as they are stated (num_bits, type, strategy, …)."""
+    """How the weights of some modules are stored; `weights` holds the stated fields (num_bits, type, strategy, …)."""
 
     layout: str
     weights: Mapping[str, Any]
     activations: bool
-    """Whether activations are quantised as well, which changes no weight."""
+    """Whether activations are quantized as well, which changes no weight."""
 
     @property
     def strategy(self) -> str:
-        """tensor, channel, group, tensor_group or block; by the group size where it is not stated."""
+        """tensor, channel, group, tensor_group or block; inferred from the group size if it is not stated."""
         stated = self.weights.get("strategy")
         if stated is None:
             group = self.weights.get("group_size")
@@ -85,7 +85,7 @@ class Scheme:
 
 
 class Schemes:
-    """The schemes of a folder by module. Raises CheckpointError for what is stated in no form that is known."""
+    """The schemes of a folder by module. Raises CheckpointError for an invalid or unsupported quantization_config."""
 
     def __init__(self, stated: Mapping[str, Any], stored: StoredTensors) -> None:
         self._stored = stored
@@ -114,7 +114,7 @@ class Schemes:
             return
         if value not in _NONE:
             raise self._stored.error(
-                f"quantization_config: {name} is {value!r:.60}, which is not read: the model would be another one"
+                f"quantization_config: {name} is {value!r:.60}, which is not supported and changes the weights"
             )
 
     def _require_patterns(self, targets: list[str]) -> None:
@@ -128,20 +128,20 @@ class Schemes:
                     ) from error
 
     def of(self, module: str) -> Scheme:
-        """The scheme of a module whose weight is stored in codes. Raises CheckpointError where none is for it."""
+        """The scheme of a quantized module. Raises CheckpointError if no group covers it."""
         if _first(module, self._ignored) is not None:
-            raise self._stored.error(f"{module} is stored in codes, and quantization_config says to ignore it")
+            raise self._stored.error(f"{module} is quantized, but quantization_config says to ignore it")
         target = _first(module, self._by_target)
         if target is None:
             wanted = _EMBEDDING if f"{module}.weight" in EMBED_LM_HEAD - HEADS.keys() else "Linear"
             target = wanted if wanted in self._by_target else None
         if target is None:
-            raise self._stored.error(f"{module} is stored in codes, and no group of quantization_config is for it")
+            raise self._stored.error(f"{module} is quantized, but no group of quantization_config covers it")
         return self._by_target[target]
 
 
 def _first(module: str, targets: Iterable[str]) -> str | None:
-    """The target that is or matches a module's name."""
+    """The target that equals or matches a module's name."""
     named = [t for t in targets if t == module]
     matching = (t for t in sorted(targets) if t.startswith(_PATTERN) and re.match(t.removeprefix(_PATTERN), module))
     return named[0] if named else next(matching, None)
@@ -160,19 +160,19 @@ _LEFT_OUT = (
 
 
 def read(stated: Mapping[str, Any], stored: StoredTensors) -> Reading:
-    """As the contract says."""
+    """Read a folder's compressed-tensors."""
     schemes = Schemes(stated, stored)
     modules = {name.removesuffix(end) for end in (_PACKED, _SCALE) for name in stored.names(end)}
     modules |= {n.removesuffix(_PLAIN) for n in stored.names(_PLAIN) if stored.dtype(n) in ("I8", FLOAT8)}
     if not modules:
-        raise stored.error(f"quantization_config says {KIND}, and no tensor ends with {_PACKED} or {_SCALE}")
+        raise stored.error(f"quantization_config says {KIND}, but no tensor ends with {_PACKED} or {_SCALE}")
     tensors = {}
     for module in sorted(modules):
         scheme = schemes.of(module)
         if scheme.layout not in LAYOUTS:
             raise stored.error(
-                f"quantization_config: {KIND} in the format {scheme.layout!r:.60} is not read, but "
-                f"{', '.join(sorted(LAYOUTS))}: take the unquantised checkpoint"
+                f"quantization_config: {KIND} format {scheme.layout!r:.60} is not supported; supported: "
+                f"{', '.join(sorted(LAYOUTS))}. Use the unquantized checkpoint"
             )
         tensors[f"{module}.weight"] = LAYOUTS[scheme.layout](stored, module, scheme)
     left_out = frozenset(name for name in stored.names() if name.rpartition(".")[2] in _LEFT_OUT)
@@ -180,7 +180,7 @@ def read(stated: Mapping[str, Any], stored: StoredTensors) -> Reading:
 
 
 class _Integers(GroupedTensor):
-    """Whole numbers: scales, zero points and the order of inputs are as this layout has them; subclasses have codes."""
+    """Integer weights: the scales, zero points and input order of this layout; subclasses read the weights."""
 
     def __init__(
         self, stored: StoredTensors, module: str, scheme: Scheme, quantized: str, shape: tuple[int, int], bits: int
@@ -192,7 +192,7 @@ class _Integers(GroupedTensor):
         rows, width = shape
         strategy = scheme.strategy
         if strategy not in ("tensor", "channel", "group"):
-            raise stored.error(f"quantization_config: whole numbers by {strategy!r:.60} are not read: fetch it again")
+            raise stored.error(f"quantization_config: integers with strategy {strategy!r:.60} are not supported")
         size = scheme.weights.get("group_size") if strategy == "group" else -1
         groups = width // stated_group(size, stored, width, quantized)
         shapes = ((1,), (), (1, 1)) if strategy == "tensor" else ((rows, groups), *(((rows,),) if groups == 1 else ()))
@@ -206,11 +206,10 @@ class _Integers(GroupedTensor):
         super().__init__(stored, f"{module}.weight", KIND, shape, bits, groups, stored.scales_of(self._scales_at))
 
     def read_scales(self) -> FloatArray:
-        """One of all rows for each of them."""
         return np.broadcast_to(self._each(self.stored.floats(self._scales_at)), (self.shape[0], self.groups))
 
     def read_zeros(self) -> int | npt.NDArray[Any]:
-        """Signed ones count from the middle, as codes do."""
+        """Signed zero points count from the middle, like the weights."""
         middle = 1 << (self.bits - 1)
         if self._zeros_at not in self.stored:
             return middle
@@ -223,7 +222,6 @@ class _Integers(GroupedTensor):
         return values.reshape(-1, self.groups)
 
     def read_order(self) -> Order | None:
-        """weight_g_idx."""
         return order_in(self.stored, self._order_at, self.shape[1], self.groups, unset=-1)
 
 
@@ -235,12 +233,13 @@ class _Packed(_Integers):
         stored.require(quantized, shape_at, ("I64", "I32"), (2,))
         rows, width = (int(size) for size in stored.quantized(shape_at))
         if rows < 1 or width < 1:
-            raise stored.error(f"{shape_at} says {[rows, width]}, which no matrix is: fetch the checkpoint again")
+            raise stored.error(
+                f"{shape_at} says {[rows, width]}, not the shape of a matrix: fetch the checkpoint again"
+            )
         stored.require(quantized, quantized, ("I32",), (rows, words_of(width, bits)))
         super().__init__(stored, module, scheme, quantized, (rows, width), bits)
 
     def read_quantized(self) -> QuantizedArray:
-        """From words along K."""
         return unpack(self.stored.quantized(self._quantized), self.bits, self.shape[1])
 
 
@@ -250,13 +249,10 @@ class _Bytes(_Integers):
         stored.require(quantized, quantized, ("I8",))
         shape = stored.shape(quantized)
         if len(shape) != 2 or 0 in shape:
-            raise stored.error(
-                f"tensor {quantized} is {list(shape)}, not a matrix, and is stored in codes: fetch it again"
-            )
+            raise stored.error(f"tensor {quantized} is {list(shape)} and quantized, but not a matrix: fetch it again")
         super().__init__(stored, module, scheme, quantized, (shape[0], shape[1]), 8)
 
     def read_quantized(self) -> QuantizedArray:
-        """Without a sign."""
         return self.stored.quantized(self._quantized).view(np.uint8) ^ np.uint8(128)
 
 
@@ -274,17 +270,16 @@ class _Float4(GroupedTensor):
         super().__init__(stored, f"{module}.weight", "nvfp4", (rows, width), 8, groups, "float32")
 
     def read_quantized(self) -> QuantizedArray:
-        """Twice each value, from the middle of 8 bits."""
+        """Twice each value, offset to the middle of 8 bits."""
         return E2M1_CODES[low_and_high(self.stored.quantized(self._quantized))]
 
     def read_scales(self) -> FloatArray:
-        """Half of each scale, over the one of all."""
+        """Half of each scale, divided by the global scale."""
         with np.errstate(divide="ignore", invalid="ignore"):
             scales: FloatArray = E4M3[self.stored.quantized(self._scales_at)] / self.stored.floats(self._global) / 2
         return scales
 
     def read_zeros(self) -> int:
-        """The middle."""
         return 128
 
     def _form(self, size: int, order: tuple[int, ...] = ()) -> BlockForm:
@@ -302,7 +297,7 @@ def _float8(stored: StoredTensors, module: str, scheme: Scheme) -> QuantisedTens
         "block": lambda: stated_tile(scheme.weights.get("block_structure"), "block_structure", stored),
     }.get(scheme.strategy)
     if tile is None:
-        raise stored.error(f"quantization_config: float8 by {scheme.strategy!r:.60} is not read: fetch it again")
+        raise stored.error(f"quantization_config: float8 with strategy {scheme.strategy!r:.60} is not supported")
     return Float8Tensor(stored, weight, f"{module}{_SCALE}", tile())
 
 

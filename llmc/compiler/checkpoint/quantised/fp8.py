@@ -1,9 +1,9 @@
-"""fp8: matrices of float8 e4m3 of which tiles, mostly of 128 × 128 values, or all values share a scale.
+"""fp8: float8 e4m3 matrices in which tiles, mostly of 128 × 128 values, or all values share a scale.
 
-A matrix W [.., N, K] of type F8_E4M3 has its scales beside it: W_scale_inv, or W_scale, [N / rows, K / inputs] rounded
-up for a `weight_block_size` of [rows, inputs], and one number without one; in float32, or powers of two (`ue8m0`). The
-values are the products in float32, as the reference computes them before it rounds to the model's dtype. What is said
-of activations (`activation_scheme`, their scales) changes no weight and is left out.
+A matrix W [.., N, K] of type F8_E4M3 has its scales in W_scale_inv or W_scale. With a `weight_block_size` of [rows,
+inputs] they are [N / rows, K / inputs], rounded up; without, a single number. They are float32 or powers of two
+(`ue8m0`). Values are computed in float32, as in the reference before it rounds to the model's dtype. Settings of
+activations (`activation_scheme`, their scales) change no weight and are ignored.
 
 Sources: transformers 5.23, integrations/finegrained_fp8.py (Fp8Dequantize) and utils/quantization_config.py
 (FineGrainedFP8Config); DeepSeek-V3's README_WEIGHTS.md ("FP8 weight documentation").
@@ -22,12 +22,12 @@ _LEFT_OUT = ("input_scale", "activation_scale", "output_scale", "k_scale", "v_sc
 
 
 def read(stated: Mapping[str, Any], stored: StoredTensors) -> Reading:
-    """As the contract says."""
+    """Read a folder's fp8 tensors."""
     size = stated.get("weight_block_size")
     tile = None if size is None else stated_tile(size, "weight_block_size", stored)
     names = [name for name in stored.names() if stored.dtype(name) == FLOAT8]
     if not names:
-        raise stored.error(f"quantization_config says fp8, and no tensor is of type {FLOAT8}: fetch it again")
+        raise stored.error(f"quantization_config says fp8, but no tensor is of type {FLOAT8}: fetch it again")
     tensors = {}
     for name in names:
         scale = next((name + end for end in _SCALES if name + end in stored), name + _SCALES[0])

@@ -1,16 +1,16 @@
-"""gptq: whole numbers of 2, 3, 4 or 8 bits with a scale and a zero point for each group of inputs.
+"""gptq: weights of 2, 3, 4 or 8 bits with a scale and a zero point for each group of inputs.
 
 A matrix P.weight [N, K] is stored as
 
-    P.qweight  int32 [K · bits/32, N]    codes along K (groups.py)
+    P.qweight  int32 [K · bits/32, N]    quantized weights along K (groups.py)
     P.scales   float [G, N]              G = K / group_size, or 1 for a group_size of -1
-    P.qzeros   int32 [G, N · bits/32]    zero points along N; "gptq" (version 1) stores them less one
-    P.g_idx    int32 [K]                 the group of each input; without it they follow each other
+    P.qzeros   int32 [G, N · bits/32]    zero points along N; "gptq" (version 1) stores them minus one
+    P.g_idx    int32 [K]                 the group of each input; without it, groups are consecutive
 
-Version 1 adds the one back to whole words, so that what a zero point of 0 borrowed from its neighbour comes back; with
-3 bits to each zero point alone. `desc_act` (act-order) gives inputs in any order to groups by g_idx. `dynamic` states
+Version 1 adds the one to whole words, which restores what a zero point of 0 borrowed from its neighbour; with 3 bits it
+adds one to each zero point. `desc_act` (act-order) assigns inputs to groups in any order, by g_idx. `dynamic` states
 other bits or groups for modules whose names match (GPTQModel). The reference multiplies in the dtype of the scales,
-mostly float16; here values are the products in float32.
+mostly float16; here values are computed in float32.
 
 Sources: GPTQModel, nn_modules/qlinear/__init__.py (PackableQuantLinear.pack, dequantize_weight) and utils/model.py
 (convert_gptq_v1_to_v2_format_module); transformers 5.23, utils/quantization_config.py (GPTQConfig).
@@ -49,21 +49,21 @@ _CODES = ".qweight"
 
 
 def read(stated: Mapping[str, Any], stored: StoredTensors) -> Reading:
-    """As the contract says."""
+    """Read a folder's gptq tensors."""
     layout = stated.get("checkpoint_format") or stated.get("format") or _ONE
     if layout not in (_ONE, _TWO):
         raise stored.error(
-            f"quantization_config: gptq in the format {layout!r:.60} is not read, but {_ONE} and {_TWO}: convert it "
-            "with GPTQModel, or take the unquantised checkpoint"
+            f"quantization_config: gptq format {layout!r:.60} is not supported; supported: {_ONE}, {_TWO}. Convert it "
+            "with GPTQModel, or use the unquantized checkpoint"
         )
     modules = [name.removesuffix(_CODES) for name in stored.names(_CODES)]
     if not modules:
-        raise stored.error(f"quantization_config says gptq, and no tensor ends with {_CODES}: fetch it again")
+        raise stored.error(f"quantization_config says gptq, but no tensor ends with {_CODES}: fetch it again")
     return Reading({f"{m}.weight": _Matrix(stored, m, _stated_for(m, stated, stored), layout == _ONE) for m in modules})
 
 
 def _stated_for(module: str, stated: Mapping[str, Any], stored: StoredTensors) -> Mapping[str, Any]:
-    """What is stated for a module: the first of `dynamic` whose pattern matches its name comes before the rest."""
+    """The settings of a module: the first matching entry of `dynamic` overrides the general ones."""
     dynamic = stated.get("dynamic") or {}
     if not isinstance(dynamic, Mapping) or not all(isinstance(own, Mapping) for own in dynamic.values()):
         raise stored.error(f"quantization_config: dynamic is {dynamic!r:.60}, not objects by pattern: fetch it again")
@@ -73,7 +73,7 @@ def _stated_for(module: str, stated: Mapping[str, Any], stored: StoredTensors) -
         except re.error as error:
             raise stored.error(f"quantization_config: dynamic has {pattern!r:.60}: {error}; fetch it again") from error
         if found and pattern.startswith("-:"):
-            raise stored.error(f"{module}{_CODES} is there, and dynamic says {pattern!r:.60}: fetch it again")
+            raise stored.error(f"{module}{_CODES} is quantized, but dynamic says {pattern!r:.60}: fetch it again")
         if found:
             return {**stated, **own}
     return stated
@@ -90,7 +90,7 @@ class _Matrix(GroupedTensor):
         packed = stored.shape(self._quantized)
         if len(packed) != 2 or 0 in packed or packed[0] * WORD % bits:
             raise stored.error(
-                f"tensor {self._quantized} is {list(packed)}, which no matrix of {bits} bits is stored in"
+                f"tensor {self._quantized} is {list(packed)}, which does not fit a matrix of {bits} bits"
             )
         width, rows = packed[0] * WORD // bits, packed[1]
         groups = width // stated_group(stated.get("group_size"), stored, width, self._quantized)
@@ -104,15 +104,12 @@ class _Matrix(GroupedTensor):
         super().__init__(stored, f"{module}.weight", "gptq", (rows, width), bits, groups, scales)
 
     def read_quantized(self) -> QuantizedArray:
-        """From words along K."""
         return unpack(self.stored.quantized(self._quantized).T, self.bits, self.shape[1])
 
     def read_scales(self) -> FloatArray:
-        """Turned."""
         return self.stored.floats(self._scales_at).T
 
     def read_zeros(self) -> npt.NDArray[Any]:
-        """From words along N, with the one that version 1 takes off."""
         words, rows = self.stored.quantized(self._zeros_at).view(np.uint32), self.shape[0]
         if self._less_one and not WORD % self.bits:
             words = words + np.uint32(sum(1 << at for at in range(0, WORD, self.bits)))
@@ -122,5 +119,4 @@ class _Matrix(GroupedTensor):
         return zeros.T
 
     def read_order(self) -> Order | None:
-        """g_idx."""
         return order_in(self.stored, self._order_at, self.shape[1], self.groups)

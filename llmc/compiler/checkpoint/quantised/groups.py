@@ -1,10 +1,10 @@
-"""Matrices of whole-number codes whose inputs share scales in groups: what most methods store, each in its own layout.
+"""Integer-quantized matrices with scales per group of inputs: the common part of most methods.
 
-    value[n, k] = scale[n, g(k)] * (code[n, k] - zero[n, g(k)])
+    value[n, k] = scale[n, g(k)] * (q[n, k] - zero[n, g(k)])
 
-in float32: exact for scales in float16 or bfloat16, since codes and zero points have 8 bits at most.
+in float32. This is exact for float16 and bfloat16 scales, since weights and zero points have at most 8 bits.
 
-Packed codes lie densely in 32-bit words: the first code in the lowest bits, some across two words.
+Packed weights lie densely in 32-bit words: the first in the lowest bits, some across two words.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ WORD = 32
 
 
 def words_of(count: int, bits: int) -> int:
-    """Words that so many codes take."""
+    """Number of words for `count` weights."""
     return -(-count * bits // WORD)
 
 
 def unpack(words: npt.NDArray[Any], bits: int, count: int) -> npt.NDArray[np.uint8]:
-    """The first `count` codes of each row: int32 or uint32 [R, W] → uint8 [R, count]."""
+    """The first `count` weights of each row: int32 or uint32 [R, W] → uint8 [R, count]."""
     data = np.ascontiguousarray(words).astype("<u4", copy=False).view(np.uint8)
     if bits == 8:
         return data[:, :count]
     if 8 % bits == 0:
         quantized = np.empty((*data.shape, 8 // bits), np.uint8)
-        for at in range(8 // bits):  # several times as fast as all shifts at once
+        for at in range(8 // bits):  # several times faster than one broadcast shift
             np.right_shift(data, np.uint8(at * bits), out=quantized[..., at])
         quantized &= np.uint8((1 << bits) - 1)
         return quantized.reshape(len(data), -1)[:, :count]
@@ -48,11 +48,8 @@ Order = npt.NDArray[np.int64]
 
 
 class GroupedTensor(QuantisedTensor):
-    """Such a matrix [N, K] of `bits` (1 to 8) in `groups` groups; `kind` names its format for people.
-
-    Kept blocks have 4 or 8 bits: narrower codes are moved so that the middle of their range is that of the wider one,
-    and zero points with them.
-    """
+    """A matrix [N, K] of `bits` (1 to 8) in `groups` groups; `kind` names its format for people. Blocks have 4 or 8
+    bits. Narrower weights are shifted, with their zero points, to the middle of the wider range."""
 
     def __init__(
         self, stored: StoredTensors, name: str, kind: str, shape: tuple[int, int], bits: int, groups: int, scales: str
@@ -73,15 +70,15 @@ class GroupedTensor(QuantisedTensor):
 
     @abstractmethod
     def read_zeros(self) -> int | npt.NDArray[Any]:
-        """Whole numbers [N, groups], or one of all."""
+        """Integers [N, groups], or one for all."""
 
     def read_order(self) -> Order | None:
-        """The group of each input, [K], or None where they follow each other. Raises CheckpointError."""
+        """The group of each input, [K], or None if groups are consecutive. Raises CheckpointError."""
         return None
 
     @cached_property
     def _zero(self) -> int | None:
-        """The zero point of all groups, None where they differ."""
+        """The zero point of all groups, or None if they differ."""
         zeros = self.read_zeros()
         if isinstance(zeros, int):
             return zeros
@@ -90,7 +87,7 @@ class GroupedTensor(QuantisedTensor):
 
     @cached_property
     def _cut(self) -> tuple[int, Order | None] | None:
-        """The size of blocks along K, and of each its group (None: in turn); None where neighbours share none."""
+        """Block size along K, and the group of each block (None: consecutive); None if neighbours share no group."""
         width, order = self.shape[1], self.read_order()
         if order is None:
             size = width // self.groups
@@ -105,7 +102,7 @@ class GroupedTensor(QuantisedTensor):
 
     @cached_property
     def _sorted(self) -> Order | None:
-        """Inputs in the order of their groups, where without it there are no blocks, and groups are of one size."""
+        """Inputs sorted by group, if that order alone gives blocks and all groups have one size."""
         order = None if self._cut else self.read_order()
         size = self.shape[1] // self.groups
         if order is None or size % LEAST_BLOCK or (np.bincount(order, minlength=self.groups) != size).any():
@@ -118,17 +115,17 @@ class GroupedTensor(QuantisedTensor):
         return BlockForm(self.kind, self._wide, size, "" if centred else "zeros", self._scales, narrow, order)
 
     def form(self) -> BlockForm | None:
-        """Blocks along K, where neighbours share a scale."""
+        """The form of blocks along K, if neighbours share a scale."""
         return None if self._cut is None else self._form(self._cut[0])
 
     def reordered_form(self) -> BlockForm | None:
-        """Of act-order: inputs in the order of their groups."""
+        """For act-order: the form with inputs sorted by group."""
         if self._sorted is None:
             return None
         return self._form(self.shape[1] // self.groups, tuple(self._sorted.tolist()))
 
     def unkept(self) -> str | None:
-        """Groups that kernels do not take, or inputs whose order is not that of their groups."""
+        """Groups that kernels do not support, or act-order."""
         if self._cut is not None:
             return None
         if self.read_order() is not None:
@@ -136,20 +133,20 @@ class GroupedTensor(QuantisedTensor):
         return f"{self.kind} in groups of {self.shape[1] // self.groups}"
 
     def blocks(self) -> QuantisedBlocks | None:
-        """In the stored order of K."""
+        """Blocks in the stored order of K."""
         if self._cut is None:
             return None
         size, groups = self._cut
         return self._built(self._held_quantized(), size, groups)
 
     def reordered_blocks(self) -> QuantisedBlocks | None:
-        """Inputs in the order of their groups."""
+        """Blocks with inputs sorted by group."""
         if self._sorted is None:
             return None
         return self._built(self._held_quantized()[:, self._sorted], self.shape[1] // self.groups, None)
 
     def _built(self, quantized: QuantizedArray, size: int, groups: Order | None) -> QuantisedBlocks:
-        """Blocks of `size` codes [N, K], each with the scale of its group (None: in turn)."""
+        """Blocks of `size` from weights [N, K]; `groups` is the group of each block (None: consecutive)."""
         scale, zero = self.read_scales(), self._zeros()
         if groups is not None:
             scale, zero = scale[:, groups], zero if isinstance(zero, int) else zero[:, groups]
@@ -160,18 +157,16 @@ class GroupedTensor(QuantisedTensor):
         return built
 
     def _held_quantized(self) -> QuantizedArray:
-        """In the range of 4 or 8 bits."""
         quantized = self.read_quantized()
         return quantized + np.uint8(self._moved) if self._moved else quantized
 
     def _zeros(self) -> int | FloatArray:
-        """Moved as codes are."""
         if self._zero is not None:
             return self._zero + self._moved
         return np.asarray(self.read_zeros(), np.float32) + np.float32(self._moved)
 
     def values(self) -> FloatArray:
-        """By the rule of this module."""
+        """Dequantized by this module's rule."""
         built = self.blocks()
         if built is not None:
             return require_finite(built.dequantise(), self.name, self.stored.path)
@@ -185,24 +180,24 @@ class GroupedTensor(QuantisedTensor):
 
 
 class TurnedTensor(QuantisedTensor):
-    """Such a matrix of a module whose weight is [K, N] in the model: methods store it as any other."""
+    """A matrix of a module whose weight is [K, N] in the model; methods store it as [N, K] nevertheless."""
 
     def __init__(self, inner: GroupedTensor) -> None:
         self._inner, self.parts = inner, inner.parts
         self.shape = inner.shape[::-1]
 
     def values(self) -> FloatArray:
-        """Turned."""
+        """The transposed values."""
         return np.ascontiguousarray(self._inner.values().T)
 
     def unkept(self) -> str:
-        """No product takes such blocks along the outputs."""
+        """No matmul supports blocks along the outputs."""
         return f"{self._inner.kind} of weights [in, out]"
 
 
 def order_in(stored: StoredTensors, name: str, width: int, groups: int, unset: int | None = None) -> Order | None:
-    """The group of each of `width` inputs as the tensor `name` has it; None where there is no such tensor, where it
-    holds `unset`, or where groups follow each other. Raises CheckpointError for a group that there is not."""
+    """Read the group of each of `width` inputs from the tensor `name`. Returns None if the tensor is absent, holds
+    `unset`, or has consecutive groups. Raises CheckpointError for an invalid group."""
     if name not in stored:
         return None
     order: Order = stored.quantized(name).astype(np.int64)
@@ -211,6 +206,6 @@ def order_in(stored: StoredTensors, name: str, width: int, groups: int, unset: i
     wrong = order[(order < 0) | (order >= groups)]
     if wrong.size:
         raise stored.error(
-            f"{name} names group {int(wrong[0])}, and there are 0 to {groups - 1}: fetch the checkpoint again"
+            f"{name} names group {int(wrong[0])}, but groups are 0 to {groups - 1}: fetch the checkpoint again"
         )
     return None if (order == np.arange(width) // (width // groups)).all() else order

@@ -1,11 +1,12 @@
-"""mxfp4: tensors of experts in MXFP4.
+"""mxfp4: expert tensors in MXFP4.
 
 A tensor NAME [E, K, N] is stored as NAME_blocks [E, N, K/32, 16] and NAME_scales [E, N, K/32], both bytes. A byte of a
-block holds two values of 4 bits (E2M1), the first in its low half; a scale s multiplies its 32 values by 2 ** (s - 127)
-(E8M0; 255 is no number). Sources: OCP Microscaling Formats specification 1.0, sections 5.3.3 and 5.4.1; the names and
-the order of dimensions: transformers 5.23, integrations/mxfp4.py. Every value is a float32 exactly, and twice a
-value of 4 bits a whole number: blocks are of these, and of the matrices turned. A folder without such tensors is as any
-other.
+block holds two 4-bit values (E2M1), the first in its low half; a scale s multiplies its 32 values by 2 ** (s - 127)
+(E8M0; 255 is NaN). Every value is exact in float32. Twice a 4-bit value is an integer, and blocks hold these integers
+for the transposed matrices. A folder without such tensors is read as unquantized.
+
+Sources: OCP Microscaling Formats specification 1.0, sections 5.3.3 and 5.4.1; names and dimension order: transformers
+5.23, integrations/mxfp4.py.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _FORM = BlockForm("mxfp4", 8, 2 * _BYTES, "", "bfloat16", stored_bits=4, table="
 
 
 def read(stated: Mapping[str, Any], stored: StoredTensors) -> Reading:
-    """As the contract says."""
+    """Read a folder's mxfp4 tensors."""
     names = [name.removesuffix(_BLOCKS) for name in stored.names(_BLOCKS)]
     return Reading({name: _Experts(stored, name) for name in names})
 
@@ -47,27 +48,23 @@ class _Experts(QuantisedTensor):
         self.shape = (experts, groups * 2 * _BYTES, rows)
 
     def values(self) -> FloatArray:
-        """An expert at a time."""
         built: FloatArray = np.empty(self.shape, np.float32)
         for matrix, blocks in zip(built, self.reordered_blocks().apart(), strict=True):
             matrix[...] = blocks.dequantise().T
         return built
 
     def unkept(self) -> str | None:
-        """A device has a product with matrices in another order than the model's, or none."""
+        """Devices support matmuls with the transposed order only, if any."""
         return "mxfp4"
 
     def reordered_form(self) -> BlockForm:
-        """Turned."""
         return _FORM
 
     def reordered_blocks(self) -> QuantisedBlocks:
-        """[E · N, K], half of each scale."""
+        """[E · N, K], with half of each scale."""
         quantized, exponents = (self._stored.quantized(part) for part in self.parts)
         if exponents.size and exponents.max() == E8M0_NO_NUMBER:
-            raise self._stored.error(
-                f"{self.parts[1]} holds a scale of {E8M0_NO_NUMBER}, which is no number: fetch it again"
-            )
+            raise self._stored.error(f"{self.parts[1]} holds a scale of {E8M0_NO_NUMBER}, which is NaN: fetch it again")
         experts, _, rows = self.shape
         scale = np.ldexp(np.float32(1), exponents.astype(np.int32) - (E8M0_BIAS + 1)).reshape(experts * rows, -1)
         q = E2M1_CODES[low_and_high(quantized)].reshape(*scale.shape, _FORM.block)

@@ -1,8 +1,8 @@
-"""Floats of 4 and 8 bits: what their codes stand for, and matrices of float8 e4m3 that share scales.
+"""4-bit and 8-bit floats: tables of their values, and float8 e4m3 matrices with shared scales.
 
-e4m3 and e8m0: OCP 8-bit Floating Point Specification 1.0 (e4m3 has no infinity; 0x7f and 0xff are no number), and
-Microscaling Formats specification 1.0, section 5.4.1; e2m1: section 5.3.3 of the latter. Every value is a float32
-exactly.
+e4m3 and e8m0: OCP 8-bit Floating Point Specification 1.0 (e4m3 has no infinity; 0x7f and 0xff are NaN), and
+Microscaling Formats specification 1.0, section 5.4.1; e2m1: section 5.3.3 of the latter. Every value is exact in
+float32.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from llmc.compiler.checkpoint.quantised.base import QuantisedTensor, StoredTenso
 
 _HALF = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 E2M1: FloatArray = np.concatenate([_HALF, -_HALF])
-"""Values of the 16 codes of 4 bits."""
+"""Values of the 16 codes of e2m1."""
 E2M1_CODES: npt.NDArray[np.uint8] = (2 * E2M1 + 128).astype(np.uint8)
-"""Twice each of these values as a whole number, from the middle of 8 bits."""
+"""Twice each of these values as an integer, offset to the middle of 8 bits."""
 E8M0_BIAS, E8M0_NO_NUMBER = 127, 255
 FLOAT8 = "F8_E4M3"
 SCALES = ("F32", "BF16", "F16", "U8", "F8_E8M0")
-"""Types that scales of float8 matrices are stored in; the last two hold powers of two (e8m0)."""
+"""Types in which scales of float8 matrices are stored; the last two hold powers of two (e8m0)."""
 
 
 def _e4m3() -> FloatArray:
@@ -36,24 +36,24 @@ def _e4m3() -> FloatArray:
 
 
 E4M3: FloatArray = _e4m3()
-"""Values of the 256 codes of 8 bits."""
+"""Values of the 256 codes of e4m3."""
 
 
 def scales_as_floats(stored: StoredTensors, name: str) -> FloatArray:
-    """Scales of one of SCALES. Raises CheckpointError for one that is no number."""
+    """Scales of one of SCALES as float32. Raises CheckpointError for NaN."""
     if stored.dtype(name) not in ("U8", "F8_E8M0"):
         return stored.floats(name)
     exponents = stored.quantized(name)
     if exponents.size and exponents.max() == E8M0_NO_NUMBER:
-        raise stored.error(f"{name} holds a scale of {E8M0_NO_NUMBER}, which is no number: fetch the checkpoint again")
+        raise stored.error(f"{name} holds a scale of {E8M0_NO_NUMBER}, which is NaN: fetch the checkpoint again")
     return np.ldexp(np.float32(1), exponents.astype(np.int32) - E8M0_BIAS)
 
 
 class Float8Tensor(QuantisedTensor):
-    """Float8 matrices […, N, K] of which tiles of `tile` = (rows, inputs) share a scale, or all the one there is.
+    """Float8 matrices […, N, K]; each tile of `tile` = (rows, inputs) shares a scale, or all values do (None).
 
-    Scales are [.., N / rows, K / inputs], rounded up; `scale` names their tensor, whose shape may also be any of one
-    number. Values are the products in float32.
+    `scale` names the tensor of scales, [.., N / rows, K / inputs] rounded up; a single scale may have any shape. Values
+    are computed in float32.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Float8Tensor(QuantisedTensor):
         stored.require(name, name, (FLOAT8,))
         self.shape = stored.shape(name)
         if len(self.shape) < 2:
-            raise stored.error(f"tensor {name} is {list(self.shape)}, not a matrix, and is stored in float8")
+            raise stored.error(f"tensor {name} is {list(self.shape)} in float8, but not a matrix")
         *others, rows, width = self.shape
         self._tile = (max(rows, 1), max(width, 1)) if tile is None else tile
         self._grid = (*others, -(-rows // self._tile[0]), -(-width // self._tile[1]))
@@ -76,7 +76,7 @@ class Float8Tensor(QuantisedTensor):
             stored.require(name, scale, SCALES, self._grid)
 
     def values(self) -> FloatArray:
-        """One row of tiles after the other."""
+        """Dequantized, one row of tiles at a time."""
         built: FloatArray = E4M3[self._stored.quantized(self._name)]
         scales = scales_as_floats(self._stored, self._scale).reshape(-1, *self._grid[-2:])
         rows, width = self._tile
@@ -87,17 +87,17 @@ class Float8Tensor(QuantisedTensor):
         return require_finite(built, self._name, self._stored.path)
 
     def unkept(self) -> str | None:
-        """Kernels multiply whole numbers."""
+        """Kernels multiply integers only."""
         return FLOATS8
 
 
 def low_and_high(quantized: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Codes of 4 bits, two of each byte, the low half first: [.., n] → [.., 2n]."""
+    """Unpack two 4-bit codes per byte, the low half first: [.., n] → [.., 2n]."""
     return np.stack([quantized & np.uint8(15), quantized >> np.uint8(4)], -1).reshape(*quantized.shape[:-1], -1)
 
 
 def stated_tile(size: Any, name: str, stored: StoredTensors) -> tuple[int, int]:
-    """Rows and inputs that share a scale, as quantization_config states them under `name`. Raises CheckpointError."""
+    """Rows and inputs that share a scale, from field `name` of quantization_config. Raises CheckpointError."""
     if not isinstance(size, list) or len(size) != 2 or not all(type(n) is int and n > 0 for n in size):
         raise stored.error(f"quantization_config: {name} is {size!r:.60}, not two sizes: fetch the checkpoint again")
     return size[0], size[1]

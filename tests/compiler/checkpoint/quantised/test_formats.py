@@ -95,7 +95,7 @@ def test_what_is_stated_of_activations_is_left_out_with_a_notice(tmp_path: Path)
     for case in ("int-quantized by channel", "fp8 in tiles", "fp8 by tensor"):
         packers.write(tmp_path / case, *packers.CASES[case])
         (notice,) = open_checkpoint(tmp_path / case).notices
-        assert "what quantization_config says of activations is left out" in notice
+        assert "quantization_config's settings of activations are ignored" in notice
     packers.write(tmp_path / "none", *packers.CASES["awq groups of 32"])
     assert not open_checkpoint(tmp_path / "none").notices
 

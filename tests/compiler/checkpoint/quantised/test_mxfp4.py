@@ -99,7 +99,7 @@ def test_openvino_multiplies_quantized_weights_exactly_and_other_devices_floats(
         largest = max(size for digest, size in held.blobs.items() if digest not in kernels)
         judged = [built.verification, built.verification.get("accuracy", {})]
         kl = max(found.get("mean_kl", math.inf) for found in judged)
-        return line.removeprefix("matrices that the checkpoint stores in codes: "), largest, kl
+        return line.removeprefix("quantized matrices of the checkpoint: "), largest, kl
 
     exact: dict[str, Any] = {"activation_group_size": 0, "kv_cache_dtype": "f32"}
     kept, quantized, kl = compiled("openvino", quantize="keep", verify="all", **exact)
@@ -132,7 +132,7 @@ def test_extreme_scales_are_exact_and_those_that_overflow_are_refused(tmp_path: 
     assert sorted({float(x) for x in least.ravel()}) == [0.5 * 2.0**-127, 6 * 2.0**-127]
     with pytest.raises(CheckpointError, match="gate_up_proj holds a non-finite value"):
         open_checkpoint(write(tmp_path / "most", scaled(254))).tensor(GATE_UP)
-    with pytest.raises(CheckpointError, match="gate_up_proj_scales holds a scale of 255, which is no number"):
+    with pytest.raises(CheckpointError, match="gate_up_proj_scales holds a scale of 255, which is NaN"):
         open_checkpoint(write(tmp_path / "none", scaled(255))).tensor(GATE_UP)
 
 

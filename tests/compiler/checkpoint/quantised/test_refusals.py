@@ -90,7 +90,7 @@ def test_zero_points_and_shapes_that_are_missing(case: str, part: str, tmp_path:
 def test_quantized_weights_of_another_type(case: str, tmp_path: Path) -> None:
     message = refusal(tmp_path, case, changed(CODES[case], lambda t: t.long()))
     wanted = "U8" if case == NVFP4 else "I32"
-    assert f"tensor {AT}.{CODES[case]} has type I64, not {wanted} as its format asks" in message
+    assert f"tensor {AT}.{CODES[case]} has type I64, not {wanted} as its format requires" in message
 
 
 @pytest.mark.parametrize(
@@ -120,23 +120,23 @@ def test_shapes_that_are_not_those_of_the_stated_bits_and_groups(
         (GPTQ, {"bits": 5}, "bits is 5; llmc reads 2, 3, 4, 8"),
         (GPTQ, {"bits": True}, "bits is True; llmc reads"),
         (AWQ, {"bits": 8}, "bits is 8; llmc reads 4"),
-        (GPTQ, {"checkpoint_format": "marlin"}, "gptq in the format 'marlin' is not read, but gptq and gptq_v2"),
+        (GPTQ, {"checkpoint_format": "marlin"}, "gptq format 'marlin' is not supported; supported: gptq, gptq_v2"),
         (GPTQ, {"dynamic": {"+:(": {}}}, "dynamic has '+:('"),
         (GPTQ, {"dynamic": {"+:.*": 7}}, "dynamic is {'+:.*': 7}, not objects by pattern"),
         (PACKED, {"ignore": ["re:("]}, "target 're:('"),
-        (GPTQ, {"dynamic": {"-:.*down_proj": {}}}, f"{AT}.qweight is there, and dynamic says"),
-        (AWQ, {"version": "GEMV"}, "awq in version 'gemv' is not read, but gemm"),
-        (AWQ, {"backend": "llm-awq"}, "awq in version 'llm-awq' is not read"),
+        (GPTQ, {"dynamic": {"-:.*down_proj": {}}}, f"{AT}.qweight is quantized, but dynamic says"),
+        (AWQ, {"version": "GEMV"}, "awq version 'gemv' is not supported; supported: gemm"),
+        (AWQ, {"backend": "llm-awq"}, "awq version 'llm-awq' is not supported"),
         (TILES, {"weight_block_size": [128]}, "weight_block_size is [128], not two sizes"),
-        (PACKED, {"format": "marlin-24"}, "in the format 'marlin-24' is not read, but float-quantized, int-quantized"),
+        (PACKED, {"format": "marlin-24"}, "format 'marlin-24' is not supported; supported: float-quantized, int-"),
         (PACKED, {"config_groups": {}}, "needs config_groups"),
         (PACKED, {"config_groups": {"g": {"targets": "Linear"}}}, "group 'g' has no weights or targets"),
-        (PACKED, {"ignore": ["re:.*mlp.*"]}, "is stored in codes, and quantization_config says to ignore it"),
+        (PACKED, {"ignore": ["re:.*mlp.*"]}, "is quantized, but quantization_config says to ignore it"),
         (PACKED, {"transform_config": {"config_groups": {}}}, "transform_config is {'config_groups': {}}"),
         (PACKED, {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config is"),
         (
             PACKED, {"config_groups": {"g": {"targets": ["re:.*q_proj"], "weights": packers.whole(4, 32)}}},
-            "is stored in codes, and no group of quantization_config is for it",
+            "is quantized, but no group of quantization_config covers it",
         ),
     ],
 )  # fmt: skip
@@ -144,7 +144,7 @@ def test_what_is_stated_and_not_read(case: str, stated: Mapping[str, Any], why: 
     assert why in refusal(tmp_path, case, **stated)
 
 
-@pytest.mark.parametrize(("group", "why"), [(8, "names group 8, and there are 0 to 7"), (-1, "names group -1")])
+@pytest.mark.parametrize(("group", "why"), [(8, "names group 8, but groups are 0 to 7"), (-1, "names group -1")])
 def test_inputs_of_a_group_that_there_is_not(group: int, why: str, tmp_path: Path) -> None:
     assert f"{AT}.g_idx {why}" in refusal(tmp_path, GPTQ, filled("g_idx", group))
 
@@ -157,7 +157,7 @@ def test_packed_shapes_that_are_damaged(tmp_path: Path) -> None:
     cut = changed("qweight", lambda t: t[:-1])
     assert "inputs, which groups of 32 do not divide" in refusal(tmp_path / "gptq", GPTQ, cut)
     none = changed("weight_shape", lambda t: torch.tensor([0, 256]))
-    assert "weight_shape says [0, 256], which no matrix is" in refusal(tmp_path / "none", PACKED, none)
+    assert "weight_shape says [0, 256], not the shape of a matrix" in refusal(tmp_path / "none", PACKED, none)
     vast = changed("weight_shape", lambda t: torch.tensor([1 << 62, 256]))
     assert "config.json is of another model" in refusal(tmp_path / "vast", PACKED, vast)
     for case, part in ((AWQ, "qweight"), (BYTES, "weight"), (TILES, "weight"), (NVFP4, "weight_packed")):
@@ -169,14 +169,15 @@ def test_methods_that_are_not_read_are_named_with_those_that_are(tmp_path: Path)
     for method in ("hqq", "quanto", None, 7, ["gptq"]):
         message = refusal(tmp_path / str(method), GPTQ, quant_method=method)
         assert (
-            f"quant_method {str(method)!r} is not read; llmc reads awq, compressed-tensors, fp8, gptq, mxfp4" in message
+            f"quant_method {str(method)!r} is not supported; llmc reads awq, compressed-tensors, fp8, gptq, mxfp4"
+            in message
         )
         assert "--quantize" in message
 
 
 def test_bitsandbytes_is_refused_with_the_way_to_convert(tmp_path: Path) -> None:
     message = refusal(tmp_path, GPTQ, quant_method="bitsandbytes")
-    assert "quant_method 'bitsandbytes' is not read" in message
+    assert "quant_method 'bitsandbytes' is not supported" in message
     assert "m.dequantize().save_pretrained(…)" in message
 
 
@@ -184,7 +185,7 @@ def test_a_method_without_one_tensor_of_its_own(tmp_path: Path) -> None:
     for case in (GPTQ, AWQ, PACKED, TILES):
         folder = tmp_path / case
         packers.write(folder, packers.CASES[case][0], {})
-        with pytest.raises(CheckpointError, match=r"quantization_config says .*, and no tensor "):
+        with pytest.raises(CheckpointError, match=r"quantization_config says .*, but no tensor "):
             open_checkpoint(folder)
 
 

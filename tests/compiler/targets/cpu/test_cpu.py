@@ -291,7 +291,7 @@ def test_keeping_blocks_of_a_checkpoint_without_any_is_refused_with_what_can_be_
     with pytest.raises(InputError) as refused:
         workshop.compile(quantize="keep")
     message = str(refused.value)
-    assert f"--quantize keep: {workshop.model} has no matrix in blocks that could be kept" in message
+    assert f"--quantize keep: {workshop.model} has no quantized matrix to keep" in message
     assert "--quantize int8 or int4" in message and "GGUF Q2_K to Q8_0" in message
 
 

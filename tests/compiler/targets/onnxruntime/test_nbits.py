@@ -175,7 +175,7 @@ def test_what_has_no_blocks_is_quantised_beside_what_has() -> None:
 
 
 def test_keeping_four_bits_of_what_has_eight_is_refused() -> None:
-    with pytest.raises(CheckpointError, match=r"a is not stored in 4-bit blocks of 32.*compile again"):
+    with pytest.raises(CheckpointError, match=r"a is no longer stored in 4-bit blocks of 32.*compile again"):
         kept4(["a"], Blocks(a=stored("Q8_0")), 32)
 
 

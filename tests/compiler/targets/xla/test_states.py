@@ -110,5 +110,5 @@ def test_what_cannot_hold_such_a_cache_refuses_it_before_anything_is_traced(devi
 
     target = open_target(device)
     assert isinstance(target, XlaTarget)
-    with pytest.raises(CheckpointError, match=r"holds keys and values of one size in every layer.*qwen3_5_text"):
+    with pytest.raises(CheckpointError, match=r"needs keys and values of one size in every layer.*qwen3_5_text"):
         target.cache_shape(tiny.config(CASE), CompileOptions.of(device, lowering=lowering))

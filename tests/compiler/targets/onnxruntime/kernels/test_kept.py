@@ -82,7 +82,7 @@ def test_a_bundle_of_gguf_s_types_is_near_the_float_model(
     result = compiled(tmp_path / "m.gguf", tmp_path)
     assert result.verification["mean_kl"] < 1e-3
     (said,) = open_target("onnxruntime").describe(result.analysis)
-    assert said.startswith(f"matrices that the checkpoint stores in codes: {line}")
+    assert said.startswith(f"quantized matrices of the checkpoint: {line}")
 
 
 def compiled(path: Path, folder: Path) -> CompileResult:
@@ -110,9 +110,7 @@ def test_a_bundle_is_near_the_float_model(library: Path, case: str, line: str, t
     packers.write(tmp_path / "model", *packers.CASES[case])
     result = compiled(tmp_path / "model", tmp_path)
     assert result.verification["mean_kl"] < 2e-3
-    assert open_target("onnxruntime").describe(result.analysis) == [
-        f"matrices that the checkpoint stores in codes: {line}"
-    ]
+    assert open_target("onnxruntime").describe(result.analysis) == [f"quantized matrices of the checkpoint: {line}"]
 
 
 @default_cases(1)
@@ -134,6 +132,4 @@ def test_experts_are_kept_where_one_operator_takes_both_matrices(
     packers.write(tmp_path / "model", stated, pack, case="qwen3_moe")
     result = compiled(tmp_path / "model", tmp_path)
     assert result.verification["mean_kl"] < 2e-3
-    assert open_target("onnxruntime").describe(result.analysis) == [
-        f"matrices that the checkpoint stores in codes: {line}"
-    ]
+    assert open_target("onnxruntime").describe(result.analysis) == [f"quantized matrices of the checkpoint: {line}"]
