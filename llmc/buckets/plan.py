@@ -194,8 +194,8 @@ class Plan(BucketSet):
             raise InputError(f"{source}: field 'schema' is {schema}, this version of llmc reads {SCHEMA}; plan anew")
         if "task" in fields.names():
             raise InputError(
-                f"{source}: a plan to {fields.text('task')}, which generates no text and cannot be replayed on traffic; "
-                "show it with llmc plan show"
+                f"{source}: a plan to {fields.text('task')}, which generates no text and cannot be replayed on "
+                "traffic; show it with llmc plan show"
             )
         limits = limits_from(fields.nested("limits"))
         buckets = [bucket for phase in PHASES for bucket in buckets_from(fields, phase)]

@@ -91,7 +91,7 @@ def recognise(listed: Sequence[FileBucket], source: str, limits: Limits) -> Cont
     blocks = blocks_each(example) * limits.block_size
     raise InputError(
         f"{source}: its contexts may count tokens of one sequence, or KV cache blocks of {limits.block_size} tokens as "
-        f"vLLM's bucket files do ({example} is {example.context} or {blocks} tokens a sequence); say which: "
+        f"vLLM's bucket files do ({example} is {example.context} or {blocks} tokens a sequence); give "
         "--context-unit tokens, or --context-unit blocks"
     )
 
@@ -153,8 +153,7 @@ def parse(text: str, source: str) -> list[FileBucket]:
 
 
 def values(text: str, source: str = "buckets") -> list[tuple[int, int, int]]:
-    """Return (batch, query, context) of every bucket in `text`, in its order and unit. Raises InputError like `parse`.
-    """
+    """Return (batch, query, context) of every bucket in `text`, in its order and unit. Raises InputError like `parse`."""
     return [(found.batch, found.query, found.context) for found in parse(text, source)]
 
 
