@@ -70,7 +70,7 @@ class PhaseOutcome:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Capture results of all phases: `free` bytes before capture, the graph `budget` in bytes, and warnings in `notes`."""
+    """Capture results of all phases: `free` bytes before capture, the graph `budget` in bytes, and warning `notes`."""
 
     free: int
     budget: int

@@ -97,7 +97,7 @@ def hold_none(outcome: Outcome, buckets: Iterable[Bucket], size_of: SizeOf) -> s
 
 
 def uncaptured_lines(outcome: Outcome, lines: Lines, shown: int | None = None) -> list[str]:
-    """Return a line with the reason for each bucket that has no graph, at most `shown` of each phase; None means all."""
+    """Return a line with the reason for each bucket without a graph, at most `shown` per phase; None means all."""
     found = []
     for phase in outcome.phases:
         some = phase.uncaptured[:shown]

@@ -198,7 +198,7 @@ class AffineModel:
 
 
 def leave_one_out(phase: Phase, points: Floats, seconds: Floats) -> float | None:
-    """Return the median of |model / measured − 1|, each point predicted by the model of the others; None for one point."""
+    """Return the median of |model / measured − 1|, each point predicted by the others' model; None for one point."""
     count = len(points)
     if count < 2:
         return None

@@ -11,7 +11,7 @@ from llmc.errors import InputError
 
 @dataclass(frozen=True)
 class Stage:
-    """A device called `name` with step times `times`, plus `overhead_s` per step for the engine (sampling, scheduling)."""
+    """A device `name` with step times `times`, plus `overhead_s` per step for the engine (sampling, scheduling)."""
 
     name: str
     times: StepTime

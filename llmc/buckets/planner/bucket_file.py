@@ -153,7 +153,7 @@ def parse(text: str, source: str) -> list[FileBucket]:
 
 
 def values(text: str, source: str = "buckets") -> list[tuple[int, int, int]]:
-    """Return (batch, query, context) of every bucket in `text`, in its order and unit. Raises InputError like `parse`."""
+    """Return (batch, query, context) of every bucket in `text`, in order and unit. Raises InputError like `parse`."""
     return [(found.batch, found.query, found.context) for found in parse(text, source)]
 
 

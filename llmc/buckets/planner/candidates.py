@@ -17,7 +17,7 @@ from llmc.buckets.optimise.space import ListedSpace, ProductSpace, Space
 
 @dataclass(frozen=True)
 class Candidates:
-    """The grid `values` (ascending batches, queries and contexts), limited by the limits and, if given, to `members`."""
+    """The grid `values` (ascending batches, queries and contexts), cut to the limits and, if given, to `members`."""
 
     phase: Phase
     limits: Limits

@@ -107,7 +107,7 @@ class Exponential(Strategy):
         return replace(bounds, limit=default_limit(dimension, bounds.max, limits.block_size))
 
     def values(self, dimension: Dimension, bounds: Range) -> list[int]:
-        """Return `values` of the range; the same rule for every dimension. Raises InputError for a range without limit."""
+        """Return `values` of the range; the same for every dimension. Raises InputError for a range without limit."""
         if bounds.limit is None:
             raise InputError(f"{bounds}: the exponential rule needs a limit, the number of values; give one")
         return values(bounds.min, bounds.step, bounds.max, bounds.limit)

@@ -75,7 +75,7 @@ def token_values(min: int, max: int, gap: int = 0) -> list[int]:  # noqa: A002 -
     return found
 
 
-def request_values(max: int, min: int = MIN_REQUESTS, gap: int = 0) -> list[int]:  # noqa: A002 - the public spelling of the rule
+def request_values(max: int, min: int = MIN_REQUESTS, gap: int = 0) -> list[int]:  # noqa: A002 - as above
     """Return tpu-inference's padded request counts: min doubled, the last being max; for example 20 → 8 16 20.
 
     These are `token_values` cut off at max; a max below min gives [max]. Raises InputError like `token_values`.

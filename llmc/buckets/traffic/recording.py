@@ -89,8 +89,8 @@ class Merged:
 def merged(traces: Sequence[Trace], align: Align = "recorded") -> Merged:
     """Merge the requests of all `traces` into one stream.
 
-    align     "recorded": each at its own time, which must be of one kind in all; "start": all begin at second 0; "after":
-              one after the other, a mean gap between them
+    align     "recorded": each at its own time, which must be of one kind in all; "start": all begin at second 0;
+              "after": one after the other, a mean gap between them
 
     Raises InputError, naming the traces, where their times cannot be related to each other.
     """

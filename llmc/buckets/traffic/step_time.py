@@ -39,7 +39,7 @@ class StepTime(Protocol):
     """Seconds that one step takes, above 0; equal arguments give equal times."""
 
     def prompt(self, lengths: Sequence[int], cached: Sequence[int]) -> float:
-        """Return the time to prefill a group: prompt i has lengths[i] tokens, the first cached[i] already in the cache."""
+        """Return the time to prefill a group: prompt i has lengths[i] tokens, the first cached[i] in the cache."""
         ...
 
     def decode(self, batch: int, longest: int, total: int) -> float:

@@ -47,7 +47,7 @@ class TraceFile:
         self.compressed = magic == _GZIP_MAGIC or self.path.suffix.lower() == ".gz"
 
     def start(self, size: int) -> tuple[str, bool]:
-        """Return the decompressed text of the first `size` bytes, and whether that is all. Invalid UTF-8 is replaced."""
+        """Return the decompressed text of the first `size` bytes, and whether that is all; replaces invalid UTF-8."""
         text = b""
         for chunk, _ in self._chunks():
             text += chunk
@@ -97,7 +97,7 @@ class TraceFile:
             done += len(lines)
 
     def digest(self) -> str:
-        """Return the SHA-256 of the file's bytes as stored, in hexadecimal. Raises InputError when it cannot be read."""
+        """Return the SHA-256 of the stored file in hexadecimal. Raises InputError when it cannot be read."""
         try:
             with self.path.open("rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""Traffic formats by name, each imported when a file is examined, and detection of a file's format from its contents."""
+"""Traffic formats by name, each imported when a file is examined, and detection of a file's format."""
 
 from __future__ import annotations
 

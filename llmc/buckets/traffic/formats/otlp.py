@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of LLM calls, in OTLP's JSON: one batch per line, as the Collector's file exporter writes them."""
+"""OpenTelemetry spans of LLM calls, in OTLP's JSON: one batch per line, as written by the Collector's file exporter."""
 
 from __future__ import annotations
 
