@@ -38,7 +38,7 @@ class Memory:
         if self.blocks < (needed := -(-self.longest // self.block_tokens)):
             raise InputError(
                 f"{size_text(self.kv_reserved)} for the KV cache hold {self.blocks} blocks of "
-                f"{size_text(self.block_bytes)}; one sequence of {self.longest} tokens needs {needed}. Raise "
+                f"{size_text(self.block_bytes)}; one sequence of {self.longest} tokens needs {needed}: raise "
                 "--gpu-memory-utilization, lower --graph-reserved-mem or plan for a shorter --max-model-len"
             )
 
