@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Offer:
-    """A better plan's estimated savings, by phase, planned for `requests` requests.
+    """A better plan's estimated effect by phase, for `requests` requests.
 
-    Padding is a share of real tokens (0.118 is 11.8%), `now` and with the `best` plan. `saves` is the saved share of
-    padded tokens; both plans have the same graph limit.
+    Padding is a share of real tokens (0.118 is 11.8%), `now` and with the `best` plan; `gain` is the saved share of
+    padded tokens. `graphs` and `best_graphs` count the graphs of the two plans.
     """
 
     requests: int

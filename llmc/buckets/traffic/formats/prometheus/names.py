@@ -24,7 +24,7 @@ TOKEN_TYPES: Mapping[str, Mapping[str, Role]] = {
     for name in ("gen_ai_client_token_usage", "gen_ai_server_token_usage")
     for unit in ("", "_tokens", "_token")
 }
-"""OpenTelemetry's gen_ai.client.token.usage (docs/gen-ai/gen-ai-metrics.md): one histogram, told apart by a label."""
+"""OpenTelemetry's gen_ai.client.token.usage (docs/gen-ai/gen-ai-metrics.md): one histogram, split by a label."""
 
 TOKEN_TYPE = "gen_ai_token_type"  # noqa: S105 - the name of a label
 
