@@ -17,8 +17,8 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 class Bucket:
     """A graph shape: `batch` sequences, each with `query` new tokens that attend to `context` cached tokens.
 
-    `query` and `context` are in tokens per sequence; a decode bucket has query 1. A request runs in the
-    bucket when none of its numbers is larger, and is padded up to it. Raises InputError on any other value.
+    `query` and `context` are in tokens per sequence; a decode bucket has query 1. A request fits a bucket when none of
+    its numbers is larger, and is padded to it. Raises InputError on any other value.
     """
 
     phase: Phase
@@ -49,7 +49,7 @@ class Bucket:
 
     @property
     def tokens(self) -> int:
-        """New tokens that one run computes, padding included."""
+        """New tokens that one run computes, including padding."""
         return self.batch * self.query
 
     def __str__(self) -> str:

@@ -1,16 +1,16 @@
 """Proof that a set of buckets serves every admissible request.
 
-Admissible is, under `Limits`: a prompt of 1 to `longest_prompt` tokens, up to max_num_seqs of them together;
-and a decode step of 1 to max_num_seqs sequences with 0 to `longest_past` cached tokens each.
+Under `Limits`, these requests are admissible: a prompt of 1 to `longest_prompt` tokens, up to max_num_seqs of them
+together; and a decode step of 1 to max_num_seqs sequences with 0 to `longest_past` cached tokens each.
 
-Decode must be covered directly, and covering is monotone, so it is decided at one corner per batch value.
+Decode must be covered directly. Covering is monotone, so one corner per batch value decides it.
 
-Prompts may be split into smaller batches and into chunks. A bucket with query q and context c runs 1 to q new
-tokens after 0 to c cached ones in any of its rows. From an empty cache a row can therefore always walk to
-exactly c, the same bucket taking every step, and then takes q more. So the longest prompt that has a path is
-the largest context + query of any prompt bucket, and every shorter one has a path too: one number proves all.
+Prompts may be split into smaller batches and into chunks. A bucket with query q and context c runs 1 to q new tokens
+after 0 to c cached ones in any of its rows. From an empty cache, a row can therefore reach exactly c by repeating the
+same bucket, and then take q more. The longest prompt with a path is thus the largest context + query of any prompt
+bucket, and every shorter one has a path as well.
 
-Where graphs read no cached tokens (`Limits.contexts`), any bucket goes on from any past.
+Where graphs read no cached tokens (`Limits.contexts`), any bucket can follow any past.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from llmc.buckets.limits import Limits
 class Gap:
     """Admissible requests that no path serves: every batch in `batches` with every length in `lengths`.
 
-    Both are inclusive. A length is prompt tokens for a prompt, and cached tokens per sequence for decode.
+    Both ranges are inclusive. A length is prompt tokens for a prompt, and cached tokens per sequence for decode.
     """
 
     phase: Phase
@@ -42,13 +42,13 @@ class Gap:
 
 
 def prove(limits: Limits, buckets: Iterable[Bucket]) -> list[Gap]:
-    """Every region of admissible requests that a plan of `buckets` cannot serve; an empty list is the proof."""
+    """Return every range of admissible requests that a plan of `buckets` cannot serve; an empty list is the proof."""
     known = list(buckets)
     return [gap for phase in PHASES for gap in gaps(limits, known, phase)]
 
 
 def gaps(limits: Limits, buckets: Iterable[Bucket], phase: Phase) -> list[Gap]:
-    """`prove` for one phase, of buckets that are not a plan yet; exact, O(n log n) in their number."""
+    """Return the gaps of one phase, for buckets that are not a plan yet; exact, O(n log n) in their number."""
     known = [bucket for bucket in buckets if bucket.phase == phase]
     return _prompt_gaps(limits, known) if phase == "prompt" else _decode_gaps(limits, known)
 
@@ -61,7 +61,7 @@ def _prompt_gaps(limits: Limits, buckets: list[Bucket]) -> list[Gap]:
 
 
 def _decode_gaps(limits: Limits, buckets: list[Bucket]) -> list[Gap]:
-    """One gap for each stretch of batches that share the longest covered context."""
+    """One gap for each run of batches that share the longest covered context."""
     longest: dict[int, int] = {limits.max_num_seqs: -1}
     for bucket in buckets:
         batch = min(bucket.batch, limits.max_num_seqs)

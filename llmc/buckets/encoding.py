@@ -1,7 +1,7 @@
-"""Plans for models without a cache: buckets of batch × tokens, one-dimensional where one text is a batch.
+"""Plans for models without a cache: buckets of batch × tokens, one-dimensional where each text is a batch.
 
-A plan is a `Plan` whose buckets are prompt buckets without context, and none of decode. Proof of coverage: a text of
-every length up to `max_model_len` fits the bucket of one text and so many tokens; larger groups may be cut.
+An encode plan is a `Plan` with only prompt buckets, all without context. Coverage proof: a text of every length up to
+`max_model_len` fits a bucket of one text; larger groups may be split.
 
     plan.json = {"schema", "task": "embed" | "score", "limits", "prompt": [[batch, tokens, 0], …], "provenance"}
 """
@@ -27,7 +27,7 @@ LEAST_TOKENS = 16
 
 @dataclass(frozen=True)
 class EncodePlan(Plan):
-    """See the module's docstring."""
+    """A plan of batch × tokens buckets for embedding or scoring texts."""
 
     task: str = "embed"
 
@@ -36,7 +36,7 @@ class EncodePlan(Plan):
         object.__setattr__(self, "buckets", tuple(sorted(set(self.buckets))))
         for bucket in self.buckets:
             if bucket.phase != "prompt" or bucket.context:
-                raise InputError(f"{bucket}: a plan to {self.task} has prompt buckets without context alone")
+                raise InputError(f"{bucket}: a plan to {self.task} has only prompt buckets without context")
             if exceeded := self.limits.exceeded_by(bucket):
                 raise InputError(f"{bucket}: {exceeded}")
         longest = max((bucket.query for bucket in self.buckets), default=0)
@@ -46,7 +46,7 @@ class EncodePlan(Plan):
             )
 
     def text(self) -> str:
-        """For people: each length with its numbers of texts."""
+        """Return the plan as text: each length with its batch sizes."""
         by_length: dict[int, list[str]] = {}
         for bucket in self.buckets:
             by_length.setdefault(bucket.query, []).append(str(bucket.batch))
@@ -64,12 +64,12 @@ class EncodePlan(Plan):
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, object]:
-        """As JSON holds it."""
+        """Return the plan as a JSON object."""
         return {**{k: v for k, v in super().to_dict().items() if k != "decode"}, "task": self.task}
 
     @classmethod
     def from_json(cls, text: str, source: str = "plan") -> EncodePlan:
-        """The plan that `text` holds; raises InputError, naming `source` and the field."""
+        """Parse `text` as a plan. Raises InputError, naming `source` and the field."""
         fields = Fields.parse(text, source)
         if "task" not in fields.names():
             raise InputError(f"{source}: a plan to generate text; plan anew with --task embed or --task score")
@@ -85,9 +85,9 @@ def encode_plan(
     task: str, max_length: int, max_num_seqs: int = 32, max_num_batched_tokens: int | None = None,
     tokens: Sequence[int] | None = None,
 ) -> EncodePlan:  # fmt: skip
-    """Powers of two of texts and of tokens (LEAST_TOKENS …), within the limits; `tokens` in place of the latter.
+    """Create a plan of powers of two of texts and of tokens (LEAST_TOKENS …) within the limits.
 
-    Raises InputError for limits that are no limits.
+    `tokens` replaces the powers of two of tokens. Raises InputError for invalid limits.
     """
     most = max(max_length, max_num_seqs, max_num_batched_tokens or min(DEFAULT_TOKENS, max_num_seqs * max_length))
     limits = Limits(max_length, max_num_seqs, most)
@@ -98,14 +98,14 @@ def encode_plan(
 
 
 STEP_TOKENS = 768
-"""Tokens of a batch at most, padding included, where any shape runs. Smaller ones read the weights more often, larger
-ones leave caches and, at the end, processors idle. Seen on two CPUs with bge-small's shape in bf16, sentences a second,
-in turns: 512: 998, 640: 1008, 768: 1101, 896: 1059, 1024: 1065."""
+"""Most tokens of a batch, including padding, where any shape runs. Smaller batches read the weights more often, larger
+ones exceed caches and leave processors idle at the end. Measured on two CPUs with bge-small's shape in bf16, sentences
+per second, in turns: 512: 998, 640: 1008, 768: 1101, 896: 1059, 1024: 1065."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """`rows`, indices of what was given, run in a graph of `batch` × `tokens`."""
+    """`rows`, indices into the given texts, run in a graph of `batch` × `tokens`."""
 
     rows: tuple[int, ...]
     batch: int
@@ -113,9 +113,9 @@ class Batch:
 
 
 def batches(lengths: Sequence[int], plan: EncodePlan, exact: bool) -> list[Batch]:
-    """Batches that hold every row once, longest first; within the plan's limits, and its buckets unless `exact`.
+    """Return batches that hold every row once, longest first; within the plan's limits, and its buckets unless `exact`.
 
-    In buckets, a batch has the rows that need its length; shorter ones take places that would else be padding.
+    In buckets, a batch holds the rows that need its length; shorter rows fill slots that would otherwise be padding.
     """
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     found: list[Batch] = []
@@ -146,14 +146,14 @@ def traffic_plan(
     task: str, texts: Mapping[int, int], max_length: int, max_num_seqs: int = 32,
     max_num_batched_tokens: int | None = None, max_graphs: int | None = None, facts: Mapping[str, Fact] | None = None,
 ) -> EncodePlan:  # fmt: skip
-    """A plan for `texts`, numbers of them by tokens; longer ones count as `max_length`.
+    """Create a plan for `texts`, a count for each length in tokens; longer texts count as `max_length`.
 
-    The lengths of its buckets pad these texts least, each text having the least length that holds it: exact for a
-    number of lengths (optimise/line.py), of which there are as many as `max_graphs` buckets leave room for, each with
-    its powers of two of texts.
+    The bucket lengths minimise the padding of these texts, each padded to the next length. This is exact for a given
+    number of lengths (optimise/line.py). There are as many lengths as `max_graphs` allows, each with its powers of two
+    of texts.
 
-    At most `max_graphs` buckets, by default as many as powers of two would be. Its provenance has `facts`, and what
-    padding is expected. Raises InputError where not even one length has room.
+    `max_graphs` defaults to the bucket count of `encode_plan`. The provenance has `facts` and the expected padding.
+    Raises InputError where not even one length fits.
     """
     from llmc.buckets.optimise.line import Line
 
@@ -182,10 +182,10 @@ def traffic_plan(
 
 
 def padding(plan: EncodePlan, texts: Mapping[int, int]) -> dict[str, Fact]:
-    """Shares of what is computed that padding has, for numbers of texts by tokens.
+    """Return the padding shares of the computed tokens, for a count of texts per length.
 
-    "padding": each text alone in its length; "padding_in_batches": all of them sorted and cut into the plan's buckets;
-    "padding_to_the_longest": all as long as the longest of them.
+    "padding": each text alone in its length; "padding_in_batches": all of them sorted and split into the plan's
+    buckets; "padding_to_the_longest": every text padded to the longest of them.
     """
     lengths = [tokens for tokens, number in texts.items() for _ in range(number)]
     real, steps = {b.query for b in plan.buckets}, batches(lengths, plan, exact=False)

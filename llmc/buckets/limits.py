@@ -1,4 +1,4 @@
-"""The limits of the requests that a server accepts, and that a plan must cover."""
+"""Limits of the requests that a server accepts and a plan must cover."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ DEFAULT_BLOCK_SIZE = 128
 
 @dataclass(frozen=True, init=False)
 class Limits:
-    """The serving limits, in the words vLLM uses.
+    """Serving limits, with the names that vLLM uses.
 
     max_model_len             tokens of one sequence, prompt and answer together; at least 2
     max_num_seqs              sequences in flight, and so in one decode step
-    max_num_batched_tokens    padded new tokens of one prompt step; default max_num_seqs · max_model_len,
-                              which excludes nothing. At least max_num_seqs, since a decode step has a token
-                              for each
-    block_size                tokens of one KV cache block, the unit that default ranges count in; default
-                              128, or max_model_len where that is smaller
-    max_prompt_len            longest prompt accepted; None: max_model_len − 1, room for one answer token
-    contexts                  whether graphs read cached tokens. False for a model that keeps states alone: all its
+    max_num_batched_tokens    padded new tokens of one prefill; default max_num_seqs · max_model_len, which excludes
+                              nothing. At least max_num_seqs, since a decode step has a token for each
+    block_size                tokens of one KV cache block, the unit of default ranges; default 128, or max_model_len
+                              where that is smaller
+    max_prompt_len            longest accepted prompt; None: max_model_len − 1, room for one answer token
+    contexts                  whether graphs read cached tokens. False for a model with only recurrent state: all its
                               buckets have context 0, which covers any number of tokens before a step (`reading`)
 
     Raises InputError, naming the limit, for a value that is not an integer or is out of range.
@@ -77,34 +76,35 @@ class Limits:
 
     @property
     def longest_past(self) -> int:
-        """Most tokens that can be in the cache when a decode step starts: all but the one it computes."""
+        """Most tokens that can be in the cache when a decode step starts: all except the one it computes."""
         return self.max_model_len - 1
 
     def read(self, cached: int) -> int:
-        """How many of `cached` tokens a step reads: what the context of its bucket has to cover."""
+        """Return how many of `cached` tokens a step reads, which its bucket's context must cover."""
         return cached if self.contexts else 0
 
     def reach(self, bucket: Bucket) -> int:
-        """Tokens of the longest prompt that runs through a prompt bucket, in chunks where need be."""
+        """Return the tokens of the longest prompt that runs through a prompt bucket, in chunks if needed."""
         return bucket.context + bucket.query if self.contexts else self.max_model_len
 
     def padded(self, bucket: Bucket) -> int:
-        """A step's tokens in the unit that padding is counted in: cached ones of a decode step that reads them, else
-        new ones."""
+        """Return a step's tokens in the unit of padding: cached ones of a decode step that reads them, otherwise new
+        ones.
+        """
         return bucket.batch * bucket.context if bucket.phase == "decode" and self.contexts else bucket.tokens
 
     def reading(self, contexts: bool) -> Limits:
-        """The same of a model whose graphs read cached tokens, or read none."""
+        """Return these limits for a model whose graphs read cached tokens, or read none."""
         return replace(self, contexts=contexts)
 
     def exceeded(self, bucket: Bucket) -> tuple[str, int, str, int] | None:
-        """The first limit that `bucket` is above, as (what, its value, limit's name, limit); None within all."""
+        """Return the first limit that `bucket` is above, as (what, its value, limit's name, limit); None within all."""
         if bucket.batch > self.max_num_seqs:
             return "batch", bucket.batch, "max_num_seqs", self.max_num_seqs
         if bucket.query > self.max_model_len:
             return "query", bucket.query, "max_model_len", self.max_model_len
         if not self.contexts and bucket.context:
-            return "context", bucket.context, "that of a model that keeps states alone,", 0
+            return "context", bucket.context, "that of a model with only recurrent state,", 0
         if bucket.context > self.max_model_len:
             return "context", bucket.context, "max_model_len", self.max_model_len
         if bucket.phase == "prompt" and bucket.tokens > self.max_num_batched_tokens:
@@ -112,12 +112,12 @@ class Limits:
         return None
 
     def exceeded_by(self, bucket: Bucket) -> str | None:
-        """`exceeded` in words ("batch 7 is above max_num_seqs 6")."""
+        """Return `exceeded` as text ("batch 7 is above max_num_seqs 6")."""
         found = self.exceeded(bucket)
         return f"{found[0]} {found[1]} is above {found[2]} {found[3]}" if found else None
 
     def to_dict(self) -> dict[str, int]:
-        """The limits as JSON holds them; max_prompt_len only where it is set, contexts only where it is false."""
+        """Return the limits as a JSON object; max_prompt_len only where it is set, contexts only where it is false."""
         fields = {
             "max_model_len": self.max_model_len,
             "max_num_seqs": self.max_num_seqs,

@@ -1,5 +1,6 @@
-"""The least-cost bucket for a request, and the steps for requests that no single bucket covers: prompts are split,
-chunked and padded, decode batches split.
+"""Lookup of the least-cost bucket for a request, and of the steps for requests that no single bucket covers.
+
+Prompts are split, chunked and padded; decode batches are split.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from llmc.buckets.limits import Limits
 from llmc.errors import InputError
 
 MAX_CORNERS = 1 << 24
-"""Corners of the grid that a table holds in full, 4 bytes each; beyond it they are searched for when first asked."""
+"""Most grid corners that a table holds in full, 4 bytes each; beyond it they are searched on first use."""
 
 
 class LookupTable:
     """The buckets of one phase, indexed by the sorted distinct values of each dimension.
 
-    A request is rounded up to the nearest value of every dimension, by bisection: it has the same covering buckets as
-    that corner of the grid. Each corner's least-cost cover is computed beforehand, as a minimum accumulated over all
-    larger corners, so that a lookup is O(log n) for plans of any form. Only where the grid has more than MAX_CORNERS
-    corners (tens of thousands of unaligned buckets in three dimensions) is the first lookup of a corner O(n).
+    Bisection rounds a request up to the nearest value of every dimension. The request and that corner of the grid have
+    the same covering buckets. Each corner's least-cost cover is precomputed as a minimum accumulated over all larger
+    corners, so a lookup is O(log n) for any plan. Only where the grid has more than MAX_CORNERS corners (tens of
+    thousands of unaligned buckets in three dimensions) is the first lookup of a corner O(n).
     """
 
     def __init__(self, buckets: Iterable[Bucket]) -> None:
@@ -35,14 +36,14 @@ class LookupTable:
         self._batches = sorted({bucket.batch for bucket in ordered})
         self._queries = sorted({bucket.query for bucket in ordered})
         self._contexts = sorted({bucket.context for bucket in ordered})
-        # one corner more in each dimension, above every value, where nothing covers
+        # one extra corner in each dimension, above every value, where no bucket covers
         self._rows, self._columns = len(self._queries) + 1, len(self._contexts) + 1
         corners = (len(self._batches) + 1) * self._rows * self._columns
         self._ranks = self._all_corners(ordered) if corners <= MAX_CORNERS else None
         self._found: dict[int, Bucket | None] = {}
 
     def find(self, batch: int, query: int, context: int) -> Bucket | None:
-        """The bucket of least cost that covers the request, or None when none does; ties go to the lowest."""
+        """Return the least-cost bucket that covers the request, or None; ties go to the lowest."""
         corner = (bisect_left(self._batches, batch) * self._rows + bisect_left(self._queries, query)) * self._columns
         corner += bisect_left(self._contexts, context)
         if self._ranks is not None:
@@ -53,7 +54,7 @@ class LookupTable:
         return self._found[corner]
 
     def _all_corners(self, ordered: list[Bucket]) -> array[int]:
-        """For each corner, the place in `_by_cost` of its least-cost cover; None stands at the last place."""
+        """For each corner, the index in `_by_cost` of its least-cost cover; the last index means None."""
         import numpy as np
 
         from llmc.buckets.cost.work import least_of_larger
@@ -69,7 +70,7 @@ class LookupTable:
 
 @dataclass(frozen=True)
 class BucketSet:
-    """Buckets under some limits, sorted, and the least-cost one for any request."""
+    """Sorted buckets under limits, with least-cost lookup."""
 
     limits: Limits
     buckets: tuple[Bucket, ...]
@@ -88,15 +89,15 @@ class BucketSet:
         return tuple(bucket for bucket in self.buckets if bucket.phase == "decode")
 
     def of(self, phase: Phase) -> tuple[Bucket, ...]:
-        """The buckets of one phase, ascending."""
+        """Return the buckets of one phase, ascending."""
         return self.prompt if phase == "prompt" else self.decode
 
     @cached_property
     def prompt_reach(self) -> tuple[tuple[int, int], ...]:
         """(context, query) of the prompt buckets that no other exceeds in both, ascending by context.
 
-        After `past` cached tokens, one run takes at most the query of the first pair whose context is that
-        large. Where graphs read no cached tokens, the largest query always.
+        After `past` cached tokens, one run takes at most the query of the first pair with at least that context. Where
+        graphs read no cached tokens, it is always the largest query.
         """
         if not self.limits.contexts:
             return ((self.limits.max_model_len, max(bucket.query for bucket in self.prompt)),)
@@ -111,10 +112,10 @@ class BucketSet:
         return {"prompt": LookupTable(self.prompt), "decode": LookupTable(self.decode)}
 
     def lookup(self, phase: Phase, batch: int, query: int, context: int) -> Bucket | None:
-        """The bucket of least `cost` that covers the request, or None; never one that is smaller anywhere.
+        """Return the bucket of least `cost` that covers the request, or None.
 
-        `batch` sequences of at most `query` new tokens (decode: 1) and `context` cached tokens each. Takes
-        O(log n), about a microsecond; the first call builds the index.
+        `batch` sequences of at most `query` new tokens (decode: 1) and `context` cached tokens each. Takes O(log n),
+        about a microsecond; the first call builds the index.
         """
         return self._tables[phase].find(batch, query, self.limits.read(context))
 
@@ -128,9 +129,9 @@ MissPolicy = Literal["chunk", "split", "refuse"]
 class PrefillStep:
     """One run of a prompt bucket.
 
-    `rows` are indices into the group, ascending; `spans` has for each of them the half-open range (start,
-    stop) of its prompt tokens that this run computes. Row k of the batch holds rows[k], right-padded to
-    `bucket.query`; its context is the `start` tokens before, which earlier steps computed or the cache held.
+    `rows` are ascending indices into the group; `spans` has for each of them the half-open range (start, stop) of its
+    prompt tokens that this run computes. Row k of the batch holds rows[k], right-padded to `bucket.query`; its context
+    is the `start` tokens before, which earlier steps computed or the cache held.
     """
 
     bucket: Bucket
@@ -151,7 +152,7 @@ class _Chunk:
 
 @dataclass(frozen=True)
 class DecodeStep:
-    """One run of a decode bucket; `rows` are indices into the group, ascending."""
+    """One run of a decode bucket; `rows` are ascending indices into the group."""
 
     bucket: Bucket
     rows: tuple[int, ...]
@@ -160,20 +161,19 @@ class DecodeStep:
 def prefill_path(
     plan: BucketSet, lengths: Sequence[int], past: Sequence[int] | None = None, on_miss: MissPolicy = "chunk"
 ) -> list[PrefillStep]:
-    """The steps, in order, that prefill a group of prompts.
+    """Return the steps, in order, that prefill a group of prompts.
 
-    `lengths[i]` is all of prompt i in tokens, and `past[i]` how many of its first tokens the cache holds
-    already (default: none). Each row's spans are consecutive and end at its length. They start at past[i], or
-    earlier where no bucket can take over at past[i]: the tokens between are then computed again, to the same
-    values.
+    `lengths[i]` is the total length of prompt i in tokens; `past[i]` of them are already in the cache (default: none).
+    Each row's spans are consecutive and end at its length. They start at past[i], or earlier where no bucket can
+    continue at past[i]. The tokens between are then computed again, to the same values.
 
-    A prompt is cut only where no single bucket takes the rest of it, into the longest chunks that can be
-    finished; chunks at the same place of their rows' sequences then share steps where that costs less than
-    steps of their own (`cost` plus STEP_WEIGHT a step). Equal arguments give equal steps.
+    A prompt is split only where no single bucket takes the rest of it, into the longest chunks that can be finished.
+    Chunks at the same index of their rows' sequences share steps where that costs less than separate steps (`cost` plus
+    STEP_WEIGHT per step). Equal arguments give equal steps.
 
-    Raises InputError, naming the limit, when the group is not admissible: no row or more rows than
-    max_num_seqs, a length outside 1 to `longest_prompt`, a past outside 0 to length − 1; when `plan` does not cover
-    it; or when `on_miss` forbids what it would take.
+    Raises InputError, naming the limit, when the group is not admissible: no rows or more rows than max_num_seqs, a
+    length outside 1 to `longest_prompt`, a past outside 0 to length − 1. Also when `plan` does not cover the group, or
+    `on_miss` forbids the needed steps.
     """
     held = [0] * len(lengths) if past is None else list(past)
     _require_admissible(plan, lengths, held)
@@ -193,11 +193,12 @@ def prefill_path(
 
 
 def decode_path(plan: BucketSet, past: Sequence[int], on_miss: MissPolicy = "split") -> list[DecodeStep]:
-    """The steps, in order, that give each sequence of a decode batch one token; `past[i]` tokens of it are cached.
+    """Return the steps, in order, that compute one token for each sequence of a decode batch; `past[i]` tokens are
+    cached.
 
-    One step where a bucket covers all; else the batch is split among neighbours in length, at the least cost (`cost`
-    plus DECODE_STEP_WEIGHT a step). A proven plan covers every admissible batch, so that only plans with gaps split.
-    Raises InputError when the batch is not admissible, when a sequence alone has no bucket, or when `on_miss` is
+    One step where a bucket covers all; otherwise the batch is split among neighbours in length, at the least cost
+    (`cost` plus DECODE_STEP_WEIGHT per step). A proven plan covers every admissible batch, so only plans with gaps
+    split. Raises InputError when the batch is not admissible, when a sequence alone has no bucket, or when `on_miss` is
     "refuse" and a split would be needed.
     """
     limits = plan.limits
@@ -240,9 +241,8 @@ def _require_admissible(plan: BucketSet, lengths: Sequence[int], past: Sequence[
 def _chain(plan: BucketSet, row: int, length: int, past: int) -> list[_Chunk]:
     """The chunks of one prompt, each of which some bucket runs.
 
-    `last` is the latest place from which one bucket finishes the prompt. Every bucket with a context of at
-    least `last` also serves each earlier place, so that a chunk may stop anywhere up to it and never be
-    stuck.
+    `last` is the latest offset from which one bucket finishes the prompt. Every bucket with a context of at least
+    `last` also serves each earlier offset, so a chunk may stop anywhere up to it and never be stuck.
     """
     reach = plan.prompt_reach
     last = max((context for context, query in reach if context + query >= length), default=-1)
@@ -259,7 +259,6 @@ def _chain(plan: BucketSet, row: int, length: int, past: int) -> list[_Chunk]:
 
 
 def _whole(plan: BucketSet, chunks: list[_Chunk]) -> PrefillStep:
-    """One step for all chunks. Raises InputError where no bucket covers them."""
     new, context = max(chunk.new for chunk in chunks), max(chunk.start for chunk in chunks)
     bucket = plan.lookup("prompt", len(chunks), new, context)
     if bucket is None:
@@ -275,7 +274,6 @@ def _rows(chunks: list[_Chunk]) -> tuple[int, ...]:
 
 
 def _share(plan: BucketSet, chunks: list[_Chunk]) -> list[PrefillStep]:
-    """Steps of least total cost for chunks that may run together, among groups of neighbours in size."""
     chunks = sorted(chunks, key=lambda chunk: (chunk.new, chunk.start, chunk.row))
     steps = []
     for bucket, part in _cheapest_groups(plan, "prompt", chunks, STEP_WEIGHT):
@@ -287,9 +285,9 @@ def _share(plan: BucketSet, chunks: list[_Chunk]) -> list[PrefillStep]:
 def _cheapest_groups(
     plan: BucketSet, phase: Phase, chunks: list[_Chunk], step_weight: int
 ) -> list[tuple[Bucket, list[_Chunk]]]:
-    """`chunks`, in their order, cut into groups with a bucket each, of least total cost with `step_weight` a group."""
+    """Split `chunks`, in order, into groups with a bucket each, of least total cost with `step_weight` per group."""
     widest = plan.of(phase)[-1].batch
-    # best[n]: the least cost of the first n chunks, where the last step of it begins, and that step's bucket
+    # best[n]: the least cost of the first n chunks, the start of its last step, and that step's bucket
     best: list[tuple[int, int, Bucket | None] | None] = [(0, 0, None)]
     for end in range(1, len(chunks) + 1):
         choices: list[tuple[int, int, Bucket | None]] = []

@@ -1,13 +1,13 @@
 """A plan: every bucket to compile for some limits, and the least-cost bucket for any request.
 
-File format, JSON in UTF-8, keys sorted, no time or host in it, so that equal plans are equal bytes:
+File format: JSON in UTF-8 with sorted keys. It contains no time or host, so equal plans are equal bytes:
 
     plan       = { "schema": 1, "limits": limits, "prompt": [bucket…], "decode": [bucket…],
                    "provenance": provenance }
     limits     = { "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"
                    [, "max_prompt_len"] [, "contexts": false] }
     bucket     = [ batch, query, context ]       ascending; query is 1 in "decode"; context in tokens
-    provenance = { "strategy", "parameters", "origins", "notes" [, "facts"] }      see Provenance
+    provenance = { "strategy", "parameters", "origins", "notes" [, "facts"] }      fields of Provenance
 """
 
 from __future__ import annotations
@@ -38,10 +38,9 @@ Fact = str | int | float
 
 @dataclass(frozen=True)
 class Note:
-    """A change by the planner that its user did not explicitly ask for.
+    """A change by the planner that its user did not explicitly request.
 
-    `count` is the number of buckets added or dropped, 0 for a warning; `phase` is None where it concerns
-    both.
+    `count` is the number of buckets added or dropped, 0 for a warning; `phase` is None where it concerns both.
     """
 
     kind: NoteKind
@@ -55,13 +54,13 @@ class Note:
         return f"{self.kind} {self.count} {self.phase} bucket{'' if self.count == 1 else 's'}: {self.text}"
 
     def to_dict(self) -> dict[str, object]:
-        """The note as JSON holds it."""
+        """Return the note as a JSON object."""
         fields: dict[str, object] = {"kind": self.kind, "text": self.text, "count": self.count}
         return fields if self.phase is None else fields | {"phase": self.phase}
 
     @classmethod
     def from_fields(cls, fields: Fields) -> Note:
-        """The inverse of `to_dict`; raises InputError naming the field."""
+        """Parse the output of `to_dict`. Raises InputError naming the field."""
         kind = fields.text("kind")
         if kind not in get_args(NoteKind):
             fail(fields.document, fields.path("kind"), f"one of {', '.join(get_args(NoteKind))}", kind)
@@ -75,15 +74,15 @@ class Note:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a plan comes from.
+    """The origin of a plan.
 
     strategy      name in the strategy registry
     parameters    dimension → name → number, for example prompt_batch → max → 8; contexts in tokens
     origins       "prompt_batch.max", "strategy" or a limit's name → "flag", "environment VARIABLE", "default"
                   …
-    notes         what was dropped and added, and why
-    facts         of a plan chosen by traffic: what was read and what is expected of the plan, such as
-                  "traffic_sha256", "requests", "prompt_padding"; absent from JSON when empty
+    notes         dropped and added buckets, with reasons
+    facts         for a plan chosen by traffic: the input and the expected results, such as "traffic_sha256",
+                  "requests", "prompt_padding"; absent from JSON when empty
     """
 
     strategy: str
@@ -93,7 +92,7 @@ class Provenance:
     facts: Mapping[str, Fact] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, object]:
-        """The provenance as JSON holds it."""
+        """Return the provenance as a JSON object."""
         fields: dict[str, object] = {
             "strategy": self.strategy,
             "parameters": {name: dict(numbers) for name, numbers in self.parameters.items()},
@@ -104,7 +103,7 @@ class Provenance:
 
     @classmethod
     def from_fields(cls, fields: Fields) -> Provenance:
-        """The inverse of `to_dict`; raises InputError naming the field."""
+        """Parse the output of `to_dict`. Raises InputError naming the field."""
         strategy = fields.text("strategy")
         parameters = fields.nested("parameters")
         origins = fields.nested("origins")
@@ -138,8 +137,7 @@ MAX_BUCKETS = 1 << 18
 class Plan(BucketSet):
     """Sorted, distinct buckets that lie within `limits`, at least one of each phase.
 
-    Raises InputError when they are not that. Coverage is proven by those who make plans (`make_plan`,
-    `load`), not here.
+    Raises InputError for other buckets. This class does not prove coverage; `make_plan` and `load` do.
     """
 
     provenance: Provenance = field(hash=False)
@@ -158,11 +156,11 @@ class Plan(BucketSet):
                 raise InputError(f"{bucket}: {exceeded}")
 
     def digest(self) -> str:
-        """SHA-256 of `to_json`, in hexadecimal: equal for equal plans, on every host."""
+        """Return the SHA-256 of `to_json` in hexadecimal; equal plans have equal digests on every host."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def to_dict(self) -> dict[str, object]:
-        """The plan as JSON holds it."""
+        """Return the plan as a JSON object."""
         return {
             "schema": SCHEMA,
             "limits": self.limits.to_dict(),
@@ -171,13 +169,12 @@ class Plan(BucketSet):
         }
 
     def to_json(self) -> str:
-        """The canonical text: one line for each field of the plan, ending in a newline."""
+        """Return the canonical text: one line for each field of the plan, ending in a newline."""
         fields = self.to_dict()
         lines = (f"{json.dumps(name)}: {json.dumps(fields[name], sort_keys=True)}" for name in sorted(fields))
         return "{\n" + ",\n".join(lines) + "\n}\n"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the limits, and which graphs there are."""
         from llmc.buckets.render.page import fragment
 
         limits = ", ".join(f"{name} {value:,}" for name, value in self.limits.to_dict().items())
@@ -186,10 +183,10 @@ class Plan(BucketSet):
 
     @classmethod
     def from_json(cls, text: str, source: str = "plan") -> Plan:
-        """The plan that `text` holds; `source` names it in messages.
+        """Parse `text` as a plan; `source` names it in messages.
 
-        Raises InputError, naming `source` and the field, for text that is not such a plan, and for a plan
-        that leaves an admissible request uncovered.
+        Raises InputError, naming `source` and the field, for invalid text, and for a plan that leaves an admissible
+        request uncovered.
         """
         fields = Fields.parse(text, source)
         schema = fields.integer("schema")
@@ -197,8 +194,8 @@ class Plan(BucketSet):
             raise InputError(f"{source}: field 'schema' is {schema}, this version of llmc reads {SCHEMA}; plan anew")
         if "task" in fields.names():
             raise InputError(
-                f"{source}: a plan to {fields.text('task')}, which generates nothing and is replayed on no traffic; "
-                "look at it with llmc plan show"
+                f"{source}: a plan to {fields.text('task')}, which generates no text and cannot be replayed on "
+                "traffic; show it with llmc plan show"
             )
         limits = limits_from(fields.nested("limits"))
         buckets = [bucket for phase in PHASES for bucket in buckets_from(fields, phase)]
@@ -211,23 +208,23 @@ class Plan(BucketSet):
         missing = prove(plan.limits, plan.buckets)
         if missing:
             raise InputError(
-                f"{source}: no bucket for {missing[0]}; restore what was removed from "
+                f"{source}: no bucket for {missing[0]}; restore the buckets removed from "
                 f"field {missing[0].phase!r}, lower 'limits', or plan anew"
             )
         return plan
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan to `path`, all of it or nothing. Raises InputError when it cannot be written."""
+        """Write the plan to `path` atomically. Raises InputError when it cannot be written."""
         write_text(path, self.to_json(), "plan")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
-        """The plan in file `path`. Raises InputError as `from_json` does, and when it cannot be read."""
+        """Load the plan from file `path`. Raises InputError like `from_json`, and when the file cannot be read."""
         return cls.from_json(read_text(path, "plan"), os.fspath(path))
 
 
 def limits_from(fields: Fields) -> Limits:
-    """The limits that a JSON object holds. Raises InputError naming the field."""
+    """Parse the limits in a JSON object. Raises InputError naming the field."""
     contexts = "contexts" not in fields.names() or fields.boolean("contexts")
     values = (
         fields.integer("max_model_len"),
@@ -244,7 +241,7 @@ def limits_from(fields: Fields) -> Limits:
 
 
 def buckets_from(fields: Fields, phase: Phase) -> list[Bucket]:
-    """The buckets of one phase that a JSON object holds. Raises InputError naming the field."""
+    """Parse the buckets of one phase in a JSON object. Raises InputError naming the field."""
     rows = fields.array(phase)
     if len(rows) > MAX_BUCKETS:
         raise InputError(f"{fields.document}: field {phase!r} has {len(rows)} buckets, more than {MAX_BUCKETS}")
@@ -261,13 +258,13 @@ def buckets_from(fields: Fields, phase: Phase) -> list[Bucket]:
 
 
 MOST = 16
-"""Rows and columns of a grid; of more values neighbours share one."""
+"""Most rows and columns of a grid; with more values, neighbours share one."""
 
 DARKEST = 0.85
 
 
 def grids(prompt: Sequence[Bucket], decode: Sequence[Bucket]) -> list[Grid]:
-    """A grid of prompt buckets by batch and new tokens, and one of decode buckets by batch and context."""
+    """Return a grid of prompt buckets by batch and new tokens, and one of decode buckets by batch and context."""
     return [
         _grid("Prompt graphs", prompt, "new tokens", lambda bucket: bucket.query),
         _grid("Decode graphs", decode, "context", lambda bucket: bucket.context),
@@ -288,7 +285,7 @@ def _grid(heading: str, buckets: Sequence[Bucket], across: str, length: Callable
     shades = [[DARKEST * (some[-1] * max(1, long[-1])) ** 0.5 / most for long in lengths] for some in batches]
     return Grid(
         f"{heading} ({len(buckets):,})", f"batch \\ {across}", _names(lengths), _names(batches), numbers, shades,
-        "How many graphs; darker: more tokens in a step.",
+        "Number of graphs; darker means more tokens in a step.",
     )  # fmt: skip
 
 

@@ -1,1 +1,1 @@
-"""Capacity on paper: what a fleet of models, devices and replicas costs, and how long its nodes take to be ready."""
+"""Capacity planning: the costs of a fleet of models, devices and replicas, and the start-up time of its nodes."""

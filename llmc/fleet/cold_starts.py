@@ -1,4 +1,4 @@
-"""Cold starts by the number of nodes: how long from exec to ready, each way of pulling, and where it breaks."""
+"""Cold starts by number of nodes: the time from exec to ready for each way of pulling, and its scaling limits."""
 
 from __future__ import annotations
 
@@ -46,8 +46,10 @@ layer whole, as with Spegel; from nodes that have a chunk, as with Dragonfly."""
 
 @dataclass(frozen=True)
 class ColdStart:
-    """Seconds from exec to ready of `nodes` nodes that start together: pull, open, first probe. `before_s`: what
-    pulling took before that."""
+    """Cold-start times of `nodes` nodes that start together: pull, open, first probe, in seconds from exec to ready.
+
+    `before_s` is the seconds of pulling before that.
+    """
 
     nodes: int
     p50_s: float
@@ -59,8 +61,11 @@ class ColdStart:
 
 @dataclass(frozen=True)
 class Scale:
-    """One bundle, pulled one `way` by more and more nodes, ascending. The least number of nodes, within CLOSE, at which
-    p99 is above twice that of one node (`doubles_at`) or above the bound (`beyond_at`); None: it never is, here."""
+    """One bundle, pulled one `way` by more and more nodes, ascending.
+
+    `doubles_at` and `beyond_at` are the least number of nodes, within CLOSE, at which p99 is above twice that of one
+    node or above the bound; None where it never is in this range.
+    """
 
     way: str
     starts: tuple[ColdStart, ...]
@@ -68,12 +73,12 @@ class Scale:
     beyond_at: int | None
 
     def at(self, nodes: int) -> ColdStart:
-        """Of so many nodes, which were simulated."""
+        """Return the cold start of a simulated number of nodes."""
         return next(one for one in self.starts if one.nodes == nodes)
 
 
 def together(costs: Sequence[Cost], way: str, network: Network) -> list[ColdStart]:
-    """All entries at once, each with its replicas, through one registry."""
+    """Simulate all entries at once, each with its replicas, through one registry."""
     pulled = simulate([WAYS[way](one, one.replicas, network) for one in costs], network)
     last = max(float(seconds.max()) for seconds in pulled)
     found = []
@@ -86,7 +91,7 @@ def together(costs: Sequence[Cost], way: str, network: Network) -> list[ColdStar
 
 
 def scale(cost: Cost, way: str, network: Network, points: Sequence[int], bound_s: float | None) -> Scale:
-    """One entry alone, with 1, each of `points` and as many more nodes as it takes to see where it breaks."""
+    """Simulate one entry alone, with 1, each of `points`, and enough further node counts to locate the limits."""
     known: dict[int, ColdStart] = {}
 
     def p99(nodes: int) -> float:
@@ -103,7 +108,9 @@ def scale(cost: Cost, way: str, network: Network, points: Sequence[int], bound_s
 
 
 def _first_above(p99: Callable[[int], float], steps: Sequence[int], limit: float) -> int | None:
-    """The least number of nodes whose p99 is above `limit`, taken to rise with the nodes; None: not even the last's."""
+    """The least number of nodes whose p99 exceeds `limit`, assuming p99 rises with the nodes; None if even the last's
+    does not.
+    """
     above = next((at for at, nodes in enumerate(steps) if p99(nodes) > limit), None)
     if above is None or above == 0:
         return None if above is None else steps[0]

@@ -1,4 +1,4 @@
-"""What an entry of a fleet costs: read from its bundle, or estimated as for `llmc plan`."""
+"""Costs of a fleet's entry: read from its bundle, or estimated as in `llmc plan`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one entry; times in seconds, sizes in bytes.
+    """Costs of one entry; times in seconds, sizes in bytes.
 
-    `blobs`: by identity, so that equal ones count once; of a bundle their digests, else what they are made of.
-    `layers`: of the image that nodes pull, the largest first. `source` says where the time of the compile is from,
-    `measured` which of its parts were measured.
+    `blobs` are keyed by identity, so that equal ones count once: by digest for a bundle, otherwise by their inputs.
+    `layers` are those of the image that nodes pull, largest first. `source` is the origin of the compile time,
+    `measured` its measured parts.
     """
 
     name: str
@@ -43,26 +43,26 @@ class Cost:
 
     @property
     def label(self) -> str:
-        """What a report calls it."""
+        """Name in reports."""
         return self.name if self.exists else f"{self.name} {self.device}"
 
     @property
     def size(self) -> int:
-        """What a node pulls."""
+        """Bytes that a node pulls."""
         return sum(self.layers)
 
     @property
     def basis(self) -> str:
-        """ "measured", "estimated", or "in part": the time of the compile."""
+        """ "measured", "estimated", or "in part", for the compile time."""
         known = set(self.measured.values())
         return "in part" if len(known) == 2 else "measured" if known == {True} else "estimated"
 
 
 def cost_of(requested: FleetEntry, settings: Settings) -> Cost:
-    """The costs of an entry. Nothing is compiled.
+    """Return the costs of an entry, without compiling.
 
-    Raises LlmcError as `llmc plan` and `llmc deploy` do, the entry named: an unknown device, a bundle or plan that is
-    missing, a model whose plan fails.
+    Raises LlmcError like `llmc plan` and `llmc deploy`, naming the entry: an unknown device, a missing bundle or plan,
+    a model whose plan fails.
     """
     try:
         return _of_bundle(requested, settings) if requested.bundle is not None else _of_model(requested, settings)
@@ -91,7 +91,7 @@ def _of_bundle(requested: FleetEntry, settings: Settings) -> Cost:
 
 
 def _footprint(facts: BundleFacts) -> Footprint:
-    """Of the model that a bundle was compiled from; where that is not on this host, of its weights alone."""
+    """Of the model that a bundle was compiled from; of its weights only where the model is not on this host."""
     from llmc.artifacts.store.store import Store
     from llmc.compiler.architectures.shared.size import Weights
     from llmc.compiler.checkpoint import DEMO

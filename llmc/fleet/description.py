@@ -1,4 +1,4 @@
-"""The file of `llmc plan --fleet`, YAML or JSON, as fleet.schema.json says."""
+"""The file of `llmc plan --fleet`, YAML or JSON, with the schema fleet.schema.json."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ from llmc.strict_json import loads
 
 @dataclass(frozen=True)
 class FleetEntry:
-    """`replicas` nodes, each with a server of `bundle`, or of what `model` would be compiled to for `device`: by the
-    plan in the file `plan` or as `planning` says (arguments of `plan_for`), with `options` of a compile by name.
-    `name`: of the bundle or model as it was written."""
+    """`replicas` nodes, each with a server of `bundle`, or of `model` compiled for `device`.
+
+    The model's plan is the file `plan`, or made with the arguments `planning` of `plan_for`; `options` are compile
+    options by name. `name` is the bundle or model as written.
+    """
 
     name: str
     replicas: int
@@ -36,7 +38,7 @@ class FleetEntry:
 
 @dataclass(frozen=True)
 class Description:
-    """A fleet as its file has it; times in seconds. `max_cold_start_s`: None for no bound."""
+    """A fleet as described in its file; times in seconds. `max_cold_start_s` is None for no bound."""
 
     models: tuple[FleetEntry, ...]
     network: Network
@@ -44,9 +46,9 @@ class Description:
 
 
 def read(path: str) -> Description:
-    """The fleet that the file describes; paths in it are relative to its folder.
+    """Read a fleet description; paths in it are relative to its folder.
 
-    Raises InputError, naming the file, the place and what is allowed there; DeviceError without jsonschema.
+    Raises InputError, naming the file, the location and the allowed values; DeviceError without jsonschema.
     """
     import yaml
 
@@ -64,7 +66,7 @@ def read(path: str) -> Description:
 
 
 def _requested(entry: Mapping[str, Any], path: str, at: int) -> list[FleetEntry]:
-    """An entry, one for each of its devices."""
+    """The entries of `entry`, one for each of its devices."""
     location, given = f"{path}: models[{at}]", dict(entry)
     if ("bundle" in given) == ("model" in given):
         raise InputError(f"{location}: name a bundle, or a model and its device: one of the two")

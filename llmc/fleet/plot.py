@@ -25,7 +25,7 @@ COLORS = dict(zip(WAYS, (PHASE_COLORS["decode"], FAINT, PADDING, MARK), strict=T
 
 
 def draw(path: Path, found: FleetPlan) -> None:
-    """Write `path`, a .png or a self-contained .html, whole or not at all; equal plans give equal bytes.
+    """Write `path`, a .png or a self-contained .html, atomically; equal plans give equal bytes.
 
     Raises InputError when it cannot be written.
     """

@@ -12,12 +12,14 @@ from llmc.fleet.costs import Cost
 from llmc.fleet.simulate import Network
 
 POINTS = (10, 100, 1_000, 10_000)
-"""Nodes that pull one bundle, if no others are asked for."""
+"""Default numbers of nodes that pull one bundle."""
 
 
 @dataclass(frozen=True)
 class FleetPlan:
-    """`together`: each way, the entries started at once; `scales`: each entry alone, each way, at `points` nodes."""
+    """`together`: for each way, the entries started at once; `scales`: each entry alone, for each way, at `points`
+    nodes.
+    """
 
     costs: tuple[Cost, ...]
     network: Network
@@ -33,11 +35,11 @@ class FleetPlan:
 
     @property
     def blobs(self) -> Mapping[str, int]:
-        """What is stored, each blob once."""
+        """The stored blobs, each once."""
         return {blob: size for one in self.costs for blob, size in one.blobs.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it; seconds and bytes."""
+        """Return the plan as a JSON object; seconds and bytes."""
         return {
             "entries": [
                 {**asdict(cost), "basis": cost.basis, "size": cost.size, "blobs": len(cost.blobs),
@@ -53,7 +55,7 @@ class FleetPlan:
         }  # fmt: skip
 
     def text(self) -> str:
-        """The report, ending in a newline."""
+        """Return the report, ending in a newline."""
         return "\n".join(self._lines()) + "\n"
 
     def _lines(self) -> Iterator[str]:
@@ -105,7 +107,7 @@ def plan_fleet(
     costs: Sequence[Cost], network: Network, bound_s: float | None, points: Sequence[int],
     done: Callable[[str, int, int], None],
 ) -> FleetPlan:  # fmt: skip
-    """Simulate the entries at once, and each alone at `points`; `done(what, step, steps)` is told of each step."""
+    """Simulate the entries at once, and each alone at `points`; `done(what, step, steps)` is called for each step."""
     steps = len(WAYS) * (1 + len(costs))
     at_once, scales, step = {}, [], 0
     for way in WAYS:

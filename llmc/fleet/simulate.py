@@ -1,21 +1,22 @@
-"""Nodes that pull bundles at the same time, simulated event by event; between two events, bytes flow at constant rates.
+"""Event-based simulation of nodes that pull bundles concurrently; between two events, bytes flow at constant rates.
 
-The model, exact but for the last rule:
+The model, exact except for the last rule:
 
 - Streams share. A registry that sends B bytes a second to E pulls gives each min(b, B / E), b being a node's link.
-- A registry takes so many connections at once. A node that it refuses backs off and tries again, or stands in a queue.
+- A registry has a connection limit. A node that it refuses backs off and tries again, or waits in a queue.
 - A node serves others once it has a unit of the bundle, a chunk or the largest layer, and sends b bytes a second.
-- A pull that finds a peer with a free upload takes it; only others go to the registry.
-- Peers' uploads of a bundle are shared by all of its pulls alike: k pulls that H nodes and the registry serve get
-  min(b, (H b + the registry's part) / k) each; and until one node has all, no more than the registry's part, since
-  what nobody has cannot be passed on. So N nodes take as long as the best possible schedule (Kumar and Ross,
-  Peer-assisted file distribution: the minimum distribution time, 2006), and the time until all have a chunk.
+- A pull that finds a peer with a free upload uses it; other pulls use the registry.
+- All pulls of a bundle share the peers' uploads equally: k pulls that H nodes and the registry serve get
+  min(b, (H b + the registry's part) / k) each. Until one node has the whole bundle, they get no more than the
+  registry's part, since nobody can pass on missing data. N nodes then take as long as the best possible schedule
+  (Kumar and Ross, Peer-assisted file distribution: the minimum distribution time, 2006), plus the time until all
+  have a chunk.
 
-All pulls of a bundle have one rate, so they end in the order in which they began: one clock of bytes for each bundle
-replaces the remaining bytes of each node, and an event costs O(log nodes).
+All pulls of a bundle have one rate, so they end in the order in which they began. One byte clock per bundle replaces
+the remaining bytes of each node, and an event costs O(log nodes).
 
-Defaults of the network are those of common software where it states any; bandwidths are an assumption, one 10 Gbit/s
-port each.
+The network defaults are those of common software where documented; bandwidths are an assumption, one 10 Gbit/s port
+each.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ Seconds = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Registry:
-    """Sends `gbit_per_s` in all, over at most `connections`; it refuses more.
+    """Sends `gbit_per_s` in total, over at most `connections`; it refuses more.
 
-    1,024 connections: worker_connections in the configuration that nginx ships (conf/nginx.conf), of each of its
-    processes; where nginx stands before a registry, its connections to that count too. A hosted registry may state its
-    own: Azure's premium tier had 100 Mbit/s and 10,000 reads a minute (container-registry-skus; newer editions of this
-    page state none).
+    1,024 connections: worker_connections in the configuration that nginx ships (conf/nginx.conf), per process; where
+    nginx stands before a registry, its connections to the registry also count. A hosted registry may state its own:
+    Azure's premium tier had 100 Mbit/s and 10,000 reads a minute (container-registry-skus; newer editions of this page
+    state none).
     """
 
     gbit_per_s: float = 10.0
@@ -52,9 +53,11 @@ class Registry:
 
 @dataclass(frozen=True)
 class Nodes:
-    """Each receives `gbit_per_s`, and can send as much at the same time. A pull holds `downloads` connections, one a
-    layer: 3 is containerd's max_concurrent_downloads (docs/cri/config.md). The nodes begin evenly within `spread_s`
-    seconds."""
+    """Each receives `gbit_per_s`, and can send as much at the same time.
+
+    A pull holds `downloads` connections, one per layer: 3 is containerd's max_concurrent_downloads
+    (docs/cri/config.md). The nodes begin evenly within `spread_s` seconds.
+    """
 
     gbit_per_s: float = 10.0
     downloads: int = 3
@@ -63,10 +66,10 @@ class Nodes:
 
 @dataclass(frozen=True)
 class BackOff:
-    """The pause after a refusal: `first_s`, doubled up to `longest_s`, each shortened by up to the share `jitter`.
+    """The pause after a refusal: `first_s`, doubled up to `longest_s`, each shortened by up to the fraction `jitter`.
 
-    10 s and 300 s are the kubelet's for image pulls (pkg/kubelet/kubelet.go: backOffPeriod, MaxContainerBackOff), which
-    has no jitter; polls of its pods are spread all the same.
+    10 s and 300 s are the kubelet's for image pulls (pkg/kubelet/kubelet.go: backOffPeriod, MaxContainerBackOff). It
+    has no jitter, but the polls of its pods are spread.
     """
 
     first_s: float = 10.0
@@ -76,12 +79,13 @@ class BackOff:
 
 @dataclass(frozen=True)
 class Peers:
-    """Nodes that serve what they have, in chunks of `chunk_mib`. `seeds` of them pull from the registry until one has
-    all; each serves `uploads` others at once.
+    """Nodes that serve the chunks they have, `chunk_mib` each.
 
-    As Dragonfly: pieces of 4 MiB, for layers of up to 2 GB (MIN_PIECE_LENGTH and MAX_PIECE_COUNT, 500, of its client);
-    3 seed peers (replicas in its chart), which pull before others may (backToSourceCount: 3 once, 200 in newer charts);
-    50 uploads (DefaultPeerConcurrentUploadLimit in scheduler/config/constants.go; 200 in newer releases).
+    `seeds` of them pull from the registry until one has the whole bundle; each serves `uploads` others at once.
+    Defaults follow Dragonfly: pieces of 4 MiB, for layers of up to 2 GB (MIN_PIECE_LENGTH and MAX_PIECE_COUNT, 500, of
+    its client); 3 seed peers (replicas in its chart), which pull before others may (backToSourceCount: 3 once, 200 in
+    newer charts); 50 uploads (DefaultPeerConcurrentUploadLimit in scheduler/config/constants.go; 200 in newer
+    releases).
     """
 
     chunk_mib: float = 4.0
@@ -91,7 +95,7 @@ class Peers:
 
 @dataclass(frozen=True)
 class Network:
-    """All of it. Equal `seed`s give equal simulations."""
+    """The whole network. Equal `seed`s give equal simulations."""
 
     registry: Registry = field(default_factory=Registry)
     nodes: Nodes = field(default_factory=Nodes)
@@ -102,11 +106,11 @@ class Network:
 
 @dataclass(frozen=True)
 class Pull:
-    """`nodes` pull one bundle of `size` bytes in so many `layers`.
+    """`nodes` pull one bundle of `size` bytes in `layers` layers.
 
-    A node that has `unit` bytes serves `uploads` others at once; None: none does. At most `sources` pull from the
-    registry at once, and as many do, whatever peers have, until one has all; None: as many as find no peer. `queued`:
-    who finds no room is served in order as soon as there is some, and does not back off.
+    A node that has `unit` bytes serves `uploads` others at once; None means that none does. At most `sources` pull from
+    the registry at once, and as many do, regardless of peers, until one has the whole bundle; None means every pull
+    without a peer. With `queued`, a refused pull is served in order as soon as there is room, and does not back off.
     """
 
     nodes: int
@@ -120,7 +124,7 @@ class Pull:
 
 @dataclass
 class _Bundle:
-    """Pulls of one bundle: `clock` is what a pull from the very beginning would have by now, in bytes."""
+    """Pulls of one bundle: `clock` is the bytes that a pull from the very beginning would have by now."""
 
     pull: Pull
     connections: int
@@ -133,19 +137,19 @@ class _Bundle:
     waiting: deque[int] = field(default_factory=deque)
     """Nodes in the queue."""
     ends: deque[tuple[float, int]] = field(default_factory=deque)
-    """Clock at the end, and node, of pulls under way, ascending."""
+    """Clock at the end, and node, of active pulls, ascending."""
     holds: deque[float] = field(default_factory=deque)
-    """Clock at which each of them becomes a holder."""
+    """Clock at which each of them starts to serve others."""
 
     def at_registry(self, more: int = 0) -> int:
-        """Pulls that the registry serves, with so many more."""
+        """Pulls that the registry serves, plus `more`."""
         pulls, unit = len(self.ends) + more, self.pull.unit
         beyond = pulls - self.pull.uploads * self.holders if self.holders else pulls
         kept = 0 if self.complete or unit is None else min(pulls, self.pull.sources or 1)
         return int(max(beyond, kept, 0))
 
     def next(self) -> float:
-        """Seconds until one of its pulls has a unit or all."""
+        """Seconds until one of its pulls has a unit or the whole bundle."""
         if not self.ends:
             return math.inf
         clock = min(self.ends[0][0], self.holds[0] if self.holds else math.inf)
@@ -153,7 +157,7 @@ class _Bundle:
 
 
 def simulate(pulls: Sequence[Pull], network: Network) -> list[Seconds]:
-    """Seconds of each pull from its node's begin to its end, in order of nodes, for each of `pulls`."""
+    """Return the seconds of each pull from its node's start to its end, in node order, for each of `pulls`."""
     return _Run(pulls, network).run()
 
 
@@ -213,7 +217,7 @@ class _Run:
             heapreplace(self._tries, (when + pause, tries + 1, at, node))
 
     def _admit(self) -> None:
-        """Those in queues, as far as there is room."""
+        """Start queued pulls while there is room."""
         for one in self._bundles:
             while one.waiting and self._room(one):
                 one.ends.append((one.clock + one.pull.size, one.waiting.popleft()))
@@ -222,7 +226,6 @@ class _Run:
         self._rates()
 
     def _room(self, requested: _Bundle) -> bool:
-        """Whether one more pull of a bundle finds a peer, or the registry has room for it."""
         after = requested.at_registry(1)
         if after <= requested.at_registry():
             return True

@@ -1,4 +1,4 @@
-"""What llmc knows of other systems: one package each, with as much of it as the system has.
+"""Integrations with other systems: one package per system, with the parts that it has.
 
     <system>/__init__.py   INTEGRATION: where the parts are (base.py), each imported on first use
     <system>/buckets.py    sizes, filters, look-up and misses of a server's graphs
@@ -7,8 +7,8 @@
     <system>/logs.py       its request logs and metrics
     <system>/deploy/       templates of its deployment
 
-To add a system, add a package; to remove one, delete its folder. Other packages bring theirs in the entry-point group
-"llmc.integrations", whose values are `Integration`s. The modules here are what several systems share.
+To add a system, add a package; to remove one, delete its folder. Other packages add theirs in the entry-point group
+"llmc.integrations", whose values are `Integration`s. The modules in this folder are shared by several systems.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CACHES = Registry("cache", parts="llmc.integrations:caches")
 
 @cache
 def integrations() -> Mapping[str, Integration]:
-    """All of them by name, llmc's own last. Raises InputError for one of another package that cannot be imported."""
+    """Return all integrations by name, llmc's own last. Raises InputError if another package's cannot be imported."""
     found: dict[str, Integration] = {}
     for name in sorted(INTEGRATIONS.names(), key=_OWN.__contains__):
         try:
@@ -56,46 +56,46 @@ def _joined(part: Callable[[Integration], Mapping[str, str]]) -> dict[str, str]:
 
 
 def buckets() -> dict[str, str]:
-    """The bucket rules by server: its name to "module:attribute"."""
+    """Return the bucket rules by server: its name → "module:attribute"."""
     return {name: one.buckets for name, one in integrations().items() if one.buckets}
 
 
 def caches() -> dict[str, str]:
-    """The compile caches by name."""
+    """Return the compile caches by name."""
     return _joined(lambda one: one.caches)
 
 
 def logs() -> dict[str, str]:
-    """The formats of logs and metrics by name."""
+    """Return the log and metrics formats by name."""
     return _joined(lambda one: one.logs)
 
 
 def histograms() -> dict[str, str]:
-    """What metrics call the histograms of the tokens of a request: to "prompt" or "output"."""
+    """Return the metrics' names of the histograms of a request's tokens → "prompt" or "output"."""
     return _joined(lambda one: one.histograms)
 
 
 def bucket_rules(name: str) -> BucketRules:
-    """The bucket rules of the server `name`. Raises UnknownNameError, listing the known ones."""
+    """Create the bucket rules of the server `name`. Raises UnknownNameError, listing the known ones."""
     built: BucketRules = BUCKETS.get(name)()
     return built
 
 
 def released(text: str) -> tuple[str, dict[str, Value]]:
-    """What "vllm@0.24" names: the server, and its release as a setting of its own.
+    """Parse "vllm@0.24" as the server, and its release as a setting of its own.
 
-    Raises UnknownNameError for an unknown server, InputError where llmc has the rules of one release alone.
+    Raises UnknownNameError for an unknown server, InputError where llmc has the rules of only one release.
     """
     name, at, release = text.partition("@")
     if not at:
         return name, {}
     rules = bucket_rules(name)
     if "release" not in {setting.name for setting in rules.settings}:
-        raise InputError(f"llmc has the rules of one release of {name} ({rules.source}); leave out @{release}")
+        raise InputError(f"llmc has the rules of only one release of {name} ({rules.source}); leave out @{release}")
     return name, {"release": release}
 
 
 def compile_cache(name: str) -> ThirdPartyCache:
-    """The compile cache `name`. Raises UnknownNameError, listing the known ones."""
+    """Create the compile cache `name`. Raises UnknownNameError, listing the known ones."""
     built: ThirdPartyCache = CACHES.get(name)()
     return built

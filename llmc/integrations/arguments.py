@@ -1,4 +1,4 @@
-"""Command lines and configuration files of servers: limits as flags, lists in JSON flags, and files in JSON or YAML."""
+"""Command lines and configuration files of servers: limits as flags, lists in JSON flags, and JSON or YAML files."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ BLOCK_LIMITS = {**LIMITS, "--block-size": "block_size"}
 
 
 def vllm_limits(given: Mapping[str, int], **more: int) -> Limits:
-    """The limits of a server with vLLM's least defaults, max_num_seqs 256 and max_num_batched_tokens 2048, and `more`
-    of its own."""
+    """Return the limits of a server with vLLM's least defaults, max_num_seqs 256 and max_num_batched_tokens 2048.
+
+    `more` overrides these defaults.
+    """
     given = {"max_num_seqs": 256, **more, **given}
     return Limits(**{"max_num_batched_tokens": max(2048, given["max_num_seqs"]), **given})
 
@@ -27,18 +29,19 @@ WITHOUT_MODEL = ("ngram", "ngram_gpu", "suffix", "mtp", "extract_hidden_states")
 
 
 def limit_flags(limits: Limits, names: Mapping[str, str] = LIMITS) -> list[str]:
-    """The limits as flags, vLLM's unless `names` has others, each with its value."""
+    """Return the limits as flags with their values; `names` replaces vLLM's flags."""
     return [f"{flag} {getattr(limits, name)}" for flag, name in names.items()]
 
 
 def json_flag(flag: str, value: Mapping[str, object]) -> str:
-    """A flag whose value is a JSON object."""
+    """Return a flag whose value is a JSON object."""
     return f"{flag} {json.dumps(value)}"
 
 
 def drafts_flag(setup: Setup) -> list[str]:
-    """--speculative-config, or nothing where the model that makes drafts is not known: vLLM refuses such a flag
-    (vllm/config/speculative.py)."""
+    """Return --speculative-config, or nothing where the draft model is unknown, since vLLM refuses such a flag
+    (vllm/config/speculative.py).
+    """
     stated = {one.path[0]: setup.own[one.name] for one in SPECULATIVE if setup.own[one.name]}
     known = "model" in stated or stated.get("method") in WITHOUT_MODEL
     return [json_flag(SPECULATION, stated)] if known else []
@@ -47,12 +50,12 @@ def drafts_flag(setup: Setup) -> list[str]:
 def vllm_export(
     arguments: Sequence[str], environment: Mapping[str, str] | None = None, files: Mapping[str, str] | None = None
 ) -> Export:
-    """`arguments`, and the same as a file for --config."""
+    """Return `arguments` as an export, with the same flags as a file for --config."""
     return Export(environment or {}, tuple(arguments), {**(files or {}), "config.yaml": config_yaml(arguments)})
 
 
 def config_yaml(arguments: Sequence[str]) -> str:
-    """`arguments`, each a flag with its value or alone, as the file that vLLM's --config reads."""
+    """Return `arguments`, each a flag with or without a value, as a file for vLLM's --config."""
     lines = []
     for argument in arguments:
         name, _, value = argument.removeprefix("--").partition(" ")
@@ -61,8 +64,10 @@ def config_yaml(arguments: Sequence[str]) -> str:
 
 
 def flags(given: Export) -> dict[str, str]:
-    """The flags of `given` with their values, "" for a switch: those of YAML files, whose keys stand for flags as in a
-    file for --config, and over them those of the command line. Raises InputError, naming it, for a file that is none.
+    """Return the flags of `given` with their values, "" for a switch.
+
+    The command line takes precedence over YAML files, whose keys stand for flags as in a file for --config. Raises
+    InputError, naming the file, for an invalid one.
     """
     found: dict[str, str] = {}
     for name, text in given.files.items():
@@ -72,13 +77,12 @@ def flags(given: Export) -> dict[str, str]:
 
 
 def _words(argument: str) -> list[str]:
-    """A flag and its value, or "flag=value"."""
     name, _, value = argument.partition(" ")
     return [argument] if "=" in name or not value else [name, value]
 
 
 def agree(found: Mapping[str, str], limits: Limits, names: Mapping[str, str] = LIMITS) -> None:
-    """Raise InputError where one of the flags `found` states another limit than `limits`; `names` has both."""
+    """Raise InputError where one of the flags `found` disagrees with `limits`; `names` maps flags to limits."""
     for spelled, name in names.items():
         flag, expected = spelled.replace("_", "-"), getattr(limits, name)
         if flag in found and found[flag] != str(expected):
@@ -88,10 +92,10 @@ def agree(found: Mapping[str, str], limits: Limits, names: Mapping[str, str] = L
 
 
 def stated(given: Export, flag: str, names: Collection[str], key: str = "") -> dict[str, str]:
-    """The flags of `given`, those of its files for --config included; the command line wins.
+    """Return the flags of `given`, including those of its files for --config; the command line takes precedence.
 
-    A file with one of `names` is what `flag`, a flag for JSON, has, at its `key` where there is one. Raises InputError
-    for files that are no mappings.
+    A file with one of `names` is the value of `flag`, a JSON flag, or the value at its `key`. Raises InputError for
+    files that are not mappings.
     """
     found: dict[str, str] = {}
     for file, text in given.files.items():
@@ -104,26 +108,26 @@ def stated(given: Export, flag: str, names: Collection[str], key: str = "") -> d
 
 
 def numbers(found: Mapping[str, str], flag: str, path: Sequence[str], least: int = 1) -> list[int] | None:
-    """The list of whole numbers at `path` of the JSON in `flag`, as it is written there; None where it is not stated.
+    """Return the list of whole numbers at `path` of the JSON in `flag`, in its order; None where it is absent.
 
-    Raises InputError where it is no such list, has a number below 1, or has fewer than `least` of them.
+    Raises InputError where it is not such a list, has a number below 1, or has fewer than `least` of them.
     """
     value = within(flag, found[flag], path) if flag in found else None
     return None if value is None else line.whole_numbers(value, ".".join((flag, *path)), least)
 
 
 def ascending(name: str, values: Sequence[int]) -> None:
-    """Raise InputError where `values` do not ascend, or one is there twice."""
+    """Raise InputError where `values` are not strictly ascending."""
     for before, after in pairwise(values):
         if after <= before:
             raise InputError(f"{name}: {after} follows {before}; write each number once, in ascending order")
 
 
 def load_config(text: str, source: str) -> dict[str, object]:
-    """The mapping that a configuration file holds; `source` names it in messages.
+    """Return the mapping in a configuration file; `source` names it in messages.
 
-    Raises InputError for text that is no such mapping, for YAML with aliases, which can be small and unfold to
-    anything, and for YAML where PyYAML is not installed.
+    Raises InputError for other text, for YAML with aliases, which can expand without bound, and for YAML where PyYAML
+    is not installed.
     """
     try:
         found: object = json.loads(text)
@@ -137,7 +141,7 @@ def load_config(text: str, source: str) -> dict[str, object]:
 
 
 def config_flags(config: Mapping[str, object]) -> dict[str, str]:
-    """The flags that a file given with --config stands for, as `settings.flags_of` has them."""
+    """Return the flags that a file for --config stands for, in the form of `settings.flags_of`."""
     found = {}
     for key, value in config.items():
         if value is not None:

@@ -1,14 +1,14 @@
-"""The contract of an integration: where its parts are, and its bucket rules: which graphs a server prepares and takes.
+"""Interface of an integration: the location of its parts, and its bucket rules.
 
-The contract of a compile cache is artifacts/third_party/base.py, that of a log buckets/traffic/formats/base.py.
+The interface of a compile cache is artifacts/third_party/base.py, that of a log format buckets/traffic/formats/base.py.
 
-A server counts graphs in families of its own: vLLM on CUDA has one list, of tokens a step; vLLM on Gaudi has prompt
-graphs of (batch, query, context blocks) and decode graphs of (batch, 1, blocks of the whole batch). A shape is what one
-graph is made for, in the units of its family's axes.
+A server counts graphs in its own families. For example, vLLM on CUDA has one list, of tokens per step; vLLM on Gaudi
+has prompt graphs of (batch, query, context blocks) and decode graphs of (batch, 1, blocks of the whole batch). A shape
+is the size of one graph, in the units of its family's axes.
 
     requests ──demands──► Demand(family, shape, steps, real) ──find──► Pick(shape of the graph, miss)
 
-Bucket rules restate those of one version of the server, which `source` names. They import nothing of the server.
+Bucket rules restate those of one version of the server, named in `source`. They import nothing of the server.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ServerDeployment:
-    """How a vLLM server is deployed: the `device` that it runs on, as llmc names it ("": one of several), and the
-    variables that put its compile cache below /cache, which are those that `llmc cache unpack` reads."""
+    """Deployment of a vLLM server.
+
+    `device` is llmc's name of its device ("": one of several). `variables` put its compile cache below /cache; `llmc
+    cache unpack` reads the same variables.
+    """
 
     device: str
     cache: Mapping[str, str]
@@ -39,13 +42,13 @@ class ServerDeployment:
 
 @dataclass(frozen=True)
 class Integration:
-    """What llmc knows of one system, each part of it optional. A part in code is named as "module:attribute", a class
-    that takes no arguments; the module is imported on first use.
+    """The parts of one system, each optional.
 
-    buckets      `BucketRules`, under the integration's own name
-    caches       name to a compile cache (artifacts/third_party/base.py)
-    logs         name to a format of its logs or metrics (buckets/traffic/formats/base.py)
-    histograms   what its metrics call the histograms of a request's tokens
+    A part in code is named as "module:attribute", a class that takes no arguments; the module is imported on first use.
+
+    buckets      `BucketRules`, under the integration's own name caches       name to a compile cache
+    (artifacts/third_party/base.py) logs         name to a format of its logs or metrics
+    (buckets/traffic/formats/base.py) histograms   names of the histograms of a request's tokens in its metrics
     deployment   for vLLM and its plug-ins
     """
 
@@ -57,7 +60,7 @@ class Integration:
 
 
 Shape = tuple[int, ...]
-"""The numbers of one graph, one for each axis of its family."""
+"""The size of one graph, one number for each axis of its family."""
 
 LIMITS = {
     "--max-model-len": "max_model_len",
@@ -67,17 +70,18 @@ LIMITS = {
 """vLLM's flags of llmc's limits."""
 
 Lists = Mapping[str, tuple[Shape, ...]]
-"""The graphs that a server prepares: family to shapes, ascending and distinct; every family of the server is there."""
+"""The graphs that a server prepares: family to shapes, ascending and distinct, for every family of the server."""
 
 Miss = Literal["compile", "eager", "error"]
-"""What a server does with a step that no graph covers: it compiles one in traffic, runs without one, or fails."""
+"""A server's reaction to a step that no graph covers: compile one during serving, run without one, or fail."""
 
 
 @dataclass(frozen=True)
 class GraphFamily:
-    """One list of graphs. `axes` name the numbers of a shape; `unit` is what its work is counted in, in the plural.
+    """One list of graphs. `axes` name the numbers of a shape; `unit` is the unit of its work, in the plural.
 
-    `counted` says whether its padding is judged where one figure is: not where its unit says little of a step's time.
+    `counted` says whether its padding counts in a single total; it does not where the unit says little about a step's
+    time.
     """
 
     name: str
@@ -88,21 +92,21 @@ class GraphFamily:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a server's rules depend on: its limits, and its own settings by name, with nothing left out."""
+    """The inputs of a server's rules: its limits, and all of its own settings by name."""
 
     limits: Limits
     own: Mapping[str, Value] = field(default_factory=dict)
 
     def number(self, name: str) -> int:
-        """A setting that is a whole number."""
+        """Return a setting that is a whole number."""
         value = self.own[name]
         if not isinstance(value, int):
-            raise TypeError(f"{name} is {value!r}, no number")
+            raise TypeError(f"{name} is {value!r}, which is not a number")
         return value
 
 
 class Demand(NamedTuple):
-    """`steps` runs of a graph that has to cover `shape`; together they have `real` units of work."""
+    """`steps` runs of a graph that must cover `shape`; together they have `real` units of work."""
 
     family: str
     shape: Shape
@@ -111,14 +115,14 @@ class Demand(NamedTuple):
 
 
 Demands = Mapping[str, Mapping[Shape, Demand]]
-"""Family to shape to all steps of that shape, in the order in which the shapes first came."""
+"""Family → shape → all steps of that shape, in order of first occurrence."""
 
 
 class Pick(NamedTuple):
-    """The graph that the server takes for a step; `miss` says what it does where no prepared graph covers the step.
+    """The graph that the server selects for a step; `miss` is its reaction where no prepared graph covers the step.
 
-    A server that bounds what it adds may take a `shape` that is smaller than the step in a number: then the step runs
-    in its own number there.
+    A server with bounds on added graphs may select a `shape` that is smaller than the step in a dimension. The step
+    then runs with its own size there.
     """
 
     shape: Shape
@@ -126,15 +130,15 @@ class Pick(NamedTuple):
 
 
 class Finder(Protocol):
-    """The look-up of one family; it may remember what earlier look-ups added."""
+    """The look-up of one family; it may remember graphs that earlier look-ups added."""
 
     def find(self, shape: Shape) -> Pick:
-        """The graph that a step of `shape` takes."""
+        """Return the graph for a step of `shape`."""
         ...
 
 
 class Dropped(NamedTuple):
-    """A shape of a list from outside that the server leaves out or changes, and why, in words."""
+    """A shape of a given list that the server drops or changes, and the reason as text."""
 
     family: str
     shape: Shape
@@ -142,7 +146,7 @@ class Dropped(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """What a server makes of lists from outside: what it prepares, what it drops, and what it adds by itself."""
+    """A server's result for given lists: the shapes it prepares, drops, and adds."""
 
     lists: Lists
     dropped: tuple[Dropped, ...] = ()
@@ -150,16 +154,16 @@ class Accepted(NamedTuple):
 
     @classmethod
     def of(cls, given: Lists, lists: Lists, dropped: Iterable[Dropped] = ()) -> Accepted:
-        """`lists` made of those that were `given`; what is not among these was added."""
+        """Create the result `lists` for `given` lists; shapes not in `given` were added."""
         added = ((family, shape) for family, shapes in lists.items() for shape in shapes if shape not in given[family])
         return cls(lists, tuple(dropped), tuple(added))
 
 
 @dataclass(frozen=True)
 class GraphCost:
-    """What a graph of a server costs at start, as published: seconds of warm-up and bytes of device memory.
+    """Published start-up costs of a server's graph: seconds of warm-up and bytes of device memory.
 
-    None where nothing was published. `source` says where the figures are from, and for which model and device.
+    None where nothing was published. `source` names the source of the figures, with model and device.
     """
 
     seconds: float | None
@@ -169,7 +173,7 @@ class GraphCost:
 
 @dataclass(frozen=True)
 class Export:
-    """Lists in a server's own form: variables, flags with their values, and files by name, each whole."""
+    """Lists in a server's own form: variables, flags with their values, and complete files by name."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
@@ -177,27 +181,26 @@ class Export:
 
 
 class NextAbove:
-    """Takes the least number at or above the one asked for; above the largest, a step runs in its own shape."""
+    """Selects the least number at or above the requested one; above the largest, a step runs in its own shape."""
 
     def __init__(self, shapes: Sequence[Shape], miss: Miss) -> None:
         self._values = [value for (value,) in shapes]
         self._miss: Miss = miss
 
     def find(self, shape: Shape) -> Pick:
-        """The graph that a step of `shape` takes."""
+        """Return the graph for a step of `shape`."""
         index = bisect_left(self._values, shape[0])
         return Pick((self._values[index],)) if index < len(self._values) else Pick(shape, self._miss)
 
 
 class BucketRules(ABC):
-    """One server's planner, restated. A class takes no arguments; `Setup` carries what a rule depends on.
+    """Restated planner rules of one server. A class takes no arguments; `Setup` carries the inputs of the rules.
 
-    name, title   as --server spells it, and as people call it: "vLLM on Intel Gaudi"
-    source        where the rules were read: project, version or commit, and files
-    settings      the server's own, beside the limits, that its rules depend on
-    limit_flags   the server's own flag of each of llmc's limits that it has one for
-    miss          what the server does with a step above the largest graph
-    logged        settings that the server's log states, each with a pattern whose first group is the value
+    name, title   the name for --server, and the full name: "vLLM on Intel Gaudi" source        the source of the rules:
+    project, version or commit, and files settings      the server's own settings, in addition to the limits, that its
+    rules depend on limit_flags   the server's flags for llmc's limits miss          the server's reaction to a step
+    above the largest graph logged        settings in the server's log, each with a pattern whose first group is the
+    value
     """
 
     name: ClassVar[str]
@@ -206,74 +209,75 @@ class BucketRules(ABC):
     families: ClassVar[tuple[GraphFamily, ...]]
     settings: ClassVar[tuple[Setting, ...]]
     limit_flags: ClassVar[Mapping[str, str]] = LIMITS
-    cost: ClassVar[GraphCost] = GraphCost(None, None, "nothing was published of a graph's seconds and memory")
+    cost: ClassVar[GraphCost] = GraphCost(None, None, "seconds and memory of a graph were not published")
     miss: ClassVar[Miss] = "error"
     logged: ClassVar[Mapping[str, re.Pattern[str]]] = {}
 
     @abstractmethod
     def limits(self, given: Mapping[str, int]) -> Limits:
-        """The limits that the server runs with where only some of them, by name, are given.
+        """Return the server's limits where only some of them, by name, are given.
 
         Raises InputError for limits that the server refuses at start.
         """
 
     @abstractmethod
     def default(self, setup: Setup) -> Lists:
-        """The graphs that the server prepares when nobody gives it a list."""
+        """Return the graphs that the server prepares without a given list."""
 
     @abstractmethod
     def accept(self, setup: Setup, lists: Lists) -> Accepted:
-        """What the server makes of lists from outside, by its own filters.
+        """Apply the server's own filters to given lists.
 
-        Raises InputError where the server ends at start: no graph of a family left, or a list that it refuses.
+        Raises InputError where the server would exit at start: a family without graphs, or a list that it refuses.
         """
 
     @abstractmethod
     def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
-        """The steps that the server takes for `requests`, which keep to the limits and come in order of arrival."""
+        """Yield the steps that the server takes for `requests`, which are within the limits and in arrival order."""
 
     def finder(self, setup: Setup, family: str, shapes: Sequence[Shape]) -> Finder:
-        """The look-up among prepared `shapes`, as `Lists` has them."""
+        """Return the look-up among prepared `shapes`."""
         return NextAbove(shapes, self.miss)
 
     def work(self, setup: Setup, family: str, shape: Shape) -> int:
-        """Units of work of one run of the graph `shape`, padding included."""
+        """Return the units of work of one run of the graph `shape`, including padding."""
         return shape[0]
 
     def graphs(self, setup: Setup, lists: Lists) -> int:
-        """How many graphs the server compiles or captures at start for `lists`."""
+        """Return the number of graphs that the server compiles or captures at start for `lists`."""
         return sum(map(len, lists.values()))
 
     @abstractmethod
     def propose(self, setup: Setup, demands: Demands, most: Mapping[str, int]) -> Lists:
-        """The lists of least padding for `demands` under the server's own look-up, at most `most` shapes a family.
+        """Return the lists of least padding for `demands` under the server's own look-up, at most `most` shapes per
+        family.
 
-        They cover every step that the limits admit, so far as the server's list has to. Raises InputError where
-        `most` shapes cannot do that.
+        They cover every step that the limits admit, as far as the server's list must. Raises InputError where `most`
+        shapes cannot.
         """
 
     @abstractmethod
     def from_plan(self, setup: Setup, plan: Plan) -> Lists:
-        """The graphs of llmc's plan, whose contexts are tokens of each sequence, as this server counts them."""
+        """Convert llmc's plan, whose contexts are tokens of each sequence, to this server's graphs."""
 
     @abstractmethod
     def export(self, setup: Setup, lists: Lists) -> Export:
-        """`lists` and the settings they hold for, complete enough to start the server with."""
+        """Export `lists` and the settings they hold for, complete enough to start the server."""
 
     @abstractmethod
     def read(self, given: Export, setup: Setup) -> Lists:
-        """The lists that variables, flags and files of the server state; its own defaults for families not stated.
+        """Return the lists in variables, flags and files of the server, with its own defaults for missing families.
 
-        Raises InputError, naming file and line or flag, for what the server would skip, and for what it refuses.
+        Raises InputError, naming file and line or flag, for contents that the server would skip or refuse.
         """
 
     @abstractmethod
     def read_log(self, lines: Iterable[str]) -> Lists | None:
-        """The lists that the server printed when it started, or None where the log has none."""
+        """Return the lists that the server printed at start, or None where the log has none."""
 
 
 def collect(demands: Iterable[Demand]) -> dict[str, dict[Shape, Demand]]:
-    """`demands` with those of one shape added up; memory grows with distinct shapes, not with steps."""
+    """Sum `demands` by shape; memory grows with distinct shapes, not with steps."""
     steps: dict[str, dict[Shape, list[int]]] = {}
     for family, shape, count, real in demands:
         known = steps.setdefault(family, {}).setdefault(shape, [0, 0])

@@ -1,14 +1,14 @@
-"""What a server is started with, read and written: a folder, its own file, its flags and variables, its log.
+"""A server's configuration, read and written: a folder, its own file, its flags and variables, its log.
 
     DIR/environment           NAME=VALUE a line
-    DIR/arguments             a flag a line, its value quoted as a shell wants it
+    DIR/arguments             a flag a line, its value quoted for a shell
     DIR/<file>                the server's own file, where it reads one: buckets.txt, config.yaml, config.json
     DIR/kubernetes-env.yaml   the same for a container: env and args, and the files as a ConfigMap
     DIR/report.html           the numbers that justify it
 
-A .yaml file is the server's own. What another text is follows from its content: llmc's plans are JSON objects with a
-"schema"; flags and variables are a command line or lines of either; a log holds the list that the server printed; all
-else is the server's own file.
+A .yaml file is the server's own. The type of any other text follows from its content: llmc's plans are JSON objects
+with a "schema"; flags and variables are a command line or lines of either; a log holds the list that the server
+printed; everything else is the server's own file.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _FLAG = re.compile(r"(?:^|\s)(?:--[a-z][\w-]+|-(?:O|cc)[.=\s])", re.ASCII)
 
 @dataclass(frozen=True)
 class Configuration:
-    """What one server is started with; `name` says where it was read."""
+    """One server's configuration; `name` is its source."""
 
     name: str
     setup: Setup
     lists: Lists
 
     def accepted(self, server: BucketRules) -> Accepted:
-        """What the server makes of it. Raises InputError, naming the place, where it would end at start."""
+        """Apply the server's filters. Raises InputError, naming the source, where it would exit at start."""
         try:
             return server.accept(self.setup, self.lists)
         except InputError as error:
@@ -57,9 +57,9 @@ class Configuration:
 
 
 def setup_for(server: BucketRules, limits: Mapping[str, int], own: Mapping[str, Value]) -> Setup:
-    """The setup of a server with these limits and settings, its own defaults for the rest.
+    """Return the setup of a server with these limits and settings, and its own defaults for the rest.
 
-    Raises InputError without max_model_len, and as the server does for limits and settings that it refuses.
+    Raises InputError without max_model_len, and for limits and settings that the server refuses.
     """
     if "max_model_len" not in limits:
         raise InputError(f"{server.name} needs max_model_len, the tokens of one sequence: give --max-model-len N")
@@ -67,10 +67,10 @@ def setup_for(server: BucketRules, limits: Mapping[str, int], own: Mapping[str, 
 
 
 def load(server: BucketRules, source: str, limits: Mapping[str, int], own: Mapping[str, Value]) -> Configuration:
-    """The configuration at `source`, a folder or a file; `limits` and `own` are what was said beside it.
+    """Load the configuration at `source`, a folder or a file; `limits` and `own` are additional given values.
 
-    Raises InputError, naming file and line where they are known, for what cannot be read, for what the server would
-    skip or refuse, for limits or settings that disagree with what was said, and without max_model_len.
+    Raises InputError, naming file and line where known, for an unreadable file, for contents that the server would skip
+    or refuse, for limits or settings that disagree with the given ones, and without max_model_len.
     """
     path = Path(source)
     if path.is_dir():
@@ -95,7 +95,7 @@ def load(server: BucketRules, source: str, limits: Mapping[str, int], own: Mappi
 def _own_file(
     server: BucketRules, source: str, text: str, limits: Mapping[str, int], own: Mapping[str, Value]
 ) -> Configuration:
-    """`text` as the server reads it from a file of this name. Raises InputError where it takes nothing from it."""
+    """`text` as the server reads it from a file of this name. Raises InputError where the server uses none of it."""
     name = Path(source).name
     found = _of(server, source, Export(files={name: text}), limits, own)
     try:
@@ -118,7 +118,7 @@ def _of(
         flag = spelled.replace("_", "-")
         if flag in flags:
             if not flags[flag].isascii() or not flags[flag].isdigit():
-                raise InputError(f"{source}: {flag} {flags[flag]!r} is no whole number")
+                raise InputError(f"{source}: {flag} {flags[flag]!r} is not a whole number")
             stated[name] = int(flags[flag])
     try:
         settings = from_flags(server.settings, flags, given.environment)
@@ -147,18 +147,17 @@ def _of_plan(
 
 
 def _agreed(source: str, stated: Mapping[str, T], given: Mapping[str, T]) -> dict[str, T]:
-    """Both, which must not differ."""
     for name, value in given.items():
         if name in stated and stated[name] != value:
             raise InputError(
-                f"{source} says {name} {stated[name]}, and {value} was given beside it: leave the flag out, or name "
+                f"{source} says {name} {stated[name]}, but {value} was given: leave the flag out, or name "
                 "the configuration that the server runs with"
             )
     return {**stated, **given}
 
 
 def _folder(path: Path) -> Export:
-    """A folder as llmc exports it: the file of variables, the file of flags, and the server's own files."""
+    """The contents of a folder exported by llmc: the variables file, the flags file, and the server's own files."""
     names = sorted(entry.name for entry in path.iterdir() if entry.is_file())
     texts = {name: _whole(path / name) for name in names if not name.endswith(".html")}
     environment = _command(texts.pop(ENVIRONMENT, ""), str(path / ENVIRONMENT)).environment
@@ -172,7 +171,7 @@ def _folder(path: Path) -> Export:
 
 
 def _with_files(given: Export, folder: Path) -> Export:
-    """`given`, with the server's own files that its values name, beside the command or anywhere."""
+    """`given`, with the server's own files that its values name, relative to the command or anywhere."""
     values = [*given.environment.values(), *(argument.partition(" ")[2] for argument in given.arguments)]
     named = [value for value in values if value.endswith(OWN_FILES) and (folder / value).is_file()]
     return Export(given.environment, given.arguments, {value: _whole(folder / value) for value in named})
@@ -186,7 +185,7 @@ def _is_command(text: str) -> bool:
 
 
 def _command(text: str, source: str) -> Export:
-    """Variables and flags of a command line, or of lines of either. Raises InputError for quotes that do not end."""
+    """Variables and flags of a command line, or of lines of either. Raises InputError for unterminated quotes."""
     environment: dict[str, str] = {}
     words: list[str] = []
     for number, line in enumerate(text.replace("\\\n", " ").splitlines(), 1):
@@ -203,7 +202,7 @@ def _command(text: str, source: str) -> Export:
 
 
 def _head(path: Path) -> str:
-    """The text of a file that is no log; of a larger one, which can only be a log, its beginning."""
+    """The text of a file that is not a log; only the beginning of a larger file, which can only be a log."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE + 1)
@@ -220,7 +219,7 @@ def _whole(path: Path) -> str:
 
 
 def _noting(lines: Iterable[str], server: BucketRules, stated: dict[str, Value]) -> Iterator[str]:
-    """`lines`, whose settings go into `stated` as they pass."""
+    """`lines`; settings that they contain are added to `stated`."""
     for text in lines:
         for name, pattern in server.logged.items():
             if match := pattern.search(text):
@@ -236,23 +235,23 @@ def _lines(path: Path) -> Iterator[str]:
 KUBERNETES = "kubernetes-env.yaml"
 REPORT = "report.html"
 MOUNT = "/etc/llmc"
-"""Where a container finds the server's own files."""
+"""Folder of the server's own files in a container."""
 
 
 def environment_text(given: Export) -> str:
-    """NAME=VALUE a line."""
+    """Return NAME=VALUE lines."""
     return "".join(f"{name}={value}\n" for name, value in given.environment.items())
 
 
 def arguments_text(given: Export) -> str:
-    """A flag a line, quoted."""
+    """Return one quoted flag per line."""
     return "".join(f"{_quoted(argument)}\n" for argument in given.arguments)
 
 
 def kubernetes_text(given: Export, name: str) -> str:
-    """Parts of a pod: the container's env and args, and with files their ConfigMap, volume and mount.
+    """Return parts of a pod: the container's env and args, and with files their ConfigMap, volume and mount.
 
-    JSON strings are YAML's too, so that every value is quoted.
+    JSON strings are valid YAML, so every value is quoted as JSON.
     """
     lines = ["# for the container that runs the server"]
     environment, arguments = mounted(given)
@@ -273,22 +272,22 @@ def kubernetes_text(given: Export, name: str) -> str:
 
 
 def as_text(given: Export) -> str:
-    """All of it, each part under a line that names it."""
+    """Return all parts, each under a line that names it."""
     parts = [(ENVIRONMENT, environment_text(given)), (ARGUMENTS, arguments_text(given)), *given.files.items()]
     return "\n".join(f"# {name}\n{text}" for name, text in parts if text)
 
 
 def write_folder(folder: Path, given: Export, name: str, report: str) -> list[str]:
-    """Write everything to `folder`, which is made; returns the files' names. Each file is whole or not there.
+    """Write everything to `folder`, creating it; return the files' names. Each file is written atomically.
 
-    Values that name one of the files name it in `folder`, absolutely; in Kubernetes, where it is mounted. Raises
+    Values that name one of the files name it by its absolute path in `folder`; in Kubernetes, by its mount path. Raises
     InputError where the folder or a file cannot be written.
     """
     return write_texts(folder, texts_for(folder, given, name) | {REPORT: report}, "configuration")
 
 
 def texts_for(folder: Path, given: Export, name: str) -> dict[str, str]:
-    """What is pasted from `folder`, by file name: all but the report."""
+    """Return the contents of `folder` by file name, without the report."""
     here = {file: str((folder / file).absolute()) for file in given.files}
     placed = Export(
         {variable: here.get(value, value) for variable, value in given.environment.items()},
@@ -309,7 +308,7 @@ def _quoted(argument: str) -> str:
 
 
 def _words(value: str) -> str:
-    """A value for a shell: words of numbers as they are, since they are several, anything else as one."""
+    """A value for a shell: words of numbers unquoted, since they are several values, anything else quoted."""
     return value if all(word.isdigit() for word in value.split()) else shlex.quote(value)
 
 
@@ -319,7 +318,7 @@ def _placed(argument: str, here: Mapping[str, str]) -> str:
 
 
 def mounted(given: Export) -> tuple[Mapping[str, str], Sequence[str]]:
-    """Variables, and arguments of one word each, of a container that has the server's own files at MOUNT."""
+    """Return variables, and one-word arguments, of a container that has the server's own files at MOUNT."""
 
     def placed(value: str) -> str:
         return f"{MOUNT}/{value}" if value in given.files else value

@@ -1,8 +1,9 @@
-"""What a server's graphs do on traffic, by its own rules: padding, steps without a graph, graphs, warm-up, memory.
+"""Evaluation of a server's graphs on traffic, by its own rules: padding, steps without a graph, graphs, warm-up,
+memory.
 
-Padding is (padded − real) / real of a family's own unit: tokens of a step, blocks of the whole batch, requests. It is
-of the steps that run in graphs: one without a graph that runs eagerly, or fails, is in `misses` alone; one that a graph
-is compiled for in traffic is in `misses`, and padded to that graph.
+Padding is (padded − real) / real of a family's own unit: tokens of a step, blocks of the whole batch, requests. It
+covers only steps that run in graphs. A step without a graph that runs eagerly, or fails, is only in `misses`. A step
+whose graph is compiled during serving is in `misses`, and padded to that graph.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from llmc.integrations.base import BucketRules, Demand, Demands, GraphCost, Grap
 
 @dataclass(frozen=True)
 class ShapeUse:
-    """How much one graph was used. `steps` it ran, `real` and `padded` work of all of them."""
+    """Usage of one graph: its number of `steps`, and their total `real` and `padded` work."""
 
     shape: Shape
     steps: int
@@ -27,14 +28,11 @@ class ShapeUse:
 class FamilyEvaluation:
     """One family on traffic.
 
-    shapes      of the list that the server was given
-    steps       taken, those without a graph among them
-    real        units of work that the steps in graphs had
-    padded      units that their graphs computed
-    misses      steps that no prepared graph covered, by what the server did
-    missed      their shapes with the steps of each, the most frequent first, at most `SHOWN`
-    padding_pNN   the least padding that NN% of the steps do not exceed; None without steps
-    used        graphs that ran, by shape
+    shapes      the given list steps       all steps, including those without a graph real        units of work of the
+    steps in graphs padded      units that their graphs computed misses      steps that no prepared graph covered, by
+    the server's reaction missed      their shapes with the steps of each, the most frequent first, at most `SHOWN`
+    padding_pNN   the least padding that NN% of the steps do not exceed; None without steps used        graphs that ran,
+    by shape
     """
 
     family: GraphFamily
@@ -65,7 +63,7 @@ class FamilyEvaluation:
         return tuple(shape for shape in self.shapes if shape not in ran)
 
     def to_dict(self) -> dict[str, object]:
-        """As JSON holds it."""
+        """Return the evaluation as a JSON object."""
         return {
             "axes": list(self.family.axes),
             "unit": self.family.unit,
@@ -84,15 +82,15 @@ class FamilyEvaluation:
 
 
 SHOWN = 20
-"""Missed shapes that an evaluation keeps of each family."""
+"""Most missed shapes that an evaluation keeps of each family."""
 
 
 @dataclass(frozen=True)
 class ServerEvaluation:
     """Lists on traffic, by the rules of one server.
 
-    `graphs` it compiles or captures at start; `warmup_seconds` and `graph_bytes` of them as published, None where
-    nothing was; `families` in the server's order.
+    `graphs` is the number that it compiles or captures at start. `warmup_seconds` and `graph_bytes` are their published
+    costs, None where unpublished. `families` are in the server's order.
     """
 
     graphs: int
@@ -102,12 +100,12 @@ class ServerEvaluation:
 
     @property
     def padding(self) -> dict[str, float | None]:
-        """Padding over real work by family; units differ, so that there is no sum of them."""
+        """Padding over real work by family; units differ, so there is no total."""
         return {family.family.name: family.padding for family in self.families}
 
     @property
     def worst(self) -> float:
-        """The most padding of a family that counts; 0 without real work."""
+        """The largest padding of a counted family; 0 without real work."""
         all_padding = (found.padding for found in self.families if found.family.counted)
         return max((padding for padding in all_padding if padding is not None), default=0.0)
 
@@ -118,11 +116,11 @@ class ServerEvaluation:
         return sum(family.missing for family in self.families) / steps if steps else 0.0
 
     def family(self, name: str) -> FamilyEvaluation:
-        """The family `name`."""
+        """Return the family `name`."""
         return next(found for found in self.families if found.family.name == name)
 
     def to_dict(self) -> dict[str, object]:
-        """As JSON holds it."""
+        """Return the evaluation as a JSON object."""
         return {
             "graphs": self.graphs,
             "warmup_seconds": self.warmup_seconds,
@@ -136,9 +134,9 @@ class ServerEvaluation:
 def evaluate(
     server: BucketRules, setup: Setup, lists: Lists, demands: Demands, cost: GraphCost | None = None
 ) -> ServerEvaluation:
-    """What `lists`, which the server has accepted, do on `demands`; each distinct shape is looked up once, in order.
+    """Evaluate `lists`, accepted by the server, on `demands`; each distinct shape is looked up once, in order.
 
-    `cost` is what a graph takes at start, in place of what was published.
+    `cost` is a graph's start-up cost, replacing the published one.
     """
     graphs = server.graphs(setup, lists)
     cost = cost or server.cost

@@ -1,4 +1,4 @@
-"""What can be told of a machine and of machine code without a server's packages: from files alone."""
+"""Facts about a machine and its machine code, read from files without a server's packages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmc.artifacts.third_party.base import Fact
 from llmc.artifacts.third_party.tree import Tree
 
 NVIDIA = Path("/proc/driver/nvidia/gpus")
-"""A folder for each card, with a file "information" (NVIDIA driver README, "Files in /proc")."""
+"""A folder for each GPU, with a file "information" (NVIDIA driver README, "Files in /proc")."""
 
 _ELF_MACHINES = {62: "x86_64", 183: "aarch64"}
 _NAMES = {"amd64": "x86_64", "arm64": "aarch64"}
@@ -19,7 +19,7 @@ _LIBRARY = ".so"
 
 
 def machine(tree: Tree) -> Iterator[Fact]:
-    """The fact "machine" of the shared libraries in a tree (ELF-64 header: e_machine at byte 18)."""
+    """Yield the fact "machine" of the shared libraries in a tree (ELF-64 header: e_machine at byte 18)."""
     for path in tree.files:
         if path.endswith(_LIBRARY):
             head = tree.head(path, 20)
@@ -29,13 +29,13 @@ def machine(tree: Tree) -> Iterator[Fact]:
 
 
 def machine_here() -> dict[str, str]:
-    """The fact "machine" of this host."""
+    """Return the fact "machine" of this host."""
     name = platform.machine().lower()
     return {"machine": _NAMES.get(name, name)}
 
 
 def nvidia_card(folder: Path = NVIDIA) -> dict[str, str]:
-    """The fact "device.name" of this host's NVIDIA cards; none where there is none, or cards differ."""
+    """Return the fact "device.name" of this host's NVIDIA GPUs; empty without any, or where GPUs differ."""
     found = set()
     with suppress(OSError):
         for card in folder.iterdir():

@@ -1,11 +1,11 @@
-"""Kernel caches in OCI images, as KServe's model cache vault (mcv) labels and lays them out.
+"""Kernel caches in OCI images, with the labels and layout of KServe's model cache vault (mcv).
 
     config labels   cache.{vllm|triton|habana}.image/{entry-count, cache-size-bytes, summary[, format]}
                     io.kserve.km/{framework, cache-type, cache-root-env, cache-mount-subpath[, cache-hash]}
     files           io.vllm.cache/…, io.vllm.manifest/manifest.json; io.triton.cache/…; io.habana.cache/…
 
 Read in mcv/docs/spec-compat.md, design.md and vllm-binary-cache.md of redhat-et/GKM (September 2026), and for Gaudi in
-mcv/pkg/cache/habana.go. A label is written where one of these documents it and the tree says its value.
+mcv/pkg/cache/habana.go. A label is written where one of these documents defines it and the tree has its value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from llmc.artifacts.third_party.base import ImageForm
 from llmc.artifacts.third_party.tree import Tree
 
 HOME = "/home/kserve/.cache"
-"""Where KServe's containers keep caches: the folder in a label where a tree does not say its own."""
+"""KServe's cache folder in containers, used in a label where a tree does not record its own."""
 
 MAX_LABEL_BYTES = 4096
 _WARP_SIZES = {"cuda": 32, "rocm": 64}
@@ -28,8 +28,11 @@ def image(
     name: str, tree: Tree, entries: Collection[str], targets: list[dict[str, Any]], *,
     form: str = "", files: Mapping[str, bytes] | None = None, **kserve: str,
 ) -> ImageForm:  # fmt: skip
-    """The image of the cache `name` with these `entries`, compiled for `targets`; `form` is the label "format", and
-    `kserve` are labels of io.kserve.km with underscores. Labels without a value, or too long for one, are left out."""
+    """Return the image of the cache `name` with these `entries`, compiled for `targets`.
+
+    `form` is the label "format", and `kserve` are labels of io.kserve.km with underscores. Labels without a value, or
+    too long for one, are left out.
+    """
     labels = {
         "entry-count": str(len(entries)),
         "cache-size-bytes": str(sum(file.size for file in tree.files.values())),
@@ -43,7 +46,7 @@ def image(
 
 
 def targets(facts: Mapping[str, str]) -> list[dict[str, Any]]:
-    """What a cache was compiled for: by Triton's metadata, else by the environment of vLLM."""
+    """Return a cache's compile targets, from Triton's metadata, or otherwise from vLLM's environment."""
     backend = facts.get("target.backend")
     if backend is not None:
         size = facts.get("target.warp_size", "")

@@ -1,4 +1,4 @@
-"""Families of one number: the next graph above is taken, and the best list of any length is found exactly."""
+"""Families with one axis: steps take the next graph above, and the best list of any length is found exactly."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from llmc.integrations.base import Demand, Miss, Pick, Shape
 
 
 class Exact:
-    """Takes a number of the list alone; every other step runs in its own shape."""
+    """Selects only numbers in the list; every other step runs in its own shape."""
 
     def __init__(self, shapes: Sequence[Shape], miss: Miss) -> None:
         self._shapes = frozenset(shapes)
         self._miss: Miss = miss
 
     def find(self, shape: Shape) -> Pick:
-        """The graph that a step of `shape` takes."""
+        """Return the graph for a step of `shape`."""
         return Pick(shape, None if shape in self._shapes else self._miss)
 
 
 def shapes(values: Iterable[int]) -> tuple[Shape, ...]:
-    """`values` as shapes of one number, ascending and distinct."""
+    """Return `values` as one-number shapes, ascending and distinct."""
     return tuple((value,) for value in sorted(set(values)))
 
 
 def values(shapes: Iterable[Shape]) -> list[int]:
-    """The numbers of shapes that have one."""
+    """Return the numbers of one-number shapes."""
     return [value for (value,) in shapes]
 
 
 def whole_numbers(value: object, spelling: str, least: int = 1) -> list[int]:
-    """`value`, a list of whole numbers above 0, in the order given.
+    """Return `value`, a list of whole numbers above 0, in the given order.
 
     Raises InputError, naming `spelling`, for anything else, and for fewer than `least` of them.
     """
@@ -46,12 +46,12 @@ def whole_numbers(value: object, spelling: str, least: int = 1) -> list[int]:
 
 
 def numbers(value: object, spelling: str) -> tuple[Shape, ...]:
-    """`value` as `whole_numbers` reads it, as shapes."""
+    """Parse `value` with `whole_numbers` and return shapes."""
     return shapes(whole_numbers(value, spelling))
 
 
 def written_numbers(text: str, spelling: str) -> tuple[Shape, ...]:
-    """Whole numbers above 0 between blanks or commas, as flags, variables and logs have them. Raises InputError."""
+    """Parse whole numbers above 0 separated by blanks or commas, as in flags, variables and logs. Raises InputError."""
     words = text.strip().removeprefix("[").removesuffix("]").replace(",", " ").split()
     if not words or not all(word.isdecimal() and len(word) < 10 and int(word) for word in words):
         raise InputError(f"{spelling} must be whole numbers above 0, as in 1 2 4 8")
@@ -61,9 +61,9 @@ def written_numbers(text: str, spelling: str) -> tuple[Shape, ...]:
 def logged(
     lines: Iterable[str], patterns: Mapping[str, re.Pattern[str]], spelled: Mapping[str, str]
 ) -> dict[str, tuple[Shape, ...]]:
-    """By family the last list that one of `lines` has in group 1 of the family's pattern; `spelled` as in an error.
+    """Return by family the last list that one of `lines` has in group 1 of the family's pattern.
 
-    Raises InputError as `written_numbers`.
+    `spelled` are the names for errors. Raises InputError like `written_numbers`.
     """
     found = {}
     for text in lines:
@@ -74,7 +74,7 @@ def logged(
 
 
 def doubling(least: int, most: int) -> list[int]:
-    """least, 2 · least, 4 · least … below `most`, then `most`."""
+    """Return least, 2 · least, 4 · least … below `most`, then `most`."""
     found = []
     while least < most:
         found.append(least)
@@ -89,15 +89,15 @@ def choose(
     most: int,
     work: Callable[[int], float] = float,
 ) -> tuple[Shape, ...]:
-    """At most `most` of `candidates` that pad the steps of `demands` least, all `required` ones among them.
+    """Return at most `most` of `candidates` that pad the steps of `demands` least, including all `required` ones.
 
     A step runs in the least chosen number at or above its own; steps above the largest candidate run without a graph
-    and count nowhere. `work` of a number is what one run costs, and rises with it. Exact: dynamic programming over the
-    candidates (optimise/line.py). Raises InputError where `required` are more than `most`.
+    and are not counted. `work` of a number is the cost of one run, and rises with it. Exact: dynamic programming over
+    the candidates (optimise/line.py). Raises InputError where `required` are more than `most`.
     """
     needed = set(required)
     if len(needed) > most:
-        raise InputError(f"at most {most} graphs, but {len(needed)} are needed in any case: {_few(sorted(needed))}")
+        raise InputError(f"at most {most} graphs, but at least {len(needed)} are needed: {_few(sorted(needed))}")
     indices = sorted({*candidates, *needed})
     weights = np.zeros(len(indices))
     for (value,), demand in demands.items():
@@ -112,7 +112,7 @@ def choose(
 
 
 def most_frequent(demands: Mapping[Shape, Demand], candidates: Iterable[int], most: int) -> tuple[Shape, ...]:
-    """The `most` candidates that the most steps have, for a look-up that takes equal numbers alone (`Exact`)."""
+    """Return the `most` candidates with the most steps, for a look-up that only takes equal numbers (`Exact`)."""
     admitted = set(candidates)
     ranked = sorted((-demand.steps, shape) for shape, demand in demands.items() if shape[0] in admitted)
     return tuple(sorted(shape for _, shape in ranked[:most]))

@@ -1,4 +1,4 @@
-"""Recorded traffic as a server's steps, whatever it is recorded as: requests, lengths by interval, or the steps."""
+"""Recorded traffic as a server's steps, from any record: requests, lengths by interval, or the steps themselves."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from llmc.errors import InputError
 from llmc.integrations.base import BucketRules, Demand, Demands, Setup, collect
 
 SPELLED = {"blocks": "context blocks"}
-"""Axes that logs of steps spell otherwise than the families of servers."""
+"""Axes that step logs spell differently from the server families."""
 
 
 @dataclass(frozen=True)
 class TrafficSource:
-    """A file of recorded traffic, and how it is read; see `Traffic`. `progress`: (bytes read, bytes in all)."""
+    """A file of recorded traffic, with the options of `Traffic`. `progress`: (bytes read, total bytes)."""
 
     path: str
     arrival_rate: float | None = None
@@ -37,11 +37,9 @@ class TrafficSource:
 class ObservedSteps:
     """The steps that a server takes, or took, for recorded traffic.
 
-    demands     by family and shape
-    ends        the same with all lengths at the low and at the high end of their intervals, where only these are known
-    facts       what was read, for a plan's provenance
-    counts      requests admitted, left out and clipped
-    notes       sentences on what was left out or counts otherwise
+    demands     by family and shape ends        the same with all lengths at the low and at the high end of their
+    intervals, where only these are known facts       the input, for a plan's provenance counts      requests admitted,
+    left out and clipped notes       sentences on skipped or differently counted contents
     """
 
     demands: Demands
@@ -52,9 +50,9 @@ class ObservedSteps:
 
 
 def observe(server: BucketRules, setup: Setup, source: TrafficSource) -> ObservedSteps:
-    """The steps of `server` for the traffic in `source`; a log of steps is taken as it is.
+    """Return the steps of `server` for the traffic in `source`; a log of steps is used unchanged.
 
-    Raises InputError where the file cannot be read, or counts steps by what the server's graphs are not of.
+    Raises InputError where the file cannot be read, or counts steps by other axes than the server's graphs.
     """
     file, reported = TraceFile(source.path), source.progress
     format_ = None
@@ -89,14 +87,14 @@ def _of_steps(server: BucketRules, setup: Setup, path: str, found: StepHistogram
         )
     notes = list(found.notes)
     if found.padded:
-        notes.append(f"{path}: has sizes after padding only, so that the padding of its own graphs is not in them")
+        notes.append(f"{path}: has only sizes after padding, so the padding of its own graphs is not included")
     if found.counted == "misses":
         notes.append(f"{path}: has only steps that no graph covered; plan with traffic that has all of them")
     return ObservedSteps(demands, (), {"steps": found.steps}, {"steps": found.steps}, tuple(notes))
 
 
 def _counted(server: BucketRules, setup: Setup, found: StepHistogram) -> Iterator[Demand]:
-    """Each step for every family whose axes the log has, with the work of a graph of just its size."""
+    """Each step for every family whose axes the log has, with the work of a graph of exactly its size."""
     axes = [SPELLED.get(axis, axis) for axis in found.axes]
     for family in server.families:
         if not set(family.axes) <= set(axes):

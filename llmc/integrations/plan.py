@@ -1,6 +1,6 @@
-"""A server's plan: the graphs of one server, in its own units, with what its rules depend on.
+"""A server's plan: the graphs of one server in its own units, with the inputs of its rules.
 
-File format, JSON in UTF-8, keys sorted, no time or host in it, so that equal plans are equal bytes:
+File format: JSON in UTF-8 with sorted keys. It contains no time or host, so equal plans are equal bytes:
 
     plan     = { "schema": 1, "server": name, "limits": limits, "settings": { name: value… }, "lists": lists,
                  "origin": text, "facts": { name: text or number… } }
@@ -30,7 +30,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class ServerPlan:
-    """The graphs that `server` is to prepare. `origin` says where they are from, `facts` what was read and expected."""
+    """The graphs that `server` prepares. `origin` is their source, `facts` the input and the expected results."""
 
     server: str
     setup: Setup
@@ -39,7 +39,7 @@ class ServerPlan:
     facts: Mapping[str, Fact] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, object]:
-        """The plan as JSON holds it."""
+        """Return the plan as a JSON object."""
         return {
             "schema": SCHEMA,
             "server": self.server,
@@ -51,21 +51,20 @@ class ServerPlan:
         }
 
     def to_json(self) -> str:
-        """The canonical text: one line for each field of the plan, ending in a newline."""
+        """Return the canonical text: one line for each field of the plan, ending in a newline."""
         fields = self.to_dict()
         lines = (f"{json.dumps(name)}: {json.dumps(fields[name], sort_keys=True)}" for name in sorted(fields))
         return "{\n" + ",\n".join(lines) + "\n}\n"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan to `path`, all of it or nothing. Raises InputError when it cannot be written."""
+        """Write the plan to `path` atomically. Raises InputError when it cannot be written."""
         write_text(path, self.to_json(), "plan")
 
     @classmethod
     def from_json(cls, text: str, source: str = "plan") -> ServerPlan:
-        """The plan that `text` holds; `source` names it in messages.
+        """Parse `text` as a plan; `source` names it in messages.
 
-        Raises InputError, naming `source` and the field, for text that is not such a plan, and UnknownNameError for a
-        server that is not known.
+        Raises InputError, naming `source` and the field, for invalid text, and UnknownNameError for an unknown server.
         """
         fields = Fields.parse(text, source)
         schema = fields.integer("schema")
@@ -90,16 +89,16 @@ class ServerPlan:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ServerPlan:
-        """The plan in file `path`. Raises InputError as `from_json` does, and when it cannot be read."""
+        """Load the plan from file `path`. Raises InputError like `from_json`, and when it cannot be read."""
         return cls.from_json(read_text(path, "plan"), os.fspath(path))
 
     def model(self) -> BucketRules:
-        """The model of the plan's server."""
+        """Return the rules of the plan's server."""
         return bucket_rules(self.server)
 
 
 def shapes(fields: Fields, family: GraphFamily) -> tuple[Shape, ...]:
-    """The list of one family. Raises InputError, naming the place, for what is no list of its shapes, ascending."""
+    """Parse the list of one family. Raises InputError, naming the location, for other than ascending shapes of it."""
     rows = fields.array(family.name)
     if len(rows) > MAX_BUCKETS:
         raise InputError(f"{fields.document}: field {fields.path(family.name)!r} has more than {MAX_BUCKETS} graphs")

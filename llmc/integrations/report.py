@@ -1,4 +1,4 @@
-"""What configurations of a server do on traffic: tables for a terminal, and a page that justifies one, all inline."""
+"""Results of server configurations on traffic: tables for a terminal, and a self-contained page that justifies one."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ BAR = 0.34
 
 @dataclass(frozen=True)
 class Findings:
-    """What a page tells: configurations of one server on the same steps, by name, and what is to be pasted."""
+    """Contents of a page: configurations of one server on the same steps, by name, and the text to paste."""
 
     server: BucketRules
     setup: Setup
     evaluations: Sequence[tuple[str, ServerEvaluation]]
     export: Export
     notes: Sequence[str] = ()
-    """Sentences below the tables: what was read, left out and added."""
+    """Sentences below the tables: the input, and dropped and added contents."""
 
 
 def page(found: Findings) -> str:
-    """The page. Raises DeviceError where matplotlib is not installed."""
+    """Return the page. Raises DeviceError where matplotlib is not installed."""
     from llmc.buckets.render.figure import Plot, svg
     from llmc.buckets.render.page import Section, Table, columns
     from llmc.buckets.render.page import page as rendered
@@ -45,7 +45,7 @@ def page(found: Findings) -> str:
         for index, family in enumerate(found.server.families, 1):
             height = 0.9 + BAR * len(found.evaluations)
             plot = Plot(f"{family.name}: {family.unit}", height, partial(_bars, found=found, family=family.name))
-            drawings.append((f"{family.name}: what was needed, and padding, in {family.unit}", svg(plot, f"f{index}-")))
+            drawings.append((f"{family.name}: real work and padding, in {family.unit}", svg(plot, f"f{index}-")))
     sections = [_start(found)] if found.evaluations else []
     facts = [(name, str(value)) for name, value in found.setup.limits.to_dict().items()]
     facts += [(name, str(value)) for name, value in found.setup.own.items()]
@@ -100,7 +100,7 @@ def _start(found: Findings) -> Section:
 
 
 def _bars(figure: FigureBase, found: Findings, family: str) -> None:
-    """One bar a configuration: what the steps needed, and behind it what padding added."""
+    """One bar per configuration: the steps' real work, and behind it the padding."""
     from llmc.buckets.render.figure import PADDING, REAL, tokens
 
     axes = figure.subplots()
@@ -118,14 +118,14 @@ def _bars(figure: FigureBase, found: Findings, family: str) -> None:
 
 HEADER = ("configuration", "family", "graphs", "steps", "padding", "p50", "p95", "misses", "unused")
 OWN = "the server's own"
-"""What tables call the lists that the server would prepare by itself."""
+"""Name in tables of the lists that the server would prepare by itself."""
 
 SHOWN = 6
 """Shapes that a line names."""
 
 
 def seconds(value: float | None) -> str:
-    """A time as people say it: "29 min", "12 s"; "?" where it is not known."""
+    """Return a readable time: "29 min", "12 s"; "?" where unknown."""
     if value is None:
         return "?"
     if value < 120:
@@ -134,12 +134,12 @@ def seconds(value: float | None) -> str:
 
 
 def size(value: int | None) -> str:
-    """A number of bytes as people say it; "?" where it is not known."""
+    """Return a readable number of bytes; "?" where unknown."""
     return "?" if value is None else size_text(value)
 
 
 def comparison(found: Sequence[tuple[str, ServerEvaluation]]) -> str:
-    """A row for each configuration and family, then what each costs at start and what it misses; ends in a newline."""
+    """Return a row for each configuration and family, then its start-up costs and misses; ends in a newline."""
     rows: list[tuple[str, ...]] = [HEADER]
     for name, evaluation in found:
         rows += [_row(name, family) for family in evaluation.families]
@@ -174,7 +174,7 @@ def _row(name: str, family: FamilyEvaluation) -> tuple[str, ...]:
 
 
 def uncovered(found: ServerEvaluation) -> str:
-    """The steps for which the server compiles in traffic, or which it refuses, by family; "" where there are none."""
+    """Return the steps that the server compiles during serving, or refuses, by family; "" without any."""
     return "; ".join(
         f"{family.family.name} {_missed(family)}"
         for family in found.families
@@ -187,7 +187,7 @@ def _missed(family: FamilyEvaluation) -> str:
 
 
 def ranges(found: Sequence[tuple[str, ServerEvaluation]], ends: Mapping[str, Sequence[ServerEvaluation]]) -> list[str]:
-    """A line for each configuration whose padding is uncertain, since only intervals of lengths are known."""
+    """Return a line for each configuration with uncertain padding, where only intervals of lengths are known."""
     lines = []
     for name, one in found:
         for family, padding in one.padding.items() if name in ends else ():
@@ -200,7 +200,7 @@ def ranges(found: Sequence[tuple[str, ServerEvaluation]], ends: Mapping[str, Seq
 
 
 def accepted(name: str, found: Accepted) -> list[str]:
-    """What the server leaves out of a list, and adds to it, a line for each reason."""
+    """Return a line for each reason why the server drops graphs from a list, and for those it adds."""
     reasons: dict[tuple[str, str], list[Shape]] = {}
     for family, shape, reason in found.dropped:
         reasons.setdefault((family, reason), []).append(shape)
@@ -221,5 +221,5 @@ def _few(shapes: Sequence[Shape]) -> str:
 
 
 def shape_text(shape: Shape) -> str:
-    """(1, 128, 0) as "1x128x0"."""
+    """Return (1, 128, 0) as "1x128x0"."""
     return "x".join(map(str, shape))

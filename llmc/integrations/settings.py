@@ -1,4 +1,4 @@
-"""A server's own settings: declared once, read from its flags and variables, written back in the same spelling."""
+"""A server's own settings: declared once, read from its flags and variables, and written back in the same form."""
 
 from __future__ import annotations
 
@@ -18,13 +18,10 @@ TRUE, FALSE = ("1", "true", "yes", "on", "y", "t"), ("0", "false", "no", "off", 
 class Setting:
     """A number, switch or word that a server's rules depend on.
 
-    name        as llmc's --set and JSON spell it
-    kind        type of its value; a `default` None means that the server derives it
-    flag        the server's command-line flag, or ""
-    variable    the server's environment variable, or ""
-    path        keys into a flag whose value is a JSON object, as in ("compilation_config", "max_size")
-    choices     all values of a word that has a few
-    also        other names of the flag
+    name        spelling in llmc's --set and JSON kind        type of its value; a `default` None means that the server
+    derives it flag        the server's command-line flag, or "" variable    the server's environment variable, or ""
+    path        keys into a flag whose value is a JSON object, as in ("compilation_config", "max_size") choices     all
+    allowed words, where there are few also        other names of the flag
     """
 
     name: str
@@ -40,11 +37,11 @@ class Setting:
 
     @property
     def spelling(self) -> str:
-        """How the server's users know it."""
+        """The name that the server's users know."""
         return self.variable or ".".join((self.flag, *self.path)) or self.name
 
     def parse(self, text: str) -> Value:
-        """The value that `text` spells. Raises InputError for text that spells none."""
+        """Parse `text` as a value. Raises InputError for invalid text."""
         if self.kind is bool:
             word = text.strip().lower()
             if word in TRUE or word in FALSE:
@@ -56,7 +53,7 @@ class Setting:
             raise InputError(f"{self.spelling} {text!r} is not of type {self.kind.__name__}") from None
 
     def check(self, value: Value) -> Value:
-        """`value`, if the setting can have it. Raises InputError, or UnknownNameError among a few words."""
+        """Return `value` if the setting allows it. Raises InputError, or UnknownNameError for an unknown word."""
         if value is None:
             return None
         fits = isinstance(value, (int, float) if self.kind is float else self.kind)
@@ -70,9 +67,9 @@ class Setting:
 
 
 def release(server: str, text: str) -> tuple[int, ...]:
-    """A release as numbers, "0.24" as (0, 24). Raises InputError for text that is none."""
+    """Parse a release as numbers, "0.24" as (0, 24). Raises InputError for invalid text."""
     if not re.fullmatch(r"\d+(\.\d+)+", text):
-        raise InputError(f"{server}: release {text!r} is no release; write it as 0.24")
+        raise InputError(f"{server}: {text!r} is not a release; write it as 0.24")
     return tuple(map(int, text.split(".")))
 
 
@@ -89,8 +86,10 @@ SPECULATIVE = (
 
 
 def complete(settings: Sequence[Setting], given: Mapping[str, Value]) -> dict[str, Value]:
-    """All `settings` by name: what is given, checked, else the default. Raises as `Setting.check`, and for a name
-    that no setting has."""
+    """Return all `settings` by name: the given value, checked, or the default.
+
+    Raises like `Setting.check`, and for an unknown name.
+    """
     known = {setting.name: setting for setting in settings}
     for name in given:
         if name not in known:
@@ -101,10 +100,10 @@ def complete(settings: Sequence[Setting], given: Mapping[str, Value]) -> dict[st
 def from_flags(
     settings: Sequence[Setting], flags: Mapping[str, str], environment: Mapping[str, str]
 ) -> dict[str, Value]:
-    """The values of `settings` that a command line and an environment state, by name; a flag wins, and of a switch's
-    two flags "--no-name".
+    """Return the values of `settings` in a command line and an environment, by name.
 
-    `flags` maps "--name" to its text ("" for a switch). Raises InputError for text that is no value.
+    A flag takes precedence, also as "--no-name" for a switch. `flags` maps "--name" to its text ("" for a switch).
+    Raises InputError for invalid text.
     """
     found: dict[str, Value] = {}
     for setting in settings:
@@ -126,7 +125,9 @@ def from_flags(
 
 
 def within(flag: str, text: str, path: Sequence[str]) -> object:
-    """What is at `path` of the JSON object that `flag` was given, or None. Raises InputError where it is no object."""
+    """Return the value at `path` of the JSON object given to `flag`, or None. Raises InputError where it is not an
+    object.
+    """
     try:
         location: object = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -141,11 +142,11 @@ def within(flag: str, text: str, path: Sequence[str]) -> object:
 
 
 def flags_of(arguments: Sequence[str]) -> dict[str, str]:
-    """Flags with their values from words of a command line: "--a 1", "--a=1", and "--a", a switch, with "".
+    """Return flags with their values from words of a command line: "--a 1", "--a=1", and "--a", a switch, with "".
 
-    A dash within a name may be written as an underscore, as servers' parsers allow. The last of two equal flags wins.
-    Words that belong to no flag are left out: a model's name, a command. "--a.b.c 1" is what "--a" has at b.c, whose
-    value is a JSON object, and "--a.b+ 1,2" adds to a list, as vLLM's parser reads them; so are its short flags.
+    A dash within a name may be written as an underscore, which servers' parsers allow. The last of two equal flags
+    wins. Words that belong to no flag are ignored, such as a model's name or a command. Following vLLM's parser,
+    "--a.b.c 1" is the value at b.c of the JSON object "--a", "--a.b+ 1,2" adds to a list, and short flags are accepted.
     """
     found: dict[str, str] = {}
     parts: dict[str, str] = {}
@@ -174,7 +175,6 @@ SHORT = {
 
 
 def _long(arguments: Sequence[str]) -> Iterator[str]:
-    """`arguments` with the long names of short flags."""
     for before, word, after in zip(["", *arguments], arguments, [*arguments[1:], ""], strict=False):
         end = min((location for location in (word.find("="), word.find(".")) if location >= 0), default=len(word))
         level = word if before == "-O" else word.removeprefix("-O").removeprefix("=") if word[:2] == "-O" else ""
@@ -185,7 +185,7 @@ def _long(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _joined(flag: str, text: str, path: Sequence[str], value: str, adds: bool) -> str:
-    """The JSON object `text` with `value` at `path`. Raises InputError where there is no room for it."""
+    """The JSON object `text` with `value` at `path`. Raises InputError where `path` does not lead through objects."""
     root = within(flag, text, ())
     location: object = root
     for key in path[:-1]:
@@ -201,7 +201,6 @@ def _joined(flag: str, text: str, path: Sequence[str], value: str, adds: bool) -
 
 
 def _read(value: str) -> object:
-    """What JSON says, else the word itself."""
     try:
         found: object = json.loads(value)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Steps and families that several servers share: prompts one at a time, apart from decodes; decodes by their number."""
+"""Steps and families shared by several servers: separate prefills of one prompt, and decodes by batch size."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from llmc.integrations.base import BucketRules, GraphFamily, Lists, Miss, Setup
 
 
 class Piece(NamedTuple):
-    """`steps` decode steps in a row whose longest context is at most `context`, from step `start` of their run on."""
+    """`steps` consecutive decode steps with contexts of at most `context`, from step `start` of their run on."""
 
     context: int
     start: int
     steps: int
 
     def total(self, first: int, growth: int) -> int:
-        """What is summed over the steps of a number that is `first` at the run's first step and grows at each."""
+        """Return the sum over the steps of a number that is `first` at the run's first step and grows by `growth`."""
         return (first + growth * self.start) * self.steps + growth * self.steps * (self.steps - 1) // 2
 
 
 def pieces(longest: int, steps: int, most: int, block: int = 1) -> Iterator[Piece]:
-    """The decode steps of a run by their longest context, which is `longest` at the first and grows by one a step.
+    """Yield the decode steps of a run by their longest context, which starts at `longest` and grows by one per step.
 
-    Contexts are rounded up to multiples of `block`, at most `most`: for look-ups among such numbers nothing changes.
+    Contexts are rounded up to multiples of `block`, at most `most`, which does not affect look-ups among such numbers.
     """
     start = 0
     while start < steps:
@@ -42,11 +42,10 @@ def pieces(longest: int, steps: int, most: int, block: int = 1) -> Iterator[Piec
 def separate_steps(
     requests: Iterable[TrafficRequest], limits: Limits, step_time: StepTime
 ) -> Iterator[int | DecodeRun]:
-    """The steps for `requests`, which keep to `limits` and come in order of arrival; a number is one that computes so
-    many tokens of one prompt.
+    """Yield the steps for `requests`, which are within `limits` and in arrival order.
 
-    As schedule.py has them with one prompt a group, which goes before decodes; what of a prompt is not cached runs in
-    parts of max_num_batched_tokens. Raises as `schedule`.
+    An int is a step with that many tokens of one prompt. The steps follow schedule.py with one prompt per group, before
+    decodes. The uncached part of a prompt runs in parts of max_num_batched_tokens. Raises like `schedule`.
     """
     most = limits.max_num_batched_tokens
     for event in schedule(requests, limits, step_time=step_time, prompt_batch=1):
@@ -62,11 +61,11 @@ DECODE = "decode"
 
 
 class DecodeBatches(BucketRules):
-    """One graph for each number of requests that decode together, whatever their contexts; more run eagerly."""
+    """One graph for each number of requests that decode together, regardless of their contexts; more run eagerly."""
 
     families: ClassVar[tuple[GraphFamily, ...]] = (GraphFamily(DECODE, ("requests",), "requests"),)
     miss: ClassVar[Miss] = "eager"
 
     def from_plan(self, setup: Setup, plan: Plan) -> Lists:
-        """The batches of decode buckets."""
+        """Return the batches of decode buckets."""
         return {DECODE: line.shapes(bucket.batch for bucket in plan.decode)}

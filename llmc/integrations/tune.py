@@ -1,4 +1,4 @@
-"""From traffic to a server's lists: what it would prepare by itself, and what it should, on the same steps."""
+"""From traffic to a server's lists: its own lists and better ones, on the same steps."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from llmc.integrations.observed import ObservedSteps
 from llmc.integrations.plan import ServerPlan
 
 ROUNDS = 8
-"""Proposals that are made at most until one keeps to the budget."""
+"""Most proposals until one fits the budget."""
 NEAR = 0.05
-"""The share of the graphs allowed that a proposal may leave unused before another is tried."""
+"""Share of the allowed graphs that a proposal may leave unused before another is tried."""
 
 
 @dataclass(frozen=True)
 class ServerBudget:
-    """The most graphs, seconds of warm-up and bytes of graphs at start; None bounds nothing."""
+    """Limits on graphs, seconds of warm-up and bytes of graphs at start; None means no limit."""
 
     graphs: int | None = None
     warmup_seconds: float | None = None
     graph_bytes: int | None = None
 
     def most(self, cost: GraphCost) -> int | None:
-        """The most graphs that keep to it at `cost` a graph; None without a bound.
+        """Return the most graphs within the budget at `cost` per graph; None without a limit.
 
-        Raises InputError for seconds or bytes where it is not known what a graph takes.
+        Raises InputError for a limit on seconds or bytes where a graph's cost is unknown.
         """
         found = [] if self.graphs is None else [self.graphs]
         for bound, each, flag, what in (
@@ -62,10 +62,9 @@ def tune(
     server: BucketRules, setup: Setup, demands: Demands, budget: ServerBudget, cost: GraphCost | None = None,
     facts: Mapping[str, Fact] | None = None,
 ) -> Tuned:  # fmt: skip
-    """The lists of least padding on `demands`, within `budget`; without a bound, as many graphs as the server's own.
+    """Return the lists of least padding on `demands`, within `budget`; by default, as many graphs as the server's own.
 
-    `facts` of the traffic go into the plan. Raises
-    InputError where no lists keep to the budget.
+    `facts` of the traffic go into the plan. Raises InputError where no lists fit the budget.
     """
     cost = cost or server.cost
     own = server.default(setup)
@@ -79,7 +78,7 @@ def tune(
 def ends(
     server: BucketRules, setup: Setup, lists: Mapping[str, Lists], observed: ObservedSteps
 ) -> dict[str, list[ServerEvaluation]]:
-    """What each of `lists`, by name, does with lengths at either end of their intervals; empty where they are known."""
+    """Return evaluations of each of `lists`, by name, with lengths at either end of their intervals; empty if known."""
     return {
         name: [evaluate(server, setup, each, demands) for demands in observed.ends]
         for name, each in lists.items()
@@ -90,11 +89,11 @@ def ends(
 def _within(
     server: BucketRules, setup: Setup, demands: Demands, counts: Mapping[str, int], most: int, graphs: int,
 ) -> Lists:  # fmt: skip
-    """A proposal of at most `most` graphs: families share them as in `counts`, which make `graphs`, but have no fewer
-    than they need.
+    """A proposal of at most `most` graphs. Families share them as in `counts`, whose total is `graphs`, but have no
+    fewer than they need.
 
-    How graphs follow from lists is the server's own rule, so the share is tried: lowered by what was too many, and
-    raised again while more than NEAR of the graphs allowed would be left.
+    The number of graphs follows from the lists by the server's own rule. The share is therefore found by trial: lowered
+    by the excess, and raised while more than NEAR of the allowed graphs would stay unused.
     """
     least = dict.fromkeys(counts, 1)
     share, enough, too_much = most / max(graphs, 1), 0.0, math.inf
@@ -134,7 +133,7 @@ def _within(
 
 
 def _least(server: BucketRules, setup: Setup, counts: Mapping[str, int]) -> dict[str, int]:
-    """The fewest shapes of each family that the server's look-up can do with."""
+    """The fewest shapes of each family that the server's look-up needs."""
 
     def enough(name: str, count: int) -> bool:
         try:

@@ -41,8 +41,9 @@ def test_the_report_says_how_many_graphs_instead_of_how_many() -> None:
     for phase, few, many in (("prompt", plan.prompt, whole.prompt), ("decode", plan.decode, whole.decode)):
         said = f"its graphs need no contexts: {len(few)} in place of {len(many)}"
         bucket = "bucket" if len(many) - len(few) == 1 else "buckets"
-        assert f"dropped {len(many) - len(few)} {phase} {bucket}: the model keeps states alone, so {said}" in found
-    assert "contexts: none, the model keeps states alone" in found
+        dropped = f"dropped {len(many) - len(few)} {phase} {bucket}"
+        assert f"{dropped}: the model has only recurrent state, so {said}" in found
+    assert "contexts: none, the model has only recurrent state" in found
     assert "contexts" not in whole.limits.to_dict()
     assert not replace(ALONE, max_num_seqs=2).contexts, "another limit changes nothing of it"
 
@@ -67,7 +68,7 @@ def test_a_batch_too_small_is_still_a_gap() -> None:
 def test_a_plan_with_a_context_is_refused_when_it_is_read() -> None:
     fields = json.loads(make_plan(ALONE).to_json())
     fields["decode"][-1][2] = 128
-    with pytest.raises(InputError, match="context 128 is above that of a model that keeps states alone, 0"):
+    with pytest.raises(InputError, match="context 128 is above that of a model with only recurrent state, 0"):
         Plan.from_json(json.dumps(fields))
     fields["limits"]["contexts"] = 0
     with pytest.raises(InputError, match=r"'limits.contexts'.* true or false"):

@@ -101,7 +101,7 @@ def test_a_budget_too_small_for_one_graph_says_what_one_takes(llmc: Llmc, plan: 
     little = ("--graph-bytes-per-token", "20GiB", "--graph-reserved-mem", "0.4")
     said = llmc("plan", "capture", plan, *LOGGED, *little).failed(2)
     assert said == (
-        "15.85 GiB for graphs hold none: the smallest, decode[1x1+128], takes about 20 GiB; raise --graph-reserved-mem "
+        "no graph fits in 15.85 GiB: the smallest, decode[1x1+128], takes about 20 GiB; raise --graph-reserved-mem "
         "or --gpu-memory-utilization, or run without graphs (--graph-reserved-mem 0)"
     )
 
@@ -120,7 +120,7 @@ def test_no_memory_for_graphs_is_a_choice(llmc: Llmc, plan: str) -> None:
         (("--device-memory", "96 bananas"), "--device-memory '96 bananas' is not a size such as 512MiB or 8GB"),
         (("--decode-strategy", "fast"), "unknown order of graph capture (--decode-strategy, "
          "VLLM_GRAPH_DECODE_STRATEGY) 'fast'; known: max_bs, min_tokens"),
-        (("--device-memory", "8GiB"), "8 GiB of device memory do not hold 14.97 GiB of weights and 504 MiB of the "
+        (("--device-memory", "8GiB"), "8 GiB of device memory cannot hold 14.97 GiB of weights and 504 MiB of the "
          "profile run; quantise the model, or take more devices"),
     ],
 )  # fmt: skip

@@ -152,14 +152,14 @@ def test_the_longest_prompt_is_a_limit_of_its_own(llmc: Llmc) -> None:
         (["tune", *VLLM], "name the recorded requests with --traffic FILE"),
         (["tune", "--server", "tpu-inference", *VLLM[2:], *TRAFFIC, "--max-warmup", "1h"], "give --graph-seconds"),
         (["tune", *VLLM, *TRAFFIC, "--set", "x=1"], "known: release (release): "),
-        (["tune", "--server", "sglang@0.5.9"], "llmc has the rules of one release of sglang"),
+        (["tune", "--server", "sglang@0.5.9"], "llmc has the rules of only one release of sglang"),
         (["tune", "--server", "absent@1"], "unknown server 'absent'; known: "),
-        (["tune", "--server", "vllm@new", *VLLM[2:], *TRAFFIC], "release 'new' is no release"),
+        (["tune", "--server", "vllm@new", *VLLM[2:], *TRAFFIC], "vllm: 'new' is not a release"),
         (["tune", *VLLM, *TRAFFIC, "--set", "cudagraph_mode=ALL"], "unknown cudagraph mode 'ALL'"),
         (["evaluate", *VLLM, *TRAFFIC], "name the configurations to judge, or --default"),
         (["evaluate", "c", *VLLM, *TRAFFIC, "--plot", "p.png"], "ends in .html"),
         (["export", "absent", *VLLM], "cannot read the configuration absent"),
-        (["import", "c.json", *VLLM], "c.json says max_num_seqs 8, and 64 was given beside it"),
+        (["import", "c.json", *VLLM], "c.json says max_num_seqs 8, but 64 was given"),
     ],
 )
 def test_what_cannot_be_used_is_one_clear_line(llmc: Llmc, arguments: list[object], message: str) -> None:

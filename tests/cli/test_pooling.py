@@ -173,7 +173,7 @@ def test_files_and_plan_of_a_bundle_are_shown(llmc: Llmc, folder: Path, here: Pa
     assert llmc("plan", "show", "plan.json", "--json").json == json.loads((here / "plan.json").read_text())
     assert "--plot draws plans to generate" in llmc("plan", "show", "plan.json", "--plot", "a.html").failed(2)
     said = llmc("plan", "evaluate", "plan.json", "--traffic", "t.csv").failed(2)
-    assert said.startswith("plan.json: a plan to embed, which generates nothing")
+    assert said.startswith("plan.json: a plan to embed, which generates no text")
 
 
 def test_recorded_texts_choose_the_buckets(llmc: Llmc, folder: Path, here: Path) -> None:

@@ -35,7 +35,7 @@ def test_what_was_left_out_is_on_standard_error(llmc: Llmc) -> None:
     Path("t.csv").write_text("prompt_tokens,output_tokens\n5,2\n5,0\n")
     ran = llmc("traffic", "show", "t.csv")
     assert ran.err == "1 requests without a prompt or without output were left out\n"
-    assert ran.out.startswith("1 requests, which tell no times")
+    assert ran.out.startswith("1 requests, which record no times")
 
 
 def test_histograms_show_intervals(llmc: Llmc) -> None:

@@ -90,7 +90,7 @@ def test_variables_count_where_no_flag_is_given(llmc: Llmc, bundle: Path, monkey
 def test_where_no_graph_fits_the_exit_code_is_1_with_what_one_takes(llmc: Llmc, bundle: Path) -> None:
     ran = llmc("warmup", bundle, "-q", "--graph-reserved-mem", "0.0001")
     assert ran.code == 1
-    assert ran.err.startswith(f"llmc: error: {bundle}: 0 B for graphs hold none: the smallest, prompt[1x4+0], takes")
+    assert ran.err.startswith(f"llmc: error: {bundle}: no graph fits in 0 B: the smallest, prompt[1x4+0], takes")
     assert "Graph/Decode captured:0 (0.0%)" in ran.out
 
 

@@ -78,9 +78,9 @@ def test_plans_are_read(fake: Fake, setup: Setup, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "limits", "message"),
     [
-        ("--max-model-len 64 --max-num-seqs 4", {"max_num_seqs": 8}, "says max_num_seqs 4, and 8 was given"),
+        ("--max-model-len 64 --max-num-seqs 4", {"max_num_seqs": 8}, "says max_num_seqs 4, but 8 was given"),
         ("--max-num-seqs 4", {}, "fake needs max_model_len"),
-        ("--max-model-len many", {}, "--max-model-len 'many' is no whole number"),
+        ("--max-model-len many", {}, "--max-model-len 'many' is not a whole number"),
         ("--max-model-len 64 --gap x", {}, "FAKE_GAP 'x' is not of type int"),
         ("--max-model-len 64 --gap -1", {}, "FAKE_GAP -1 must be at least 0"),
         ("--max-model-len 64 'open", {}, "command:1: No closing quotation"),

@@ -116,7 +116,7 @@ def test_steps_of_a_tpu():
     [
         ("vllm-cudagraphs", "--cudagraph-metrics"),
         ("vllm-batchsizes", "VLLM_LOG_BATCHSIZE_INTERVAL"),
-        ("vllm-gaudi", "no line tells of a bucket"),
+        ("vllm-gaudi", "no line reports a bucket"),
         ("tpu-steps", "AGGREGATED_STATS_DIR"),
     ],
 )

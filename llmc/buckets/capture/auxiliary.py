@@ -1,8 +1,8 @@
-"""What has to be warmed beside the buckets: on a device that compiles what it meets, each of these is met in traffic.
+"""Auxiliary graphs to warm up in addition to the buckets. Without this, the device would compile them during serving.
 
-Data only, strings and numbers: whoever warms a bundle up runs it through the functions that serve. Which sampling
-programs there are follows vLLM on Gaudi, which warms its sampler for each decode batch and each kind of sampling
-(vllm-gaudi's documentation of warm-up, log of September 2025: temperature, top_p and top_k, greedy and random).
+This module holds only strings and numbers; the warm-up runs them through the serving functions. The sampling programs
+follow vLLM on Gaudi, which warms its sampler for each decode batch and each kind of sampling (vllm-gaudi's warm-up
+documentation, log of September 2025: temperature, top_p and top_k, greedy and random).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class CacheMove:
 
 @dataclass(frozen=True)
 class Beside:
-    """All that is warmed once the buckets are; the largest first."""
+    """All auxiliary graphs to warm up after the buckets, largest first."""
 
     samples: tuple[SampleStep, ...]
     tops: tuple[TopStep, ...]
@@ -72,11 +72,11 @@ class Beside:
 
 
 def beside(plan: Plan, sample_top_k: int = 0) -> Beside:
-    """What a plan's buckets need beside them.
+    """Return the auxiliary graphs that a plan's buckets need.
 
-    Every kind of sampling at every decode batch; a prompt's first token is sampled at the smallest one that holds it.
-    With `sample_top_k`, graphs return so many logits, which are fetched for the batches of both phases. Prefixes are
-    moved at the lengths at which buckets differ: each context of the plan.
+    Every kind of sampling is warmed at every decode batch; a prompt's first token is sampled at the smallest batch that
+    holds it. With `sample_top_k`, graphs return that many logits, fetched for the batches of both phases. Prefixes are
+    moved at each context of the plan.
     """
     decode = sorted({bucket.batch for bucket in plan.decode}, reverse=True)
     every = sorted({bucket.batch for bucket in plan.buckets}, reverse=True) if sample_top_k else []

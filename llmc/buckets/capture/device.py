@@ -1,4 +1,6 @@
-"""A device that captures graphs, as the start of a server sees it: weights on it, then a KV cache, then graphs."""
+"""Interface of a device that captures graphs. A server start loads weights, allocates the KV cache, then captures
+graphs.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,14 @@ from llmc.errors import DeviceError
 
 
 class CaptureDevice(Protocol):
-    """A device that records graphs, weights and KV cache already on it."""
+    """A device that captures graphs after its weights and KV cache are in place."""
 
     def free_memory(self) -> int:
-        """Bytes that are free now."""
+        """Return the bytes that are free now."""
         ...
 
     def capture(self, bucket: Bucket) -> int:
-        """Run the bucket through the function that serves, record its graph, and return the bytes that it took.
+        """Run the bucket through the serving function, capture its graph, and return the bytes that it took.
 
         Raises OutOfDeviceMemoryError when there is no room, DeviceError for a bucket that cannot be captured.
         """
@@ -24,25 +26,27 @@ class CaptureDevice(Protocol):
 
 
 class GraphDevice(CaptureDevice, Protocol):
-    """Called in this order, before requests come: `run` once, `allocate` once, `capture` for each graph.
+    """A device that is called before serving, in this order: `run` once, `allocate` once, `capture` for each graph.
 
-    `run` takes memory that stays taken, as a run of any bucket would, and neither needs nor makes a KV cache. `capture`
-    leaves the cache as it was, but for slot 0. A captured bucket's steps give what its uncaptured ones gave. What an
-    interrupt ends in the middle leaves no half graph behind.
+    `run` keeps the memory that it takes, as a run of any bucket would. It neither needs nor creates a KV cache.
+    `capture` changes only slot 0 of the cache. A captured bucket returns the same results as an uncaptured one. An
+    interrupted capture leaves no partial graph.
     """
 
     @property
     def graphs(self) -> str:
-        """What log lines call its graphs: "HPUGraphs"."""
+        """Name of its graphs in log lines: "HPUGraphs"."""
         ...
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a KV cache block, of the plan's `block_size` tokens, in all layers, with their share of states."""
+        """Bytes of a KV cache block of the plan's `block_size` tokens, in all layers, including its share of recurrent
+        state.
+        """
         ...
 
     def total_memory(self) -> int:
-        """Bytes that it has."""
+        """Return the device memory size in bytes."""
         ...
 
     def run(self, bucket: Bucket) -> None:
@@ -50,22 +54,22 @@ class GraphDevice(CaptureDevice, Protocol):
         ...
 
     def expected(self, bucket: Bucket) -> int:
-        """Bytes that the bucket's graph should take, before one of its phase was measured; 0: nobody knows."""
+        """Return the expected bytes of the bucket's graph before its phase has a measurement; 0 if unknown."""
         ...
 
     def allocate(self, blocks: int) -> None:
-        """Make the KV cache, of so many blocks; how many sequences fit is the executor's `slots` from then on.
+        """Allocate a KV cache of `blocks` blocks; this sets the number of sequences, the executor's `slots`.
 
-        Raises OutOfDeviceMemoryError where the device has no room, InputError for fewer than one sequence needs.
+        Raises OutOfDeviceMemoryError where the device has no room, InputError if one sequence needs more blocks.
         """
         ...
 
 
 def checked(count: object) -> int:
-    """What a device states as a number of bytes; raises DeviceError for anything that is none."""
+    """Return the number of bytes that a device reported. Raises DeviceError for any other value."""
     if type(count) is not int or count < 0:
         raise DeviceError(
-            f"the device states {count!r} as bytes of its memory, so no budget for graphs can be kept; run without "
-            "graphs (--graph-reserved-mem 0), or mend its driver"
+            f"the device reports {count!r} bytes of memory, so graphs have no memory budget; run without graphs "
+            "(--graph-reserved-mem 0), or fix its driver"
         )
     return count

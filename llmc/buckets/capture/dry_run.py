@@ -1,4 +1,4 @@
-"""The device of a dry run: graphs take what an estimate says."""
+"""A simulated device for dry runs, whose graphs take estimated sizes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from llmc.errors import InputError, OutOfDeviceMemoryError
 
 
 class EstimatedDevice:
-    """`free` bytes of memory, of which the graph of a bucket takes `size_of(bucket)`; nothing is run."""
+    """A device with `free` bytes of memory, where a bucket's graph takes `size_of(bucket)` bytes; it runs nothing."""
 
     def __init__(self, free: int, size_of: SizeOf) -> None:
         self._free, self._size_of = free, size_of
 
     def free_memory(self) -> int:
-        """Bytes that no graph has taken."""
+        """Return the bytes that no graph has taken."""
         return self._free
 
     def capture(self, bucket: Bucket) -> int:
-        """Take the graph's bytes. Raises OutOfDeviceMemoryError when there are not so many."""
+        """Take the graph's bytes. Raises OutOfDeviceMemoryError when too few are free."""
         size = self._size_of(bucket)
         if size > self._free:
             raise OutOfDeviceMemoryError(f"{bucket} takes {size_text(size)}; {size_text(self._free)} are free")
@@ -33,9 +33,9 @@ class EstimatedDevice:
 
 
 def dry_run(buckets: Sequence[Bucket], memory: Memory, size_of: SizeOf, tell: Report = lambda _: None) -> Outcome:
-    """What would be captured of `buckets` in `memory` if graphs take what `size_of` says.
+    """Return which of `buckets` would be captured in `memory` if graphs take `size_of` bytes.
 
-    Raises InputError for a budget that holds not even one graph; reserving nothing for graphs is no such budget.
+    Raises InputError for a budget that is too small for every graph. A budget of 0 is allowed.
     """
     device = EstimatedDevice(memory.free_for_capture, size_of)
     outcome = capture(device, buckets, memory.margin, memory.options, dict.fromkeys(PHASES, size_of), tell)

@@ -1,8 +1,9 @@
-"""Graph capture under a memory budget: as many graphs as fit, in the order that users chose.
+"""Graph capture under a memory budget: as many graphs as fit, in the user's chosen order.
 
-Prompt graphs are captured within their share, decode graphs within theirs, then each phase within what is left of all.
-A graph that is predicted not to fit is passed over, and smaller ones behind it are still tried. The guide hands memory
-on only where a phase has all its graphs; here also where neither has, or memory would stay unused.
+Prompt graphs are captured within their share and decode graphs within theirs. Then each phase uses the remaining
+memory. A graph that is predicted not to fit is skipped, and smaller ones after it are still tried. The guide passes
+memory on only from a phase that has all its graphs. Here it is also passed on when neither phase is complete, to leave
+none unused.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from llmc.errors import DeviceError, OutOfDeviceMemoryError
 
 @dataclass(frozen=True)
 class Captured:
-    """A graph: `size` bytes that its capture took of the device, `predicted` bytes before."""
+    """A captured graph: `size` bytes of device memory, `predicted` bytes before the capture."""
 
     bucket: Bucket
     size: int
@@ -30,7 +31,7 @@ class Captured:
 
 @dataclass(frozen=True)
 class Uncaptured:
-    """A bucket that runs without a graph, and why."""
+    """A bucket that runs without a graph, and the reason."""
 
     bucket: Bucket
     why: str
@@ -38,7 +39,7 @@ class Uncaptured:
 
 @dataclass(frozen=True)
 class PhaseOutcome:
-    """One phase: `share` bytes were its own; `captured` in the order of capture, `uncaptured` in that of the queue."""
+    """Capture results of one phase: its `share` in bytes, `captured` in capture order, `uncaptured` in queue order."""
 
     phase: Phase
     share: int
@@ -56,20 +57,20 @@ class PhaseOutcome:
         return len(self.captured) + len(self.uncaptured)
 
     def steps_captured(self, steps: Mapping[Bucket, int]) -> float | None:
-        """Of the phase's `steps` of traffic, the share that replays a graph, 0 … 1; None where it has no step."""
+        """Return the fraction of the phase's `steps` that replays a graph, 0 … 1; None without steps."""
         own = [steps.get(graph.bucket, 0) for graph in self.captured]
         total = sum(own) + sum(steps.get(one.bucket, 0) for one in self.uncaptured)
         return sum(own) / total if total else None
 
     @property
     def percent(self) -> float:
-        """Of the buckets, those captured; 100 where there are none."""
+        """Percentage of the buckets that are captured; 100 without buckets."""
         return 100 * len(self.captured) / self.candidates if self.candidates else 100.0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """All phases: `free` bytes there were before, `budget` of them for graphs; `notes` on what was odd, in words."""
+    """Capture results of all phases: `free` bytes before capture, the graph `budget` in bytes, and warning `notes`."""
 
     free: int
     budget: int
@@ -93,12 +94,12 @@ class Outcome:
 
 
 NOT_YET = "not captured yet"
-"""Why a bucket has no graph whose turn has not come."""
+"""The reason given for a bucket that is still in the queue."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """A graph about to be captured: place `number` (from 1) of `of` in its phase's order, with `free` bytes left."""
+    """A graph about to be captured: `number` (from 1) `of` the graphs of its phase, with `free` bytes left."""
 
     bucket: Bucket
     number: int
@@ -113,7 +114,7 @@ def capture(
     device: CaptureDevice, buckets: Sequence[Bucket], margin: int, options: CaptureOptions,
     expected: Mapping[Phase, SizeOf] | None = None, tell: Report = lambda _: None,
 ) -> Outcome:  # fmt: skip
-    """Capture graphs until no more fit, see Capture; `tell` is called before each."""
+    """Capture graphs until no more fit, with the rules of Capture; `tell` is called before each."""
     whole = Capture(device, buckets, margin, options, expected, tell)
     for _ in whole.run():
         pass
@@ -121,15 +122,16 @@ def capture(
 
 
 class Capture:
-    """The capture of graphs until no more fit, one at a time; `margin` bytes of the device stay free (Memory.margin).
+    """Captures graphs one at a time until no more fit; `margin` bytes of the device stay free (Memory.margin).
 
-    The budget is what is free now beyond the margin, or nothing where nothing is reserved for graphs; it never grows,
-    whatever the device says later. A graph is charged with the larger one of what the device says it took and of what
-    is less free than after the graph before, whoever took it. A device out of memory ends the capture: its graphs stay,
-    all other buckets run uncaptured. A bucket that the device cannot capture for another reason is passed over.
-    `expected` are the sizes to go by before a phase's first measurement; without them the first graph of a phase is
-    captured where any memory is left. `tell` is called before each capture. Raises DeviceError for free memory that is
-    no number of bytes, and what the device raises.
+    The budget is the memory that is free now beyond the margin, or 0 where nothing is reserved for graphs. It never
+    grows. A graph is charged with the larger of its reported size and the drop in free memory since the previous graph,
+    whatever caused the drop. When the device runs out of memory, capture ends: existing graphs stay, all other buckets
+    run uncaptured. A bucket that fails for another reason is skipped.
+
+    `expected` gives sizes before a phase's first measurement. Without it, the first graph of a phase is captured if any
+    memory is left. `tell` is called before each capture. Raises DeviceError if the reported free memory is not a number
+    of bytes; errors of the device propagate.
     """
 
     def __init__(
@@ -148,7 +150,7 @@ class Capture:
         self._out_of_memory: Bucket | None = None
 
     def run(self) -> Iterator[Bucket]:
-        """Capture one graph after the other, each when it is asked for; the bucket of each."""
+        """Capture one graph per iteration, and yield its bucket."""
         for phase in PHASES:
             yield from self._pass(self._queues[phase], self._shares[phase])
         for queue in self._queues.values():
@@ -156,7 +158,7 @@ class Capture:
 
     @property
     def outcome(self) -> Outcome:
-        """What is captured by now, and why the other buckets are not."""
+        """The graphs captured so far, and why the other buckets have none."""
         phases = (
             PhaseOutcome(
                 phase, self._shares[phase], tuple(queue.captured.values()),
@@ -167,7 +169,6 @@ class Capture:
         return Outcome(self._begin, self._budget, tuple(phases), tuple(self._notes()))
 
     def _pass(self, queue: _Queue, room: int) -> Iterator[Bucket]:
-        """Capture what fits into `room` bytes; what does not stays, with the reason."""
         for number, bucket in enumerate(queue.order, 1):
             if bucket in queue.captured or bucket in queue.refused:
                 continue
@@ -189,7 +190,7 @@ class Capture:
                 yield bucket
 
     def _one(self, queue: _Queue, bucket: Bucket, number: int) -> int | None:
-        """Capture one graph: the bytes to charge, or None where the device could not."""
+        """Return the bytes to charge for the graph, or None where the device could not capture it."""
         before = self._free
         self._report(Attempt(bucket, number, len(queue.order), before))
         try:
@@ -215,14 +216,14 @@ class Capture:
             yield (f"the device ran out of memory while capturing {self._out_of_memory}; lower --graph-reserved-mem or "
                    "--gpu-memory-utilization")  # fmt: skip
         if self._taken > self._budget:
-            yield (f"graphs took {size_text(self._taken - self._budget)} more than the {size_text(self._budget)} for "
-                   "them: the margin is smaller by as much")  # fmt: skip
+            yield (f"graphs took {size_text(self._taken - self._budget)} more than their budget of "
+                   f"{size_text(self._budget)}; the margin shrinks by the same amount")  # fmt: skip
         if self._grown:
             yield f"{size_text(self._grown)} of memory became free while graphs were captured; not used"
 
 
 class _Queue:
-    """The buckets of one phase in their order, and what became of them; `refused`: they are not tried again."""
+    """The buckets of one phase in order, with their results; `refused` buckets are not tried again."""
 
     def __init__(self, phase: Phase, buckets: Sequence[Bucket], options: CaptureOptions, expected: SizeOf | None):
         own = [bucket for bucket in buckets if bucket.phase == phase]
@@ -234,5 +235,4 @@ class _Queue:
 
     @property
     def used(self) -> int:
-        """Bytes of its graphs."""
         return sum(graph.size for graph in self.captured.values())

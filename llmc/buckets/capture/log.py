@@ -1,13 +1,13 @@
-"""The lines that a warm-up logs, in the guide's form, and its outcome as JSON.
+"""Warm-up log lines in the Gaudi guide's form, and the outcome as JSON.
 
-    [Warmup][Prompt][1/24] batch_size:4 seq_len:1024 free_mem:79.16 GiB           a bucket that is run
-    [Warmup][Graph/Decode][1/48] batch_size:4 seq_len:128 free_mem:47.51 GiB      a bucket that is captured
+    [Warmup][Prompt][1/24] batch_size:4 seq_len:1024 free_mem:79.16 GiB           before a bucket runs
+    [Warmup][Graph/Decode][1/48] batch_size:4 seq_len:128 free_mem:47.51 GiB      before a bucket is captured
     [Warmup][Prompt][1/36] batch_size:4 query_len:1024 num_blocks:2 free_mem:…    where prompts have a context
-    Model profiling run took 504 MiB of device memory (15.46 GiB/94.62 GiB used)  a step of the start
+    Model profiling run took 504 MiB of device memory (15.46 GiB/94.62 GiB used)  a startup step
     Graph/Prompt captured:15 (62.5%) used_mem:14.03 GiB buckets:[(1, 128), …]
 
-`free_mem` is before the bucket. A prompt's blocks are those of one sequence, a decode step's those of all, as
-vllm-gaudi counts them since 2025.
+`free_mem` is the free memory before the bucket. Prompt blocks are counted per sequence and decode blocks over all
+sequences, as in vllm-gaudi since 2025.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from llmc.buckets.render.text import size_text
 
 @dataclass(frozen=True)
 class Lines:
-    """Lines for one plan; `block_size` tokens are a block where `blocks` says that lines count contexts in them."""
+    """Log lines for one plan; with `blocks`, contexts are counted in blocks of `block_size` tokens."""
 
     block_size: int
     blocks: bool
 
     @classmethod
     def of(cls, buckets: Iterable[Bucket], block_size: int) -> Lines:
-        """Blocks are named where a prompt bucket has a context, which two numbers cannot tell."""
+        """Create the lines for `buckets`; contexts are counted in blocks where a prompt bucket has a context."""
         return cls(block_size, any(bucket.phase == "prompt" and bucket.context for bucket in buckets))
 
     def run(self, bucket: Bucket, number: int, of: int, free: int | None) -> str:
-        """`bucket`, the `number`th of its phase, is about to be run; None: nobody knows what is free."""
+        """Return the line for a `bucket`, the `number`th of its phase, about to run; `free` is None if unknown."""
         return self._line(bucket.phase.capitalize(), bucket, number, of, free)
 
     def captured(self, attempt: Attempt) -> str:
-        """A graph is about to be captured."""
+        """Return the line for a graph about to be captured."""
         phase = f"Graph/{attempt.bucket.phase.capitalize()}"
         return self._line(phase, attempt.bucket, attempt.number, attempt.of, attempt.free)
 
     def summary(self, outcome: PhaseOutcome) -> str:
-        """What was captured of a phase."""
+        """Return the summary of one phase's captured graphs."""
         shapes = ", ".join(str(self.shape(graph.bucket)) for graph in sorted(outcome.captured, key=lambda g: g.bucket))
         return (
             f"Graph/{outcome.phase.capitalize()} captured:{len(outcome.captured)} ({outcome.percent:.1f}%) "
@@ -53,7 +53,7 @@ class Lines:
         )
 
     def shape(self, bucket: Bucket) -> tuple[int, ...]:
-        """The numbers that name a bucket: (batch, sequence length), or (batch, query, blocks)."""
+        """Return the numbers that identify a bucket: (batch, sequence length), or (batch, query, blocks)."""
         if self.blocks:
             return bucket.batch, bucket.query, self._blocks(bucket)
         return bucket.batch, length(bucket)
@@ -71,12 +71,12 @@ class Lines:
 
 
 def took_line(what: str, took: int, used: int, total: int) -> str:
-    """What a step of the start took, and what all have taken by now; in bytes."""
+    """Return the line for a startup step: the bytes that it took, and all bytes used so far."""
     return f"{what} took {size_text(took)} of device memory ({size_text(used)}/{size_text(total)} used)"
 
 
 def budget_line(outcome: Outcome, options: CaptureOptions, graphs: str = "graphs") -> str:
-    """The budget and the shares of the phases; `graphs` is what the device calls them."""
+    """Return the line with the graph budget and the phases' shares; `graphs` is the device's name for graphs."""
     shares = " and ".join(f"{size_text(phase.share)} for {phase.phase}" for phase in outcome.phases)
     return (
         f"Using {size_text(outcome.budget)}/{size_text(outcome.free)} of free device memory for {graphs}, {shares} "
@@ -85,19 +85,19 @@ def budget_line(outcome: Outcome, options: CaptureOptions, graphs: str = "graphs
 
 
 def hold_none(outcome: Outcome, buckets: Iterable[Bucket], size_of: SizeOf) -> str:
-    """What to say where graphs of `buckets` were wanted and there is none."""
+    """Return the message for the case that graphs of `buckets` were requested and none was captured."""
     if outcome.notes:
         return f"no graph was captured: {outcome.notes[0]}"
     least = min(buckets, key=size_of)
     return (
-        f"{size_text(outcome.budget)} for graphs hold none: the smallest, {least}, takes about "
+        f"no graph fits in {size_text(outcome.budget)}: the smallest, {least}, takes about "
         f"{size_text(size_of(least))}; raise --graph-reserved-mem or --gpu-memory-utilization, or run without "
         "graphs (--graph-reserved-mem 0)"
     )
 
 
 def uncaptured_lines(outcome: Outcome, lines: Lines, shown: int | None = None) -> list[str]:
-    """A line for each bucket that runs without a graph, with the reason; of each phase the first `shown`, None: all."""
+    """Return a line with the reason for each bucket without a graph, at most `shown` per phase; None means all."""
     found = []
     for phase in outcome.phases:
         some = phase.uncaptured[:shown]
@@ -108,7 +108,7 @@ def uncaptured_lines(outcome: Outcome, lines: Lines, shown: int | None = None) -
 
 
 def to_dict(outcome: Outcome) -> dict[str, object]:
-    """The outcome as JSON holds it; buckets are [batch, query, context] in tokens."""
+    """Return the outcome as a JSON object; buckets are [batch, query, context] in tokens."""
     return {
         "free": outcome.free,
         "budget": outcome.budget,

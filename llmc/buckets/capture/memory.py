@@ -1,4 +1,4 @@
-"""A device's memory, divided: weights, profile run, and of what is free then a margin, the KV cache and the graphs."""
+"""Division of device memory: weights and the profile run first, then a margin, the KV cache and the graphs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from llmc.errors import DeviceError, InputError
 
 @dataclass(frozen=True)
 class Memory:
-    """All numbers in bytes. `profile_run` is what a run of dummy data, weights loaded, took and kept.
+    """Device memory, all in bytes. `profile_run` is what a dummy run, after loading weights, took and kept.
 
-    `block_bytes` of a KV cache block of `block_tokens` tokens: keys and values of all layers, and a share of the states
-    of a sequence of `longest` tokens. A cache of one such sequence is the least that serves. Raises InputError for
-    memory that does not hold the weights, or a KV cache below that.
+    `block_bytes` is the size of a KV cache block of `block_tokens` tokens: keys and values of all layers, and a share
+    of a sequence's recurrent state. The cache must hold at least one sequence of `longest` tokens. Raises InputError
+    for memory that does not hold the weights, or that cache.
     """
 
     total: int
@@ -32,12 +32,12 @@ class Memory:
     def __post_init__(self) -> None:
         if self.free <= 0:
             raise InputError(
-                f"{size_text(self.total)} of device memory do not hold {size_text(self.weights)} of weights and "
+                f"{size_text(self.total)} of device memory cannot hold {size_text(self.weights)} of weights and "
                 f"{size_text(self.profile_run)} of the profile run; quantise the model, or take more devices"
             )
         if self.blocks < (needed := -(-self.longest // self.block_tokens)):
             raise InputError(
-                f"{size_text(self.kv_reserved)} for the KV cache are {self.blocks} blocks of "
+                f"{size_text(self.kv_reserved)} for the KV cache hold {self.blocks} blocks of "
                 f"{size_text(self.block_bytes)}; one sequence of {self.longest} tokens needs {needed}: raise "
                 "--gpu-memory-utilization, lower --graph-reserved-mem or plan for a shorter --max-model-len"
             )
@@ -49,17 +49,17 @@ class Memory:
 
     @property
     def usable(self) -> int:
-        """For KV cache and graphs together."""
+        """For the KV cache and graphs together."""
         return int(self.free * self.options.gpu_memory_utilization)
 
     @property
     def margin(self) -> int:
-        """What neither may take."""
+        """Reserve that neither the KV cache nor graphs may take."""
         return self.free - self.usable
 
     @property
     def graphs(self) -> int:
-        """Reserved for graphs; what whole blocks leave of the KV cache comes on top."""
+        """Reserved for graphs; graphs also get the rest that does not fill a KV cache block."""
         return int(self.usable * self.options.graph_reserved_mem)
 
     @property
@@ -74,16 +74,16 @@ class Memory:
 
     @property
     def kv_cache(self) -> int:
-        """What these blocks take."""
+        """Bytes that the whole blocks take."""
         return self.blocks * self.block_bytes
 
     @property
     def free_for_capture(self) -> int:
-        """Free when the KV cache is there, the margin included: what `capture` begins with."""
+        """Free after the KV cache is allocated, including the margin; `capture` starts with it."""
         return self.free - self.kv_cache
 
     def line(self, graphs: str = "graphs") -> str:
-        """The division as the guide logs it; `graphs` is what the device calls them."""
+        """Return the division as the guide logs it; `graphs` is the device's name for graphs."""
         options = self.options
         return (
             f"Free device memory: {size_text(self.free)}, {size_text(self.usable)} usable "
@@ -93,7 +93,7 @@ class Memory:
         )
 
     def text(self, captured: int) -> str:
-        """A row for each step from an empty device to `captured` bytes of graphs; ends in a newline."""
+        """Return a table row for each step from an empty device to `captured` bytes of graphs; ends in a newline."""
         steps = (
             ("weights", self.weights), ("profile run", self.profile_run),
             (f"KV cache: {self.blocks:,} blocks, {self.blocks * self.block_tokens:,} tokens", self.kv_cache),
@@ -103,11 +103,11 @@ class Memory:
         for name, size in steps:
             used += size
             rows.append((name, size_text(size), size_text(used), size_text(self.total - used)))
-        rows.append(("margin, never taken", size_text(self.margin), "", ""))
+        rows.append(("margin, kept free", size_text(self.margin), "", ""))
         return "\n".join(table(rows, (1, 2, 3))) + "\n"
 
     def to_dict(self) -> dict[str, int]:
-        """The division as JSON holds it."""
+        """Return the division as a JSON object."""
         return {
             "total": self.total, "weights": self.weights, "profile_run": self.profile_run, "free": self.free,
             "usable": self.usable, "margin": self.margin, "graphs": self.graphs, "kv_cache": self.kv_cache,
@@ -118,19 +118,19 @@ class Memory:
 def profile(
     device: GraphDevice, plan: Plan, block_bytes: int, options: CaptureOptions, longest: int | None = None
 ) -> Memory:
-    """Run the plan's largest prompt bucket, and divide what is free then; `block_bytes` of a KV cache block.
+    """Run the plan's largest prompt bucket and divide the memory that is then free; `block_bytes` is per KV cache
+    block.
 
-    `longest`: tokens that the cache has to have for one sequence; None: the plan's max_model_len.
-    Memory that is free only after the run counts as free, the weights as so much smaller. Raises DeviceError for
-    numbers that are no bytes of memory, InputError for memory that does not hold the model or one sequence of its
-    cache, and what the run raises.
+    `longest` is the least cache size in tokens; None means the plan's max_model_len. Memory that the run frees counts
+    as free, and reduces the weights' size. Raises DeviceError for reported sizes that are invalid, InputError for
+    memory that does not hold the model or the cache of one sequence; errors of the run propagate.
     """
     total, before = checked(device.total_memory()), checked(device.free_memory())
     device.run(warm_up_order(plan.prompt)[0])
     after = checked(device.free_memory())
     if (most := max(before, after)) > total:
         raise DeviceError(
-            f"the device states {size_text(most)} of {size_text(total)} of memory as free; mend its driver"
+            f"the device reports {size_text(most)} of {size_text(total)} of memory as free; fix its driver"
         )
     kept = max(0, before - after)
     limits = plan.limits

@@ -1,4 +1,4 @@
-"""How much memory graphs get, how phases share it, and which graphs come first."""
+"""Graph capture options: memory for graphs, its split between phases, and capture order."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from llmc.settings import Settings
 
 @dataclass(frozen=True)
 class CaptureOptions:
-    """What flags and the environment say; the defaults are the Gaudi guide's.
+    """Values of flags and environment variables; the defaults are the Gaudi guide's.
 
-    gpu_memory_utilization  share of the memory that is free after the profile run which may be used, above 0, at most 1
+    gpu_memory_utilization  usable share of the memory that is free after the profile run, above 0, at most 1
     graph_reserved_mem      share of that for graphs, 0 … 1; the rest is KV cache (VLLM_GRAPH_RESERVED_MEM)
-    graph_prompt_ratio      share of the graphs' memory that prompt graphs may take first, 0 … 1
+    graph_prompt_ratio      share of the graph memory that prompt graphs may take first, 0 … 1
                             (VLLM_GRAPH_PROMPT_RATIO)
-    prompt_strategy, decode_strategy    order of capture, a name of order.py (VLLM_GRAPH_{PROMPT|DECODE}_STRATEGY)
+    prompt_strategy, decode_strategy    capture order, a name of order.py (VLLM_GRAPH_{PROMPT|DECODE}_STRATEGY)
 
-    Raises InputError for a share out of range, UnknownNameError for a strategy that is not there.
+    Raises InputError for a share out of range, UnknownNameError for an unknown strategy.
     """
 
     gpu_memory_utilization: float = 0.9
@@ -42,7 +42,7 @@ class CaptureOptions:
                 raise UnknownNameError(kind, name, STRATEGIES)
 
     def strategy(self, phase: Phase) -> str:
-        """The name of a phase's order of capture."""
+        """Return the name of a phase's capture order."""
         return self.prompt_strategy if phase == "prompt" else self.decode_strategy
 
     @classmethod
@@ -51,7 +51,7 @@ class CaptureOptions:
         graph_reserved_mem: float | None = None, graph_prompt_ratio: float | None = None,
         prompt_strategy: str | None = None, decode_strategy: str | None = None,
     ) -> CaptureOptions:  # fmt: skip
-        """Flags where they are given, then what `settings` read from the environment, then the defaults."""
+        """Resolve options: given arguments first, then environment values in `settings`, then defaults."""
         found: dict[str, float | str | None] = {
             "gpu_memory_utilization": gpu_memory_utilization,
             "graph_reserved_mem": _first(graph_reserved_mem, settings.graph_reserved_mem),

@@ -1,7 +1,6 @@
-"""Which bucket comes first: in the warm-up, and in the capture of graphs.
+"""Bucket order for warm-up and graph capture.
 
-The keys of both strategies and the order of ties are those of HabanaAI's vLLM fork, and give the lines of the guide's
-logs.
+The keys of both strategies and the tie order follow HabanaAI's vLLM fork and produce the guide's log lines.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ Key = Callable[[Bucket], tuple[float, ...]]
 
 
 def length(bucket: Bucket) -> int:
-    """What the guide calls the sequence length: new tokens of a prompt, cached ones of a decode step."""
+    """Return the guide's sequence length: new tokens of a prompt bucket, cached tokens of a decode bucket."""
     return bucket.query if bucket.phase == "prompt" else bucket.context
 
 
 def min_tokens(bucket: Bucket) -> tuple[float, ...]:
-    """Few tokens (batch · sequence length) first, of as many the shorter sequences first."""
+    """Sort by tokens (batch · sequence length), fewest first; ties by shorter sequences."""
     return bucket.batch * length(bucket), length(bucket), bucket.batch, bucket.context
 
 
 def max_bs(bucket: Bucket) -> tuple[float, ...]:
-    """Large batches first, of equal ones the shorter sequences first."""
+    """Sort by batch, largest first; ties by shorter sequences."""
     return -bucket.batch, length(bucket), bucket.context
 
 
@@ -33,12 +32,12 @@ STRATEGIES: Mapping[str, Key] = {"min_tokens": min_tokens, "max_bs": max_bs}
 
 
 def warm_up_order(buckets: Sequence[Bucket], steps: Mapping[Bucket, int] | None = None) -> list[Bucket]:
-    """The order of the warm-up: prompt buckets, then decode buckets, the largest first.
+    """Return the warm-up order: prompt buckets, then decode buckets, largest first.
 
-    The largest allocate first, so what they free serves the smaller ones, and a device too small for the plan is found
-    at once. `steps` is how often traffic runs each bucket. With it, the hottest come first, those of both phases by
-    their share of the phase's steps, so that a server that starts before all is warm serves the usual request first.
-    Buckets that traffic never runs come last, the largest first.
+    Large buckets allocate first, so smaller ones reuse their freed memory, and a device that is too small fails at
+    once. `steps` counts the traffic's steps per bucket. With it, the most used buckets of both phases come first, by
+    their share of the phase's steps, so that a server that starts early serves common requests first. Unused buckets
+    come last, largest first.
     """
     largest = [b for phase in PHASES for b in sorted(_of(buckets, phase), key=min_tokens, reverse=True)]
     if steps is None:

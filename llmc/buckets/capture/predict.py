@@ -1,4 +1,4 @@
-"""The bytes of the next graph of a phase, predicted from those captured before it."""
+"""Prediction of a graph's size from the graphs of its phase captured before."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from collections.abc import Callable
 from llmc.buckets.bucket import Bucket
 
 SizeOf = Callable[[Bucket], int]
-"""Bytes that the graph of a bucket is expected to take; 0, of every bucket alike, where nobody knows."""
+"""Expected bytes of a bucket's graph; 0 for every bucket where sizes are unknown."""
 
 
 class Predictor:
-    """Predicts the graphs of one phase in proportion to what they are expected to take, or to their new tokens.
+    """Predicts graph sizes of one phase, in proportion to expected size or to new tokens.
 
-    Graphs are weighed by `expected`; where it is None or says 0, by `Bucket.tokens`. HabanaAI's fork takes the mean
-    bytes a token of all graphs so far. This predictor takes the larger one of the mean bytes a weight and of those of
-    the graph that weighs most: the mean is enough where graphs have a fixed part, and too little where they grow faster
-    than their weight. It never says less than a graph of no more weight took. So a prediction grows with the weight
-    (monotone), and is at least what was measured; an `expected` that is wrong by a factor gives exact predictions from
-    the second graph on.
+    A graph's weight is its `expected` size, or `Bucket.tokens` where that is None or 0. HabanaAI's fork uses the mean
+    bytes per token of all graphs so far. This predictor uses the larger of the mean bytes per weight and those of the
+    heaviest graph. The mean suffices where graphs have a fixed part, and is too small where they grow faster than their
+    weight.
 
-    Before the first measurement it says what `expected` does, or 0 without one. `add` and a prediction take
-    O(log n) comparisons.
+    A prediction grows with the weight, and is at least the size of every lighter graph. If `expected` is off by a
+    constant factor, predictions are exact from the second graph on. Before the first measurement, it returns the
+    expected size, or 0. `add` and a prediction take O(log n) comparisons.
     """
 
     def __init__(self, expected: SizeOf | None = None) -> None:
@@ -33,7 +32,7 @@ class Predictor:
         self._held: list[int] = []
 
     def __call__(self, bucket: Bucket) -> int:
-        """Bytes that the bucket's graph should take."""
+        """Return the predicted bytes of the bucket's graph."""
         if not self._weights:
             return self._expected(bucket) if self._expected is not None else 0
         own = self._weight(bucket)
@@ -43,7 +42,7 @@ class Predictor:
         return max(mean, -(-size * own // weight), self._held[index - 1] if index else 0)
 
     def add(self, bucket: Bucket, size: int) -> None:
-        """The bucket's graph took `size` bytes."""
+        """Record that the bucket's graph took `size` bytes."""
         weight = self._weight(bucket)
         self._weights += weight
         self._bytes += size

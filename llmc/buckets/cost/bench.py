@@ -1,4 +1,4 @@
-"""A bench file: the seconds that buckets were measured to take on one device.
+"""Bench files: measured seconds per bucket on one device.
 
 File format, JSON in UTF-8:
 
@@ -9,8 +9,8 @@ File format, JSON in UTF-8:
                     [, "memory_bytes": integer]            that the compiled graph holds
                     [, "samples": integer] }               steps that "seconds" is of
 
-Other fields beside "device" ("toolchain", "host" …) are kept unchanged. "unmeasured", an array of buckets as text,
-lists the buckets that an interrupted run did not measure. No bucket is measured twice.
+Other fields next to "device" ("toolchain", "host" …) are kept unchanged. "unmeasured" lists, as text, the buckets that
+an interrupted run did not measure. No bucket is measured twice.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SCHEMA = 1
 """Version of the file format; a bench of any other version is refused."""
 
 UNMEASURED = "unmeasured"
-"""The further field of a bench that was interrupted."""
+"""The extra field of an interrupted bench."""
 
 MAX_MEASUREMENTS = 1 << 15
 """Most measurements of one bench: far beyond what can be timed, low enough to bound the work of interpolating."""
@@ -46,7 +46,7 @@ MAX_SIZE = 2**31 - 1
 """Largest batch, query or context of a measurement."""
 
 SECONDS = (1e-9, 1e6)
-"""Least and most seconds of a measurement; a number outside is in another unit."""
+"""Range of a measurement in seconds; a number outside it is in another unit."""
 
 SHOWN = 200
 """Measurements that a notebook shows."""
@@ -54,7 +54,7 @@ SHOWN = 200
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was measured of one bucket: seconds of a step, and what compiling and holding its graph took.
+    """One bucket's measurement: seconds of a step, and the time and memory to compile and keep its graph.
 
     Raises InputError for a number that is out of range.
     """
@@ -78,7 +78,7 @@ class Measurement:
                 raise InputError(f"{self.bucket}: {name} {value} must be at least {least}")
 
     def to_dict(self) -> dict[str, object]:
-        """The measurement as JSON holds it."""
+        """Return the measurement as a JSON object."""
         known = {name: getattr(self, name) for name in ("seconds", "compile_seconds", "memory_bytes", "samples")}
         return asdict(self.bucket) | {name: value for name, value in known.items() if value is not None}
 
@@ -87,8 +87,8 @@ class Measurement:
 class Bench:
     """Measurements of distinct buckets on one device, at least one; sorted by bucket.
 
-    `more` holds the further fields of the file. Raises InputError for no, too many or doubled measurements,
-    and for a further field that has the name of one of its own.
+    `more` holds the extra fields of the file. Raises InputError for no, too many or duplicate measurements, and for an
+    extra field with the name of a standard field.
     """
 
     device: str
@@ -102,26 +102,27 @@ class Bench:
         if not 1 <= len(ordered) <= MAX_MEASUREMENTS:
             raise InputError(f"a bench of {len(ordered)} measurements; 1 to {MAX_MEASUREMENTS} can be used")
         for name in sorted({"schema", "device", "bundle", "measurements"} & set(self.more)):
-            raise InputError(f"the bench has a further field {name!r}, which is a field of its own; rename it")
+            raise InputError(f"the bench has an extra field {name!r}, which is the name of a standard field; rename it")
         for before, after in pairwise(ordered):
             if before.bucket == after.bucket:
                 raise InputError(f"the bench has {after.bucket} twice; keep one measurement of it")
 
     @property
     def unmeasured(self) -> list[str]:
-        """The buckets that an interrupt left out, in words; none of a whole bench."""
+        """Names of the buckets that an interrupted run left out; empty for a complete bench."""
         left = self.more.get(UNMEASURED)
         return [str(bucket) for bucket in left] if isinstance(left, list) else []
 
     def measured(self, phase: Phase) -> tuple[Measurement, ...]:
-        """The measurements of one phase, ascending by bucket; without any, the phase has no seconds."""
+        """Return the measurements of one phase, ascending by bucket; empty if the phase was not measured."""
         return tuple(measurement for measurement in self.measurements if measurement.bucket.phase == phase)
 
     def seconds(self, phase: Phase, batch: ArrayLike, query: ArrayLike, context: ArrayLike) -> Floats:
-        """Seconds of one step of each shape, measured or not; the arguments are broadcast against each other.
+        """Return the seconds of one step of each shape, measured or not; the arguments are broadcast against each
+        other.
 
-        Measured shapes have their measured seconds, others are interpolated: see surface.py for what is
-        guaranteed. Raises InputError where the phase has no measurement, or a shape is smaller than any bucket.
+        Measured shapes have their measured seconds, others are interpolated (guarantees: surface.py). Raises InputError
+        where the phase has no measurement, or a shape is smaller than any bucket.
         """
         shapes = np.stack(np.broadcast_arrays(*(np.asarray(one, np.float64) for one in (batch, query, context))), -1)
         if np.any(shapes < (1, 1, 0)):
@@ -131,10 +132,10 @@ class Bench:
         return self._surfaces[phase](shapes.reshape(-1, 3)).reshape(shapes.shape[:-1])
 
     def rising(self) -> Bench:
-        """The bench with every measurement raised to the largest time of any smaller bucket of its phase.
+        """Return the bench with every measurement raised to the largest time of any smaller bucket of its phase.
 
         Noise can make a larger bucket look faster. In the result, `seconds` never falls as a shape grows (up to
-        rounding); a search for least cost relies on this. If nothing had to be raised, the result is this bench.
+        rounding), which the cost search needs. If nothing had to be raised, the result is this bench.
         """
         raised: list[Measurement] = []
         for phase in PHASES:
@@ -145,15 +146,15 @@ class Bench:
         return self if tuple(raised) == self.measurements else replace(self, measurements=tuple(raised))
 
     def model_error(self, phase: Phase) -> float | None:
-        """Median relative error of the affine model at measured buckets, each left out of its own fit.
+        """Return the median relative error of the affine model at measured buckets, each left out of its own fit.
 
-        A fraction (0.1 is 10%), what to expect of shapes outside the measured ones; None below two measurements.
+        The error is a fraction (0.1 is 10%) and estimates the error at unmeasured shapes; None below two measurements.
         """
         known = self.measured(phase)
         return leave_one_out(phase, *_arrays(known)) if known else None
 
     def describe(self) -> str:
-        """One line for reports and provenance: the device, and for each phase the points and the model's error."""
+        """Return one line for reports and provenance: the device, and each phase's points and model error."""
         left = len(self.unmeasured)
         incomplete = f"; interrupted: {left} buckets were not measured" if left else ""
         return f"bench of {self.device}: {', '.join(self._describe(phase) for phase in PHASES)}{incomplete}"
@@ -164,7 +165,6 @@ class Bench:
         return points if error is None else f"{points} (affine model off by {error:.1%} at the median)"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the milliseconds of each bucket."""
         from llmc.buckets.render.page import Table, columns, counts, fragment
 
         rows = []
@@ -182,11 +182,11 @@ class Bench:
         return {phase: Surface(phase, *_arrays(some)) for phase, some in known.items() if some}
 
     def digest(self) -> str:
-        """SHA-256 of `to_json`, in hexadecimal: equal for equal benches, on every host."""
+        """Return the SHA-256 of `to_json` in hexadecimal; equal benches have equal digests on every host."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def to_json(self) -> str:
-        """The canonical text: a line for each field and each measurement, ending in a newline."""
+        """Return the canonical text: a line for each field and each measurement, ending in a newline."""
         lines = [f"{json.dumps(name)}: {json.dumps(value, sort_keys=True)}" for name, value in self._head().items()]
         rows = ",\n".join(json.dumps(measurement.to_dict()) for measurement in self.measurements)
         return "{\n" + ",\n".join([*lines, f'"measurements": [\n{rows}\n]']) + "\n}\n"
@@ -202,9 +202,9 @@ class Bench:
 
     @classmethod
     def from_json(cls, text: str, source: str = "bench") -> Bench:
-        """The bench that `text` holds; `source` names it in messages.
+        """Parse `text` as a bench; `source` names it in messages.
 
-        Raises InputError, naming `source` and the field, for text that is not such a bench.
+        Raises InputError, naming `source` and the field, for invalid text.
         """
         fields = Fields.parse(text, source)
         schema = fields.integer("schema")
@@ -221,12 +221,12 @@ class Bench:
             raise InputError(f"{source}: field 'measurements': {error}") from None
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the bench to `path`, all of it or nothing. Raises InputError when it cannot be written."""
+        """Write the bench to `path` atomically. Raises InputError when it cannot be written."""
         write_text(path, self.to_json(), "bench")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Bench:
-        """The bench in file `path`. Raises InputError as `from_json` does, and when it cannot be read."""
+        """Load the bench from file `path`. Raises InputError like `from_json`, and when the file cannot be read."""
         return cls.from_json(read_text(path, "bench"), os.fspath(path))
 
 

@@ -1,7 +1,7 @@
-"""The objective of a plan's choice: the cost of steps, computed for many steps at once.
+"""Objective functions for plan selection: the cost of many steps, computed at once.
 
-`tokens` needs no device: batch · query new tokens of a prompt step, batch · context cached tokens of a decode step. A
-bench file gives seconds measured on a device instead.
+`tokens` needs no device: batch · query new tokens of a prefill, batch · context cached tokens of a decode step. A bench
+file gives seconds measured on a device instead.
 """
 
 from __future__ import annotations
@@ -22,45 +22,45 @@ Points = NDArray[np.int64]
 
 
 class Objective(Protocol):
-    """Cost of steps, strictly increasing in batch, query and context, above 0."""
+    """Step cost, strictly increasing in batch, query and context, above 0."""
 
     unit: str
 
     def cost(self, phase: Phase, points: Points) -> NDArray[np.float64]:
-        """Cost [n] of running the buckets `points` once each."""
+        """Return the cost [n] of running the buckets `points` once each."""
         ...
 
     def step_price(self, phase: Phase) -> float:
-        """What one more step costs beyond `cost`, whatever its size."""
+        """Return the cost of one more step beyond `cost`, regardless of its size."""
         ...
 
 
 class Tokens:
     """Padded tokens.
 
-    A prompt step's cached context weighs 1 / TOKEN_WEIGHT of a new token for each new token that attends to it, so
-    that of two buckets with equal new tokens the one with the smaller context is the cheaper (see `cost`).
+    Each pair of new and cached tokens in a prefill adds 1 / TOKEN_WEIGHT of a token. Between two buckets with equal new
+    tokens, the smaller context is therefore cheaper (`work.cost`).
     """
 
     unit = "tokens"
 
     def cost(self, phase: Phase, points: Points) -> NDArray[np.float64]:
-        """As `Objective.cost`."""
+        """Return the padded tokens [n] of `points`."""
         batch, query, context = (points[:, i].astype(np.float64) for i in range(3))
         if phase == "decode":
             return batch * np.maximum(context, 0.5)
         return batch * query * (1.0 + context / TOKEN_WEIGHT)
 
     def step_price(self, phase: Phase) -> float:
-        """A prompt step's STEP_WEIGHT, in tokens; the number of decode steps is no choice."""
+        """Return a prefill's STEP_WEIGHT in tokens; 0 for decode, whose number of steps does not depend on the plan."""
         return STEP_WEIGHT / TOKEN_WEIGHT if phase == "prompt" else 0.0
 
 
 class Seconds:
-    """Seconds from a bench file, interpolated between what was measured.
+    """Seconds from a bench file, interpolated between measurements.
 
-    `bench` must not fall as shapes grow (`Bench.rising`). A relative 1e-12 a token is added, so that of two buckets
-    that take equally long the larger is never chosen for nothing.
+    `bench` must not fall as shapes grow (`Bench.rising`). A relative 1e-12 per token is added to make the smaller of
+    two equally fast buckets cheaper.
     """
 
     unit = "seconds"
@@ -70,10 +70,10 @@ class Seconds:
         self._tokens = Tokens()
 
     def cost(self, phase: Phase, points: Points) -> NDArray[np.float64]:
-        """As `Objective.cost`."""
+        """Return the seconds [n] of `points`."""
         seconds = self._bench.seconds(phase, points[:, 0], points[:, 1], points[:, 2])
         return seconds * (1.0 + 1e-12 * self._tokens.cost(phase, points))
 
     def step_price(self, phase: Phase) -> float:
-        """Nothing: a step's fixed time is measured with it."""
+        """Return 0: the measured seconds include a step's fixed time."""
         return 0.0

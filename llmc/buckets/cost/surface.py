@@ -1,15 +1,15 @@
-"""Seconds of any shape from some measured shapes: exact where measured, interpolated between, extrapolated outside.
+"""Seconds of any shape from measured shapes: exact where measured, interpolated between, extrapolated outside.
 
 Guarantees, up to rounding, for any set of measurements:
 
 - a measured shape has its measured seconds, exactly; every shape has seconds above 0;
 - when the measured seconds never fall as a shape grows, the result never falls either, anywhere;
 - a shape in a cell of the grid that measured values span lies between the least and the most of the cell's corners
-  (not beyond MAX_NODES corners).
+  (up to MAX_NODES corners).
 
-Inside the measured box the rule is multilinear in batch, query and context themselves, not in their logarithms. The
-terms of a step's cost (see `AffineModel`) are products of single dimensions, which such a rule reproduces; only the
-attention among a prompt's own new tokens, quadratic in query, comes out a little high between two queries.
+Inside the measured box the rule is multilinear in batch, query and context, not in their logarithms. It reproduces the
+terms of a step's cost (`AffineModel`), which are products of single dimensions. Only the attention among a prompt's own
+new tokens, quadratic in query, comes out slightly high between two queries.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_NODES = 1 << 20
 """Most corners of the grid that measured values span; shapes beyond it are bounded by measured ones, see `Surface`."""
 
 MAX_ESTIMATES = 1 << 25
-"""Most pairs of an unmeasured grid corner and a measurement; the same happens beyond it."""
+"""Most pairs of an unmeasured grid corner and a measurement; beyond it, the same rule as for MAX_NODES applies."""
 
 _PAIRS_AT_ONCE = 1 << 20
 
@@ -35,14 +35,14 @@ _PAIRS_AT_ONCE = 1 << 20
 class Surface:
     """Seconds over (batch, query, context) of one phase, from distinct `points` [n, 3] and their `seconds` [n].
 
-    The distinct measured values of each dimension span a grid. Where a corner of it was not measured, it gets the
-    affine model times the ratio measured / model of the measured points, weighted by 1 / distance² in (log batch, log
-    query, log (query + context)); then at most what any larger measured shape takes and at least what any smaller
-    corner takes. Where the grid is too large (scattered measurements), a shape gets the model's seconds, bounded in
-    the same way by the measured shapes that are smaller and larger.
+    The distinct measured values of each dimension span a grid. An unmeasured corner gets the affine model times the
+    ratio measured / model of the measured points, weighted by 1 / distance² in (log batch, log query, log (query +
+    context)). The result is at most the time of any larger measured shape and at least that of any smaller corner.
+    Where the grid is too large (scattered measurements), a shape gets the model's seconds, bounded by measured shapes
+    in the same way.
 
     Above the box the seconds of the nearest shape in it grow by the model's difference, scaled by the ratio at the
-    box's top corner. Below, they are at most the model times the highest measured ratio.
+    box's top corner. Below the box they are at most the model times the highest measured ratio.
     """
 
     def __init__(self, phase: Phase, points: Floats, seconds: Floats) -> None:
@@ -59,7 +59,7 @@ class Surface:
         self._top_ratio = self._inside(top)[0] / self._model.seconds(top)[0]
 
     def __call__(self, points: Floats) -> Floats:
-        """Seconds [m] at `points` [m, 3]."""
+        """Return the seconds [m] at `points` [m, 3]."""
         raised = np.maximum(points, self._lowest)
         nearest = np.minimum(raised, self._highest)
         growth = self._model.raw(raised) - self._model.raw(nearest)
@@ -70,7 +70,6 @@ class Surface:
         return seconds
 
     def _inside(self, points: Floats) -> Floats:
-        """Seconds at points of the measured box."""
         if self._grid is None:
             return self._bounded(points)
         steps: list[tuple[tuple[NDArray[np.intp], Floats], ...]] = []
@@ -87,7 +86,6 @@ class Surface:
         return seconds
 
     def _complete(self) -> Floats:
-        """The measured grid, with an estimate where a corner was not measured."""
         shape = [len(axis) for axis in self._axes]
         indices = tuple(np.searchsorted(axis, column) for axis, column in zip(self._axes, self._points.T, strict=True))
         known = np.zeros(shape, bool)
@@ -106,7 +104,7 @@ class Surface:
         return grid
 
     def _estimate(self, points: Floats) -> Floats:
-        """The model times the ratios of measured points, near ones weighing most; no point may be a measured one."""
+        """The model times the ratios of nearby measured points; no point may be a measured one."""
         measured, logarithms = _log_coordinates(self._points), np.log(self._ratios)
         result = self._model.seconds(points)
         for part in _slices(len(points), len(measured)):
@@ -116,7 +114,6 @@ class Surface:
         return result
 
     def _bounded(self, points: Floats) -> Floats:
-        """The model, at least the measured seconds of any smaller shape and at most those of any larger one."""
         result = self._model.seconds(points)
         for part in _slices(len(points), len(self._points)):
             smaller = np.all(self._points <= points[part][:, None, :], axis=2)
@@ -130,7 +127,7 @@ class Surface:
 
 
 def running_maximum(points: Floats, seconds: Floats) -> Floats:
-    """For each of `points` [n, 3] the most seconds of any point that is not larger in any dimension, its own too."""
+    """Return, for each of `points` [n, 3], the maximum seconds of all points that are not larger in any dimension."""
     result = seconds.copy()
     for part in _slices(len(points), len(points)):
         smaller = np.all(points <= points[part][:, None, :], axis=2)
@@ -159,7 +156,7 @@ def _most_of_smaller(grid: Floats) -> Floats:
 Floats = NDArray[np.float64]
 
 FLOOR = 1e-3
-"""The model is never below this part of the shortest measurement, so that it is positive where all its terms are 0."""
+"""Lower bound of the model, as a fraction of the shortest measurement; keeps it positive where all its terms are 0."""
 
 LEFT_OUT = 256
 """Most points that `leave_one_out` leaves out, evenly spread over the measurements."""
@@ -170,18 +167,19 @@ _EQUALLY_GOOD = 1e-9
 class AffineModel:
     """The seconds of one phase's steps: relative least squares over `points` [n, 3] (batch, query, context), n ≥ 1.
 
-    A transformer step costs a fixed time for reading weights and launching, time for every new token (linear layers),
-    for every key that a new token attends to, and for every token of the cache that is read:
+    A transformer step costs a fixed time to read weights and launch, and time per new token (linear layers), per key
+    that a new token attends to, and per cached token that is read:
 
         prompt   a + b · batch·query + c · batch·query·(query/2 + context) + d · batch·context
         decode   a + b · batch       + c · batch·context
 
     No coefficient is negative. The model therefore never falls as a shape grows, and neither does its difference
-    between two queries as batch or context grow, and so on for every pair of dimensions: extrapolation relies on both.
+    between two queries as batch or context grow. The same holds for every pair of dimensions. Extrapolation relies on
+    both properties.
 
-    Exact non-negative least squares: every choice of terms is solved without bounds, and the best one without a
-    negative coefficient is kept. Of equally good choices the smallest wins, in the order of `_terms`, so that one
-    prompt measurement means seconds proportional to batch · query, and one decode measurement a constant.
+    The solver is exact non-negative least squares: it solves every subset of terms without bounds and keeps the best
+    one without a negative coefficient. Ties go to the smallest subset, in the order of `_terms`. One prompt measurement
+    therefore means seconds proportional to batch · query, and one decode measurement a constant.
     """
 
     def __init__(self, phase: Phase, points: Floats, seconds: Floats) -> None:
@@ -190,17 +188,17 @@ class AffineModel:
         self._coefficients = _non_negative_least_squares(_terms(phase, points) / seconds[:, None])
 
     def raw(self, points: Floats) -> Floats:
-        """The model's seconds at `points` [m, 3] as the formula says: at least 0."""
+        """Return the formula's seconds at `points` [m, 3], at least 0."""
         result: Floats = _terms(self._phase, points) @ self._coefficients
         return result
 
     def seconds(self, points: Floats) -> Floats:
-        """The model's seconds at `points` [m, 3], above 0."""
+        """Return the model's seconds at `points` [m, 3], above 0."""
         return np.maximum(self.raw(points), self._floor)
 
 
 def leave_one_out(phase: Phase, points: Floats, seconds: Floats) -> float | None:
-    """Median of |model / measured − 1| over points, each predicted by the model of the others; None for one point."""
+    """Return the median of |model / measured − 1|, each point predicted by the others' model; None for one point."""
     count = len(points)
     if count < 2:
         return None
@@ -214,7 +212,7 @@ def leave_one_out(phase: Phase, points: Floats, seconds: Floats) -> float | None
 
 
 def _terms(phase: Phase, points: Floats) -> Floats:
-    """The terms of the model [m, number of terms], in the order of preference among equally good fits."""
+    """Terms of the model [m, number of terms], in order of preference among equally good fits."""
     batch, query, context = points.T
     one = np.ones(len(points))
     if phase == "decode":
@@ -224,7 +222,7 @@ def _terms(phase: Phase, points: Floats) -> Floats:
 
 
 def _non_negative_least_squares(relative_terms: Floats) -> Floats:
-    """Coefficients ≥ 0 of least Σ (relative_terms · coefficients − 1)²."""
+    """Coefficients ≥ 0 that minimise Σ (relative_terms · coefficients − 1)²."""
     rows, columns = relative_terms.shape
     scale = np.linalg.norm(relative_terms, axis=0)
     scale[scale == 0] = 1.0

@@ -1,15 +1,15 @@
-"""A plan's padding on traffic: every step of a schedule is looked up as at runtime, and its padding is counted.
+"""Padding of a plan on traffic: each step of a schedule is looked up as at runtime, and its padding is counted.
 
 Padding is (padded − real) / real, in tokens:
 
-    prompt step   padded = batch · query of its bucket      real = new tokens of the live rows
+    prefill       padded = batch · query of its bucket      real = new tokens of the live rows
     decode step   padded = batch · context of its bucket    real = tokens in the cache of the live rows
 
-Prompt tokens that are computed again, because no bucket takes over where the cache ends, are padding. The padding of a
-phase is of the sums of its tokens, so that a large step weighs more than a small one; the percentiles are of steps.
+Recomputed prompt tokens, where no bucket continues at the end of the cache, count as padding. A phase's padding is that
+of its token sums, so large steps weigh more; the percentiles are over steps.
 
-Part of it no plan can avoid: sequences of unequal length that share a step are padded to the longest of them, even in a
-bucket of just that size. That part is the ragged padding; the rest is what the buckets add.
+No plan can avoid the ragged padding: sequences of unequal length that share a step are padded to the longest of them,
+even in a bucket of exactly that size. The buckets add the rest.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from llmc.buckets.traffic.source import Traffic
 
 RESULT = ("phase", "graphs", "requests", "steps", "padding", "ragged", "p50", "p95", "p99", "unused", "uncovered")
-"""What `PhaseEvaluation.cells` has."""
+"""Columns of `PhaseEvaluation.cells`."""
 
 RAGGED = "ragged: the part of the padding by sequences of unequal length that share a step, whatever the buckets."
 
 USE = ("batch", "query", "context", "steps", "rows", "real tokens", "padded tokens", "padding", "share")
-"""What `BucketUse.cells` has."""
+"""Columns of `BucketUse.cells`."""
 
 SHOWN = 10
 """Buckets of a phase that a notebook shows, those with the most padded tokens."""
@@ -47,15 +47,15 @@ _NUMBERS = (
     "requests", "uncovered", "steps", "real_tokens", "padded_tokens", "padding", "ragged_padding", "padding_p50",
     "padding_p95", "padding_p99",
 )  # fmt: skip
-"""What JSON has of a phase, besides its buckets."""
+"""JSON fields of a phase, without its buckets."""
 
 
 @dataclass(frozen=True)
 class BucketUse:
-    """How much one bucket was used.
+    """Usage of one bucket.
 
     `requests` are live rows: a prompt counts in every step that computes a part of it, a decoding sequence in every
-    step. `share` is the bucket's part of all padded tokens of its phase, 0 to 1.
+    step. `share` is the bucket's share of the padded tokens of its phase, 0 to 1.
     """
 
     bucket: Bucket
@@ -67,28 +67,28 @@ class BucketUse:
 
     @property
     def padding(self) -> float | None:
-        """(padded − real) / real; None for a bucket that was not used."""
+        """(padded − real) / real; None for an unused bucket."""
         return _padding(self.real_tokens, self.padded_tokens)
 
     def to_dict(self) -> dict[str, object]:
-        """The use as JSON holds it."""
+        """Return the usage as a JSON object."""
         own = ("steps", "requests", "real_tokens", "padded_tokens", "padding", "share")
         shape = {name: getattr(self.bucket, name) for name in ("batch", "query", "context")}
         return shape | {name: getattr(self, name) for name in own}
 
     def cells(self) -> Cells:
-        """The use as a row of a table under USE."""
+        """Return the usage as a table row under USE."""
         numbers = counts(*self.bucket.shape, self.steps, self.requests, self.real_tokens, self.padded_tokens)
         return (*numbers, percent(self.padding), percent(self.share))
 
 
 @dataclass(frozen=True)
 class PhaseEvaluation:
-    """What one phase of a plan did on traffic.
+    """Results of one phase of a plan on traffic.
 
-    requests      prompt: prompts that arrived; decode: sequences that take a decode step, see `evaluate`
-    uncovered     prompt: requests, decode: steps that no bucket serves; they are in no number below
-    exact_tokens  tokens if each step ran in a bucket of just its size
+    requests      prompt: prompts that arrived; decode: sequences that take a decode step (`evaluate`)
+    uncovered     prompt: requests, decode: steps that no bucket serves; the fields below exclude them
+    exact_tokens  tokens if each step ran in a bucket of exactly its size
     padding_pNN     the least padding that NN% of the steps do not exceed, within 0.05 percentage points up to 1000%
                   and within 0.05% of itself beyond; None without steps
     seconds       measured or interpolated seconds of all steps; None without a bench that has the phase
@@ -110,33 +110,33 @@ class PhaseEvaluation:
 
     @property
     def padding(self) -> float | None:
-        """(padded − real) / real of all tokens, 0.118 being 11.8%; None without real tokens."""
+        """(padded − real) / real of all tokens; 0.118 means 11.8%, None without real tokens."""
         return _padding(self.real_tokens, self.padded_tokens)
 
     @property
     def ragged_padding(self) -> float | None:
-        """The part of `padding` that buckets of just each step's size would leave; None without real tokens."""
+        """The part of `padding` that remains with buckets of exactly each step's size; None without real tokens."""
         return _padding(self.real_tokens, self.exact_tokens)
 
     @property
     def unused(self) -> tuple[Bucket, ...]:
-        """The buckets that were never used, in plan order."""
+        """The unused buckets, in plan order."""
         return tuple(use.bucket for use in self.buckets if not use.steps)
 
     def hottest(self, count: int) -> tuple[BucketUse, ...]:
-        """At most `count` used buckets, those with the most padded tokens first; ties in plan order."""
+        """Return at most `count` used buckets, most padded tokens first; ties in plan order."""
         used = [use for use in self.buckets if use.steps]
         return tuple(sorted(used, key=lambda use: -use.padded_tokens)[:count])
 
     def to_dict(self) -> dict[str, object]:
-        """The evaluation of the phase as JSON holds it; "seconds" only where they are known."""
+        """Return the phase's evaluation as a JSON object; "seconds" only where known."""
         fields: dict[str, object] = {name: getattr(self, name) for name in _NUMBERS}
         fields["unused"] = [list(bucket.shape) for bucket in self.unused]
         fields["buckets"] = [use.to_dict() for use in self.buckets]
         return fields if self.seconds is None else fields | {"seconds": self.seconds}
 
     def cells(self) -> Cells:
-        """The phase as a row of a table under RESULT."""
+        """Return the phase as a table row under RESULT."""
         all_padding = (self.padding, self.ragged_padding, self.padding_p50, self.padding_p95, self.padding_p99)
         return (
             self.phase, *counts(len(self.buckets), self.requests, self.steps), *map(percent, all_padding),
@@ -146,7 +146,7 @@ class PhaseEvaluation:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a plan did on traffic, by phase."""
+    """Results of a plan on traffic, by phase."""
 
     prompt: PhaseEvaluation
     decode: PhaseEvaluation
@@ -157,15 +157,14 @@ class Evaluation:
         return self.prompt, self.decode
 
     def of(self, phase: Phase) -> PhaseEvaluation:
-        """One phase."""
+        """Return one phase."""
         return self.prompt if phase == "prompt" else self.decode
 
     def to_dict(self) -> dict[str, object]:
-        """The evaluation as JSON holds it."""
+        """Return the evaluation as a JSON object."""
         return {"prompt": self.prompt.to_dict(), "decode": self.decode.to_dict()}
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the padding of each phase, and the buckets that pad most."""
         from llmc.buckets.render.page import fragment
 
         tables = [Table("By phase", columns(RESULT, 1), [phase.cells() for phase in self.phases], RAGGED)]
@@ -184,14 +183,14 @@ def evaluate(
     bench: Bench | None = None,
     decode_requests: Callable[[], int] | None = None,
 ) -> Evaluation:
-    """Count what `plan` does on `events`, a stream of any length, in one pass and bounded memory.
+    """Evaluate `plan` on `events`, a stream of any length, in one pass and bounded memory.
 
-    Prompts take the steps of `prefill_path`; where that refuses a group, the prompts that it also refuses alone are
-    uncovered and the rest run without them. A decode step takes `plan.lookup`.
+    Prompts take the steps of `prefill_path`. Where it refuses a group, the prompts that it refuses individually are
+    uncovered, and the rest run without them. A decode step takes `plan.lookup`.
 
-    `decode_requests` says, once the events have ended, how many requests take a decode step, which events do not show:
-    those that ask for more than one token. Without it, all requests are counted, an upper bound. `bench` gives the
-    seconds of the steps.
+    `decode_requests` is called after the last event and returns the number of requests that take a decode step: those
+    that generate more than one token. Events do not show this number. Without it, all requests are counted, an upper
+    bound. `bench` gives the seconds of the steps.
     """
     prompt, decode = PromptUsage(plan), DecodeUsage(plan)
     for event in events:
@@ -235,22 +234,25 @@ Watch = Callable[[Iterator[PromptGroup | DecodeRun]], Iterator[PromptGroup | Dec
 
 
 def replay(plan: BucketSet, traffic: Traffic, watch: Watch = iter) -> Evaluation:
-    """What `plan` does on `traffic`: the schedule of a server under the plan's limits, see `evaluate`.
+    """Evaluate `plan` on `traffic` scheduled under the plan's limits, with `evaluate`.
 
-    `watch` passes the events on, and may look at them.
+    `watch` passes the events on, and may inspect them.
     """
     events = watch(traffic.events(plan.limits, plan.prompt[-1].batch))
     return evaluate(plan, events, bench=traffic.bench, decode_requests=lambda: traffic.decode_requests)
 
 
 def uses_of(plan: BucketSet, traffic: Traffic) -> dict[Bucket, int]:
-    """How many steps of `traffic` each bucket of `plan` runs. Raises InputError where the plan admits no request."""
+    """Return the number of steps of `traffic` that each bucket of `plan` runs.
+
+    Raises InputError where the plan admits no request.
+    """
     found = replay(plan, traffic)
     return {use.bucket: use.steps for phase in found.phases for use in phase.buckets}
 
 
 def padding_ranges(plan: BucketSet, found: Evaluation, others: Sequence[Traffic]) -> dict[str, tuple[float, float]]:
-    """By phase the least and the most padding: of `found`, and of the traffic drawn at `others`' ends of intervals.
+    """Return the least and most padding by phase, of `found` and of `others`, traffic drawn at the ends of intervals.
 
     Empty without `others`.
     """

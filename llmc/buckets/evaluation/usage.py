@@ -1,4 +1,4 @@
-"""Counting how traffic uses the buckets of one phase, in bounded memory; `evaluation` turns the counts into results."""
+"""Bucket usage counts of one phase, in bounded memory; `evaluation` turns the counts into results."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from llmc.errors import InputError
 Ints = NDArray[np.int64]
 
 BINS_PER_UNIT = 1000
-"""Bins for a padding of 1 (100%): each is 0.1 percentage points wide, and so is a percentile exact to that."""
+"""Bins for a padding of 1 (100%): each is 0.1 percentage points wide, the precision of a percentile."""
 
 LINEAR_BINS = 10 * BINS_PER_UNIT
 """Bins of equal width, up to a padding of 10 (1000%); beyond, each bin is 0.1% wider than the one before."""
 
 TAIL_BINS = 20 * BINS_PER_UNIT
-"""Bins beyond a padding of 10: the last one stands for 10·e^20 and above."""
+"""Bins beyond a padding of 10; the last one covers 10·e^20 and above."""
 
 
 class PaddingHistogram:
@@ -31,7 +31,7 @@ class PaddingHistogram:
         self._counts = np.zeros(LINEAR_BINS + TAIL_BINS + 1, np.int64)
 
     def add(self, real: Ints, padded: Ints, times: int = 1) -> None:
-        """Count steps of `real` ≥ 1 tokens that ran as `padded` ≥ real ones, so many `times` for each pair [n]."""
+        """Count `times` steps for each pair [n] of `real` ≥ 1 tokens padded to `padded` ≥ real ones."""
         padding = padded / real - 1.0
         bins = np.rint(np.minimum(padding, 10.0) * BINS_PER_UNIT)
         tail = padding > 10.0
@@ -41,7 +41,7 @@ class PaddingHistogram:
         self._counts += times * np.bincount(bins.astype(np.int64), minlength=len(self._counts))
 
     def percentile(self, percent: int) -> float | None:
-        """The least padding that at least `percent` (1 to 100) of all steps do not exceed; None without steps.
+        """Return the least padding that at least `percent` (1 to 100) of all steps do not exceed; None without steps.
 
         Within 0.05 percentage points up to 1000%, within 0.05% of itself beyond.
         """
@@ -62,17 +62,17 @@ STEPS_AT_ONCE = 1 << 20
 """Decode steps that the histogram takes at a time, unless a single bucket serves more of one run."""
 
 PATHS_KEPT = 1 << 13
-"""Groups of prompts whose path is remembered: the same lengths come again and again, above all single ones."""
+"""Groups of prompts whose path is cached: the same lengths often repeat, especially single prompts."""
 
 Path = tuple[tuple[tuple[int, int, int, int], ...], int]
-"""The steps of a group as (place of the bucket, rows, real tokens, tokens of the rows at the longest one's length),
-and how many of its prompts no path serves."""
+"""The steps of a group as (bucket index, rows, real tokens, tokens of the rows at the longest one's length), and the
+number of its prompts that no path serves."""
 
 
 class Usage:
-    """Counts for each bucket of one phase, in plan order: steps, rows (live sequences of these) and real tokens.
+    """Counts for each bucket of one phase, in plan order: steps, rows (their live sequences) and real tokens.
 
-    `exact` is the tokens that all steps would take in buckets of just their size: more than the real ones where
+    `exact` is the token count if each step ran in a bucket of exactly its size. It exceeds the real tokens where
     sequences of unequal length share a step.
     """
 
@@ -95,7 +95,7 @@ class Usage:
 
 
 class PromptUsage(Usage):
-    """Counts of prompt buckets; `uncovered` is in requests, `requests` is all of them."""
+    """Counts of prompt buckets; `requests` includes the `uncovered` ones."""
 
     def __init__(self, plan: BucketSet) -> None:
         super().__init__(plan, "prompt")
@@ -113,7 +113,7 @@ class PromptUsage(Usage):
             self.flush()
 
     def flush(self) -> None:
-        """Count what `add` has put off."""
+        """Count the groups that `add` deferred."""
         if not self._waiting:
             return
         indices, rows, real, exact = np.array(self._waiting, np.int64).T
@@ -135,7 +135,9 @@ class PromptUsage(Usage):
         return tuple(steps), 0
 
     def _without_uncovered(self, group: PromptGroup) -> Path:
-        """The path of the prompts that have one alone; none where all do, and the group as such is inadmissible."""
+        """The path of the prompts that are covered individually; empty where all are, since the group itself is then
+        inadmissible.
+        """
         pairs = list(zip(group.lengths, group.cached, strict=True))
         served = [pair for pair in pairs if len(pairs) > 1 and not self._path(PromptGroup(*zip(pair, strict=True)))[1]]
         if not served or len(served) == len(pairs):
@@ -148,8 +150,9 @@ class PromptUsage(Usage):
 class DecodeUsage(Usage):
     """Counts of decode buckets; `uncovered` is in steps.
 
-    The least-cost bucket of a step stays the least-cost one until the longest sequence exceeds its context: it still
-    covers, and nothing cheaper starts to. So a run is cut at the contexts of few buckets, and counted in closed form.
+    A step's least-cost bucket stays the least-cost one until the longest sequence exceeds its context: it still covers,
+    and no cheaper bucket starts to. A run is therefore split at the contexts of few buckets, and counted in closed
+    form.
     """
 
     def __init__(self, plan: BucketSet) -> None:
@@ -164,7 +167,7 @@ class DecodeUsage(Usage):
             self.flush()
 
     def flush(self) -> None:
-        """Count what `add` has put off."""
+        """Count the runs that `add` deferred."""
         if not self._waiting:
             return
         runs = np.array(self._waiting, np.int64)
@@ -197,7 +200,7 @@ class DecodeUsage(Usage):
         self._count_padding(batch, begin, count, self.padded[indices[stair]])
 
     def _count_computed(self, batch: int, steps: Ints) -> None:
-        """Count steps of `batch` sequences that read no cached tokens: one bucket takes them all, a token a row."""
+        """Count steps of `batch` sequences that read no cached tokens: one bucket takes them all, one token per row."""
         bucket, total = self.plan.lookup("decode", batch, 1, 0), int(steps.sum())
         if bucket is None:
             self.uncovered += total
@@ -208,7 +211,7 @@ class DecodeUsage(Usage):
         self.histogram.add(np.array([batch]), self.padded[index], total)
 
     def _count_padding(self, batch: int, begin: Ints, count: Ints, padded: Ints) -> None:
-        """Put the `count` steps of every piece into the histogram; the first has `begin` real tokens."""
+        """Add the `count` steps of every piece to the histogram; the first step has `begin` real tokens."""
         ends = np.cumsum(count)
         low, done = 0, 0
         while low < len(count):
@@ -221,7 +224,7 @@ class DecodeUsage(Usage):
             low, done = high, int(ends[high - 1])
 
     def _staircase(self, batch: int) -> tuple[Ints, Ints]:
-        """For `batch` sequences, ascending: the last context of each stair, and the place of the bucket it runs in."""
+        """For `batch` sequences, ascending: the last context of each stair, and the index of its bucket."""
         if batch not in self._stairs:
             stairs: list[tuple[int, int]] = []
             bucket = self.plan.lookup("decode", batch, 1, 0)

@@ -1,1 +1,1 @@
-"""When a hybrid pays: prompts on one device, decode on another, against the better of the two alone."""
+"""Disaggregated prefill/decode on two devices, compared with the better of the two devices alone."""

@@ -1,4 +1,4 @@
-"""A hybrid against each of its devices alone, over the same requests: as values, and as a report."""
+"""Comparison of disaggregated prefill/decode with each device alone, over the same requests: values and a report."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from llmc.buckets.render.text import table
 from llmc.buckets.traffic.events import TrafficRequest
 
 REFERENCE_TOKENS = 1024
-"""Prompt whose hand-over the report states."""
+"""Prompt length for which the report states the KV transfer time."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Outcomes of the prefill device alone, the decode device alone, and both as a hybrid."""
+    """Outcomes of the prefill device alone, the decode device alone, and both together."""
 
     prefill: Stage
     decode: Stage
@@ -31,17 +31,17 @@ class Comparison:
 
     @property
     def better(self) -> int:
-        """Which device alone is the better one: 0 the prefill device, 1 the decode device."""
+        """The better single device: 0 is the prefill device, 1 the decode device."""
         return int(self.alone[1].tokens_per_s >= self.alone[0].tokens_per_s)
 
     @property
     def gain(self) -> float:
-        """New tokens a second of the hybrid against the better device alone."""
+        """New tokens per second of both devices relative to the better single device."""
         return self.hybrid.tokens_per_s / self.alone[self.better].tokens_per_s
 
     @property
     def limited_by(self) -> str:
-        """What takes the hybrid's time."""
+        """The bottleneck of the pair."""
         if self.sharing.shared:
             return "the machine that both run on"
         half = self.hybrid.moving_s / 2
@@ -50,7 +50,7 @@ class Comparison:
         return f"{'prompts' if prefill >= decode else 'decode steps'} on {stage.name}"
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it; seconds, tokens and requests a second."""
+        """Return the comparison as a JSON object; seconds, tokens and requests per second."""
         return {
             "gain": round(self.gain, 4),
             "pays": self.gain > 1,
@@ -70,7 +70,7 @@ class Comparison:
         }  # fmt: skip
 
     def text(self) -> str:
-        """The report, ending in a newline."""
+        """Return the report, ending in a newline."""
         return "\n".join(self._lines()) + "\n"
 
     def _names(self) -> tuple[str, str]:
@@ -94,7 +94,7 @@ class Comparison:
         yield f"limited by {self.limited_by}; {self.slots} sequences at once"
         at, link = REFERENCE_TOKENS, self.link
         yield (
-            f"hand-over: {link.token_bytes:,} bytes a token at {link.gb_per_s:g} GB/s; {at:,} tokens "
+            f"KV transfer: {link.token_bytes:,} bytes a token at {link.gb_per_s:g} GB/s; {at:,} tokens "
             f"({link.bytes(at) / 1e6:.1f} MB) take {_time(link.total_s(at))}"
         )
         if self.sharing.shared:
@@ -107,7 +107,7 @@ def compare(
     requests: Sequence[TrafficRequest], prefill: Stage, decode: Stage, link: Link, slots: int, sharing: Sharing,
     longest: int, bound: int = BOUND,
 ) -> Comparison:  # fmt: skip
-    """Over `requests`, in order of arrival; `longest`: tokens of a sequence that the break-even goes to.
+    """Compare over `requests`, in arrival order; `longest` is the longest sequence of the break-even, in tokens.
 
     Raises InputError without requests.
     """

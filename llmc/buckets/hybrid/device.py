@@ -1,4 +1,4 @@
-"""A device as the model sees it: how long its steps take, and what moving a prompt to the other device takes."""
+"""Device model: step times, and the time to move a prompt to the other device."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from llmc.errors import InputError
 
 @dataclass(frozen=True)
 class Stage:
-    """A device called `name` whose steps take `times`, and `overhead_s` each for the engine around them (sampling,
-    scheduling)."""
+    """A device `name` with step times `times`, plus `overhead_s` per step for the engine (sampling, scheduling)."""
 
     name: str
     times: StepTime
@@ -23,21 +22,20 @@ class Stage:
             raise InputError(f"{self.name}: an overhead of {self.overhead_s} s a step must be a time of at least 0")
 
     def prompt_s(self, tokens: int) -> float:
-        """Seconds of a prompt of so many tokens, alone in its step."""
+        """Return the seconds of a prefill of one prompt of `tokens` tokens."""
         return self.times.prompt((tokens,), (0,)) + self.overhead_s
 
     def decode_s(self, batch: int, longest: int, total: int) -> float:
-        """Seconds of a decode step, see StepTime."""
+        """Return the seconds of a decode step (arguments: StepTime)."""
         return self.times.decode(batch, longest, total) + self.overhead_s
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """What the two devices have in common.
+    """Whether the two devices share their hardware.
 
-    Apart (`shared` False), each runs at its own speed. Where they are the same cores, two steps that run at once take
-    `contention` times the sum of their times: 1.0 is a fair share of one machine, more where they stand in each other's
-    way.
+    Separate devices (`shared` False) each run at their own speed. On the same cores, two concurrent steps take
+    `contention` times the sum of their times: 1.0 is fair sharing, more means that they slow each other down.
     """
 
     shared: bool = False
@@ -45,11 +43,13 @@ class Sharing:
 
     def __post_init__(self) -> None:
         if not 0.5 <= self.contention < math.inf:
-            raise InputError(f"a contention of {self.contention} is below 0.5: two steps at once, each at full speed")
+            raise InputError(
+                f"a contention of {self.contention} is below 0.5, which means two steps at once, each at full speed"
+            )
 
     @property
     def speed(self) -> float:
-        """Of either device, in shares of its own speed, while both are busy."""
+        """Each device's relative speed while both are busy."""
         return 1 / (2 * self.contention) if self.shared else 1.0
 
 
@@ -58,10 +58,9 @@ APART = Sharing()
 
 @dataclass(frozen=True)
 class Link:
-    """Moves `token_bytes` of each prompt token at `gb_per_s` (10⁹ bytes a second, export and import included), after
-    `latency_s` during which neither device is busy with it.
+    """Moves `token_bytes` per prompt token at `gb_per_s` (10⁹ bytes per second, export and import included).
 
-    Raises InputError for a number that makes no sense.
+    Before that, `latency_s` passes without occupying either device. Raises InputError for a number out of range.
     """
 
     token_bytes: int
@@ -77,13 +76,13 @@ class Link:
             raise InputError(f"a transport's latency of {self.latency_s} s must be a time of at least 0")
 
     def bytes(self, tokens: int) -> int:
-        """Bytes of a prompt of so many tokens."""
+        """Return the bytes of a prompt of `tokens` tokens."""
         return self.token_bytes * tokens
 
     def moving_s(self, tokens: int) -> float:
-        """Seconds of moving a prompt, without the latency: half of them occupy either device."""
+        """Return the seconds to move a prompt, without the latency; half of them occupy either device."""
         return self.bytes(tokens) / self.gb_per_s / 1e9
 
     def total_s(self, tokens: int) -> float:
-        """Seconds from the prompt's last step until its keys and values are in the other cache."""
+        """Return the seconds from the prompt's last step until its keys and values are in the other cache."""
         return self.latency_s + self.moving_s(tokens)

@@ -1,9 +1,9 @@
-"""One device, and a pipeline of two, simulated request by request: what traffic gets from each.
+"""Request-by-request simulation of one device, and of a pipeline of two.
 
-Alone, a device computes prompts one by one as they arrive and slots are free, before any further decode step. In the
-pipeline, the prefill side computes them first come, first served, while at most `bound` wait to be taken
-(runtime/hybrid/worker.py); the decode side takes what has come between two steps. A decode step's time is that of its
-longest sequence, rounded as its costs are.
+A single device computes prompts one by one as they arrive and slots are free, before any further decode step. In the
+pipeline, the prefill side computes prompts in arrival order while at most `bound` wait for transfer
+(runtime/hybrid/worker.py); the decode side takes arrived prompts between two steps. A decode step's time is that of its
+longest sequence, rounded like its cost.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ from llmc.buckets.traffic.events import TrafficRequest
 from llmc.errors import InputError
 
 BOUND = 2
-"""Computed prompts that may wait for a slot, as a prefill worker of one prompt a step keeps."""
+"""Computed prompts that may wait for a slot; a prefill worker with one prompt per step keeps as many."""
 
 PIECE = 16
-"""Decode steps that are simulated at once where nothing can change in between."""
+"""Decode steps simulated at once while nothing can change in between."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What `requests` requests took: `seconds` from the first arrival to the last token, seconds to the first token of
-    each (`first_token_s`, ascending), and how long prompts, decode steps and moving kept devices busy."""
+    """Results of `requests` requests: `seconds` from the first arrival to the last token, and busy seconds by activity.
+
+    `first_token_s` is each request's seconds to the first token, ascending. Prefill, decode and transfer each have
+    their busy time.
+    """
 
     requests: int
     tokens: int
@@ -40,16 +43,16 @@ class Outcome:
 
     @property
     def requests_per_s(self) -> float:
-        """Of the whole run."""
+        """Requests per second of the whole run."""
         return self.requests / self.seconds
 
     @property
     def tokens_per_s(self) -> float:
-        """New tokens a second."""
+        """New tokens per second."""
         return self.tokens / self.seconds
 
     def first_token(self, quantile: float) -> float:
-        """Seconds to the first token, at `quantile` (0.5, 0.95) of the requests."""
+        """Return the seconds to the first token at `quantile` (0.5, 0.95) of the requests."""
         return self.first_token_s[math.ceil(quantile * len(self.first_token_s)) - 1]
 
 
@@ -65,12 +68,11 @@ class _Decoding:
         return len(self._ends)
 
     def add(self, request: TrafficRequest) -> None:
-        """A request whose first token is there."""
         if request.output > 1:
             heappush(self._ends, (self.step + request.output - 1, request.prompt - self.step))
 
     def piece(self, most: int) -> tuple[int, float]:
-        """Steps to run next, at most `most` and until one ends, and their seconds."""
+        """Steps to run next, at most `most` and until one sequence ends, and their seconds."""
         steps = min(most, self._ends[0][0] - self.step)
         bases = [base for _, base in self._ends]
         longest = max(bases) + self.step
@@ -78,14 +80,13 @@ class _Decoding:
         return steps, steps * self.stage.decode_s(len(bases), longest, total)
 
     def run(self, steps: int) -> None:
-        """They ran; those that ended leave."""
         self.step += steps
         while self._ends and self._ends[0][0] <= self.step:
             heappop(self._ends)
 
 
 def alone(requests: Sequence[TrafficRequest], stage: Stage, slots: int) -> Outcome:
-    """One device serves all. Raises InputError without requests."""
+    """Simulate one device that serves all requests. Raises InputError without requests."""
     waiting, decoding = _waiting(requests), _Decoding(stage)
     clock = prefill = busy = 0.0
     first: list[float] = []
@@ -109,7 +110,7 @@ def pipeline(
     requests: Sequence[TrafficRequest], prefill: Stage, decode: Stage, link: Link, slots: int, sharing: Sharing,
     bound: int = BOUND,
 ) -> Outcome:  # fmt: skip
-    """Prompts on one device, decode on the other. Raises InputError without requests."""
+    """Simulate prefill on one device and decode on the other. Raises InputError without requests."""
     return _Pipeline(requests, prefill, decode, link, slots, sharing, bound).run()
 
 
@@ -168,7 +169,7 @@ class _Pipeline:
             self._decode_s += self._decode_left
 
     def _advance(self) -> bool:
-        """To the next moment at which something ends or can begin; false when nothing is left."""
+        """Move to the next time at which an activity ends or can begin; false when nothing is left."""
         both = self._computing is not None and self._decode_busy
         speed = self._sharing.speed if both else 1.0
         moments = []

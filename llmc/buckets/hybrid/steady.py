@@ -1,14 +1,14 @@
-"""Requests a second of a server that always has work, in closed form: equal requests, full decode batches.
+"""Requests per second of a server that is always busy, in closed form: equal requests, full decode batches.
 
 A request of p prompt and o output tokens takes a device T_prompt = prompt(p) for its prompt, and T_decode = (o − 1) ·
-decode(slots) / slots of its decode steps, at p + o / 2 tokens. h are the seconds of moving its keys and values.
+decode(slots) / slots of its decode steps, at p + o / 2 tokens. h is the time to move its keys and values, in seconds.
 
     alone            1 / (T_prompt + T_decode)
     hybrid, apart    1 / max(T_prompt + h / 2, T_decode + h / 2)     the slower stage limits, the other waits
     hybrid, shared   1 / (2 c · shorter + longer − shorter)          of the same two; c: Sharing.contention
 
-With a contention of 1 that is the sum of both: one machine does all the work, and moving comes on top. So on shared
-cores a hybrid pays only where each device is the better one at its own half.
+With a contention of 1, that is the sum of both: one machine does all the work, plus the transfer. On shared cores,
+disaggregation therefore pays only where each device is the better one for its own half.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from llmc.buckets.hybrid.device import Link, Sharing, Stage
 
 @dataclass(frozen=True)
 class Steady:
-    """Requests a second: each device alone, and the hybrid."""
+    """Requests per second of each device alone, and of both."""
 
     prefill_alone: float
     decode_alone: float
@@ -29,19 +29,19 @@ class Steady:
 
     @property
     def better(self) -> float:
-        """Of the better device alone."""
+        """Requests per second of the better single device."""
         return max(self.prefill_alone, self.decode_alone)
 
     @property
     def gain(self) -> float:
-        """The hybrid against the better device; above 1 it pays."""
+        """Both devices relative to the better single device; disaggregation pays above 1."""
         return self.hybrid / self.better
 
 
 def steady(
     prefill: Stage, decode: Stage, link: Link, prompt: int, output: int, slots: int, sharing: Sharing
 ) -> Steady:  # fmt: skip
-    """For requests of `prompt` and `output` tokens (at least 1 each), `slots` of them at once."""
+    """Return the rates for requests of `prompt` and `output` tokens (at least 1 each), `slots` of them at once."""
     first, rest = prefill.prompt_s(prompt), _decode_s(decode, prompt, output, slots)
     moving = link.moving_s(prompt)
     if sharing.shared:
@@ -61,15 +61,18 @@ def _decode_s(stage: Stage, prompt: int, output: int, slots: int) -> float:
 
 
 def _shared(first: float, rest: float, sharing: Sharing) -> float:
-    """Seconds of one machine for both: the shorter runs beside the longer, which then goes on alone."""
+    """Seconds of one machine for both: the shorter runs concurrently with the longer, which then continues alone."""
     shorter, longer = sorted((first, rest))
     return shorter / sharing.speed + (longer - shorter)
 
 
 @dataclass(frozen=True)
 class BreakEven:
-    """Prompts, in tokens, for which the hybrid pays at `output` tokens: from the least to the most of those asked for,
-    None where it never does; `best` of them gains most, `gain`."""
+    """Prompt lengths, in tokens, for which disaggregation pays at `output` tokens.
+
+    `least` and `most` bound the range among the tested lengths, None where it never pays; `best` has the largest gain,
+    `gain`.
+    """
 
     output: int
     least: int | None
@@ -81,8 +84,10 @@ class BreakEven:
 def break_even(
     prefill: Stage, decode: Stage, link: Link, slots: int, sharing: Sharing, longest: int
 ) -> list[BreakEven]:  # fmt: skip
-    """For outputs of 16 tokens and four times as many each, over prompts that are powers of two; both together at most
-    `longest` tokens."""
+    """Return the break-even for outputs of 16 tokens and each four times as many, over prompts that are powers of two.
+
+    Prompt and output together have at most `longest` tokens.
+    """
     found = []
     for output in _powers(16, longest // 2, 4):
         gains = {

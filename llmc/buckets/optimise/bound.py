@@ -15,16 +15,16 @@ MAX_CORRECTIONS = 1 << 17
 """Most pairs of a facility and a client for which the client's own cost is taken into account."""
 
 ROUNDING = 1e-9
-"""Part of the total cost by which bounds are lowered: far more than their sums can be off by."""
+"""Fraction of the total cost by which bounds are lowered: far more than the rounding error of their sums."""
 
 FIRST_STEP, LAST_STEP = 1.5, 0.01
-"""Lengths of the first and the shortest steps of an ascent, in units of Held and Karp's step."""
+"""Lengths of the first and the shortest step of an ascent, in units of Held and Karp's step."""
 
 PATIENCE = 6
-"""Steps without progress after which the ascent goes back to its best point and halves its steps."""
+"""Steps without progress after which the ascent returns to its best point and halves its steps."""
 
 PROGRESS = 2e-5
-"""Least growth of the bound that counts as progress, as a part of it."""
+"""Least growth of the bound that counts as progress, as a fraction of it."""
 
 MOMENTUM = 0.3
 """Share of the last direction in the next one, which keeps the ascent from zigzagging."""
@@ -39,16 +39,16 @@ class _Point(NamedTuple):
 class Dual:
     """Lower bounds for an instance, from its levels cut into cells that end at the indices `kept`.
 
-    Relaxation. All buckets of a cell become one facility: it covers what the largest of them covers and costs what
-    the cheapest costs, c_j. A client i is covered where any client of its cell is, and pays max(own_i, c_j), own_i
-    being the least cost at which any bucket serves it. So a choice of buckets becomes a choice of no more facilities
-    that costs no more; required buckets stay as they are. Now all clients of a cell prefer the same facility: they
-    are one client k, which pays G_k(c_j) = Σ weight_i · max(own_i, c_j).
+    Relaxation. All buckets of a cell become one facility j: it covers what the largest of them covers, and its cost c_j
+    is that of the cheapest. A client i is covered where any client of its cell is, and pays max(own_i, c_j), own_i
+    being the least cost at which any bucket serves it. A choice of buckets thus becomes a choice of no more facilities
+    that costs no more; required buckets stay as they are. Now all clients of a cell prefer the same facility: they are
+    one client k, which pays G_k(c_j) = Σ weight_i · max(own_i, c_j).
 
-    Bound. Whatever the prices u ≥ 0, no choice of the required buckets and `free` others costs less than
-    Σ u_k − Σ over the required of gain_j − Σ of the `free` largest gain_j, where
-    gain_j = Σ over the clients k that j covers of max(0, u_k − G_k(c_j)):
-    the cost of a choice is at least Σ u_k − Σ over its facilities of the amounts u_k − G_k(c_j) of whom they serve.
+    Bound. For any prices u ≥ 0, every choice of the required buckets and `free` others costs at least Σ u_k − Σ over
+    the required of gain_j − Σ of the `free` largest gain_j, where gain_j = Σ over the clients k that j covers of max(0,
+    u_k − G_k(c_j)): the cost of a choice is at least Σ u_k − Σ over its facilities of the amounts u_k − G_k(c_j) of the
+    clients they serve.
     """
 
     def __init__(self, instance: Instance, kept: Sequence[Indices]) -> None:
@@ -73,10 +73,10 @@ class Dual:
         self._required = np.where(covers, np.reshape(served, covers.shape), np.inf)
 
     def ascend(self, values: Costs, free: int, target: float, steps: int) -> tuple[float, Costs, Points]:
-        """The best bound of a subgradient ascent, the values it was found at, and the buckets it would choose.
+        """Return the best bound of a subgradient ascent, its prices, and the buckets it would choose.
 
-        values     float64 [n], a price for each client of the instance and unit of weight, to start from
-        target     the cost of a known choice, which sets the length of steps (Held and Karp)
+        values     float64 [n], initial price for each client of the instance and unit of weight target     the cost of
+        a known choice, which sets the length of steps (Held and Karp)
         """
         prices = sums(self._member_of, self._instance.weights * values)
         best, best_prices = self._at(prices, free), prices
@@ -116,7 +116,6 @@ class Dual:
         return _Point(float(prices.sum() - gains[chosen].sum() - recovered.sum()), 1.0 - times, chosen)
 
     def _buckets(self, point: _Point) -> Points:
-        """The largest bucket of each chosen cell, where there is one."""
         corners = np.unravel_index(point.facilities, self._lines.shape)
         indices = np.stack([each[corner] for each, corner in zip(self._kept, corners, strict=True)], axis=1)
         buckets, costs = self._instance.cheapest(indices)
@@ -124,7 +123,7 @@ class Dual:
 
 
 class _Payments:
-    """G_k(c) for clients k that stand for several: Σ weight_i · max(own_i, c) over the members i of k."""
+    """G_k(c) for clients k that merge several: Σ weight_i · max(own_i, c) over the members i of k."""
 
     def __init__(self, client: Indices, own: Costs, weights: Costs) -> None:
         order = np.lexsort((own, client))

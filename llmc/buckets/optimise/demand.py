@@ -1,4 +1,4 @@
-"""The demand on a plan: the steps of real traffic and their frequencies."""
+"""Demand on a plan: the steps of real traffic and their frequencies."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ Costs = NDArray[np.float64]
 class Demand:
     """Distinct steps in ascending order, each with its weight above 0.
 
-    points     int64 [n, d]: what a bucket must reach in every dimension to serve the step
-    weights    float64 [n]: how often the step happens, in any unit
+    points     int64 [n, d]: the sizes that a bucket must reach in every dimension to serve the step weights    float64
+    [n]: how often the step happens, in any unit
 
-    Equal steps are merged, and steps of weight 0 are left out, since they never happen; the result does not depend on
-    the order in which the steps are given.
+    Equal steps are merged, and steps of weight 0 are dropped; the result does not depend on the order of the input.
     """
 
     points: Points
@@ -40,18 +39,18 @@ class Demand:
 
 
 def merged(rows: Points, weights: Costs) -> tuple[Points, Costs]:
-    """Ascending `rows` without repetition, each with the sum of its weights."""
+    """Return ascending `rows` without repetition, each with the sum of its weights."""
     first = np.ones(len(rows), bool)
     first[1:] = (rows[1:] != rows[:-1]).any(1)
     return rows[first], np.add.reduceat(weights, np.flatnonzero(first)) if len(weights) else weights
 
 
 def name(point: Points) -> str:
-    """A point as messages show it: (4, 512)."""
+    """Return a point in message form: (4, 512)."""
     return f"({', '.join(str(int(value)) for value in point)})"
 
 
 def sums(groups: NDArray[np.int64], amounts: Costs, size: int = 0) -> Costs:
-    """The sum of the amounts of each group 0, 1, 2 …, at least `size` of them."""
+    """Return the sum of the amounts of each group 0, 1, 2 …, at least `size` of them."""
     totals: Costs = np.bincount(groups, amounts, size).astype(np.float64, copy=False)
     return totals

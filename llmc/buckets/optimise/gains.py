@@ -1,4 +1,4 @@
-"""The saving by each bucket of a grid, computed for all buckets at once."""
+"""The savings of all buckets of a grid, computed at once."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from llmc.buckets.optimise.instance import Indices
 from llmc.buckets.optimise.space import product
 
 HEADROOM = 1.5
-"""How far above the values last seen a client's stretches are kept."""
+"""Factor above the last seen values up to which a client's stretches are kept."""
 
 
 class Lines:
-    """A grid of facilities, and clients on it; the facilities along the longest dimension make a line.
+    """A grid of facilities, and clients on it; the facilities along the longest dimension form a line.
 
     costs      float64, one axis a dimension, infinite where there is no facility
     places     int64 [n, d], the grid indices of the clients; a facility covers a client when none of its indices is
                smaller
     weights    float64 [n], above 0
 
-    On a line, the facilities that cover a client and cost less than some value are one stretch: it starts at the
-    client's index and ends where the costs, which ascend, reach the value. So sums over clients are differences of
-    running sums: O(lines · clients + facilities) for all facilities, not O(clients · facilities). Stretches that are
-    empty at `HEADROOM` times the values last seen are left out.
+    On a line, the facilities that cover a client and cost less than some value are one stretch. It starts at the
+    client's index and ends where the ascending costs reach the value. Sums over clients are thus differences of running
+    sums, in O(lines · clients + facilities) for all facilities instead of O(clients · facilities). Stretches that are
+    empty at `HEADROOM` times the last seen values are left out.
 
-    Where costs descend along a line (a list's buckets that share a cell), they are lowered until they ascend, so that
-    savings are overstated, never understated.
+    Where costs descend along a line (a list's buckets that share a cell), they are lowered until they ascend. Savings
+    are then overstated, never understated.
     """
 
     def __init__(self, costs: Costs, indices: Indices, weights: Costs) -> None:
@@ -49,14 +49,15 @@ class Lines:
         self.focus(np.zeros(len(weights)))
 
     def focus(self, values: Costs) -> None:
-        """Keep what values about as large as these need; `gains` keeps more where it gets larger ones."""
+        """Keep the stretches for about these values; `gains` keeps more for larger ones."""
         self._limits = HEADROOM * values
         self._line, self._client, self._start = self._pairs[:, self._least < self._limits[self._pairs[1]]]
         self._offset = self._line * (self._rows.shape[1] + 1)
         self._begun = self._events(self._offset + self._start, self._weights[self._client])
 
     def gains(self, values: Costs) -> Costs:
-        """What the total cost falls by when a facility is added to a choice that serves the clients at `values`.
+        """Return by how much the total cost falls when a facility is added to a choice that serves the clients at
+        `values`.
 
         float64, for each facility in the order of the flat grid: Σ weight · max(0, value − its cost) over the clients
         that it covers.
@@ -71,7 +72,7 @@ class Lines:
         return np.moveaxis(gains.reshape(*self._embed_lm_head, -1), -1, self._axis).ravel()
 
     def cheaper_than(self, values: Costs, most: int) -> tuple[Indices, Indices]:
-        """Pairs of a flat facility and a client that it covers at less than the client's value.
+        """Return pairs of a flat facility and a client that it covers at less than the client's value.
 
         Of more than `most` pairs, those at the start of each stretch.
         """
@@ -87,15 +88,15 @@ class Lines:
         return facilities.reshape(self._real.shape)[line[real], index[real]], self._client[stretch[real]]
 
     def _ends(self, values: Costs) -> Indices:
-        """For each stretch, the place on its line from which on costs are at least the client's value."""
+        """For each stretch, the index on its line from which on costs are at least the client's value."""
         below = np.searchsorted(self._known, values)
         ends: Indices = self._cheaper[self._line, below[self._client]].astype(np.int64)
         return ends
 
     def _events(self, at: Indices, amounts: Costs) -> Costs:
-        """Amounts by the place they come at, the lines one after the other, each with one place more at its end."""
+        """Sum the amounts at each index, line by line; each line has one extra index at its end."""
         return sums(at, amounts, self._rows.size + len(self._rows))
 
     def _running(self, events: Costs) -> Costs:
-        """What has come up to each facility of its line."""
+        """Running sums up to each facility of its line."""
         return np.cumsum(events.reshape(len(self._rows), -1)[:, :-1], axis=1)

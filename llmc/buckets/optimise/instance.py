@@ -20,11 +20,10 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Instance:
-    """Clients, which are the steps that round up to the same levels.
+    """Clients: the distinct steps after rounding up to levels.
 
-    levels     ascending values of each dimension, those that some step rounds up to
-    places     int64 [n, d], the level of each client, distinct and ascending
-    weights    float64 [n], above 0
+    levels     ascending values of each dimension, those that some step rounds up to places     int64 [n, d], the level
+    of each client, distinct and ascending weights    float64 [n], above 0
     """
 
     space: Space
@@ -34,10 +33,10 @@ class Instance:
 
     @classmethod
     def of(cls, space: Space, demand: Demand) -> Instance:
-        """The demand at full resolution: rounded up to the values that buckets can have, and no further.
+        """Create the instance at full resolution: steps rounded up to the values that buckets can have.
 
-        No value that no step rounds up to can help: a bucket lowered to the next one below serves the same steps for
-        less. Raises InputError, naming the step, when no allowed or required bucket covers one.
+        Other values cannot help: a bucket lowered to the next used value serves the same steps at lower cost. Raises
+        InputError, naming the step, when no allowed or required bucket covers one.
         """
         points = demand.points.reshape(-1, len(space.values))
         levels, positions = [], np.empty_like(points)
@@ -55,13 +54,15 @@ class Instance:
         return instance
 
     def coarser(self, kept: Sequence[Indices]) -> Instance:
-        """Rounded up further, to the levels at the ascending indices `kept`, which hold the last of each dimension."""
+        """Return the instance rounded up further, to the levels at the ascending indices `kept`, including each last
+        one.
+        """
         levels = tuple(each[indices] for each, indices in zip(self.levels, kept, strict=True))
         positions = np.stack([np.searchsorted(each, self.indices[:, axis]) for axis, each in enumerate(kept)], axis=1)
         return Instance(self.space, levels, *_merge(positions, self.weights))
 
     def only(self, chosen: NDArray[np.bool_]) -> Instance:
-        """The same levels with some of the clients."""
+        """Return the instance with the same levels and only the `chosen` clients."""
         return Instance(self.space, self.levels, self.indices[chosen], self.weights[chosen])
 
     @cached_property
@@ -79,15 +80,17 @@ class Instance:
         return tuple(len(each) for each in self.levels)
 
     def points(self, positions: Indices) -> Points:
-        """The values at level indices."""
+        """Return the values at level indices."""
         return np.stack([each[positions[:, axis]] for axis, each in enumerate(self.levels)], axis=1)
 
     def cheapest(self, positions: Indices) -> tuple[Points, Costs]:
-        """`Space.cheapest` of the points at level indices."""
+        """Return `Space.cheapest` of the points at level indices."""
         return self.space.cheapest(self.points(positions))
 
     def floors(self, buckets: Points) -> Indices:
-        """The highest levels that buckets reach: one covers exactly the clients whose places are at most its floor."""
+        """Return the highest levels that buckets reach: one covers exactly the clients whose levels are at most its
+        floor.
+        """
         return np.stack(
             [np.searchsorted(each, buckets[:, axis], "right") - 1 for axis, each in enumerate(self.levels)], axis=1
         )
@@ -113,12 +116,12 @@ class Found(NamedTuple):
 
 
 def fewest_buckets(instance: Instance) -> Points:
-    """Buckets that cover every client which no required bucket covers; none where there is no such client.
+    """Return buckets that cover every client which no required bucket covers; empty where there is no such client.
 
     Only the largest clients matter, those below no other. Groups that one bucket covers are formed first-fit, once in
-    the order of each dimension, and the fewest are taken. In one and two dimensions that is the least number: the
-    largest clients stand in a row, ascending in one dimension and descending in the other, a bucket covers neighbours
-    in it, and taking as many as possible from one end on is best.
+    the order of each dimension, and the smallest result is taken. In one and two dimensions it is optimal: the largest
+    clients form a sequence, ascending in one dimension and descending in the other. A bucket covers neighbours in it,
+    and taking as many as possible from one end is best.
     """
     largest = _largest(instance, np.flatnonzero(~required_cover(instance)))
     options = [_first_fit(instance, largest[np.argsort(largest[:, axis])]) for axis in range(len(instance.levels))]
@@ -126,7 +129,7 @@ def fewest_buckets(instance: Instance) -> Points:
 
 
 def required_cover(instance: Instance) -> NDArray[np.bool_]:
-    """bool [n]: which clients some required bucket covers."""
+    """Return bool [n]: which clients some required bucket covers."""
     covered = np.zeros(len(instance.indices), bool)
     for floor in instance.floors(instance.space.required):
         covered |= (instance.indices <= floor).all(axis=1)

@@ -1,4 +1,4 @@
-"""One dimension, solved exactly: the buckets of least total cost along a line, for every number of them at once."""
+"""Exact solution in one dimension: the buckets of least total cost along a line, for every bucket count at once."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from llmc.buckets.optimise.instance import Found, Instance
 Indices = NDArray[np.int64]
 
 ROUNDS = 24
-"""Vectorised passes over a hull before the few points that are left are settled one by one."""
+"""Vectorised passes over a hull before the few remaining points are processed one by one."""
 
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """n places in a row, each with the cost of a bucket that serves every step up to there.
+    """n indices in a row, each with the cost of a bucket that serves every step up to there.
 
-    costs      float64 [n], ascending; equal neighbours are allowed
-    weights    float64 [n], at least 0: how often a step rounds up to the place
-    forced     bool [n]: where a bucket is always chosen
+    costs      float64 [n], ascending; equal neighbours are allowed weights    float64 [n], at least 0: how often a step
+    rounds up to the index forced     bool [n]: where a bucket is always chosen
 
-    A step is served by the first chosen place at or after its own. The last place must have weight or be forced.
+    A step is served by the first chosen index at or after its own. The last index must have weight or be forced.
     """
 
     costs: Costs
@@ -34,17 +33,17 @@ class Line:
     forced: NDArray[np.bool_]
 
     def solve(self, counts: Sequence[int]) -> list[Indices]:
-        """For each of `counts`, the places of at most that many buckets of least total cost, ascending.
+        """Return, for each of `counts`, the ascending indices of at most that many buckets of least total cost.
 
-        Every count must allow the forced places and the last one. Of equal choices the one with fewest buckets, then
-        with the lowest places, is taken.
+        Every count must allow the forced indices and the last one. Of equal choices the one with fewest buckets, then
+        with the lowest indices, is taken.
 
-        With W the cumulated weights, D_k(i) = min over j ≤ i of D_{k−1}(j) + costs[i] · (W(i) − W(j)) is the least
-        cost of serving the places up to i when i is the last of at most k (j = i: fewer than k suffice). No j > i,
-        with no forced place between i and j, is better: giving up the buckets after i saves at least
-        costs[i] · (W(j) − W(i)) of D_{k−1}(j). So the condition on j may be dropped, and each D_k(i) is a query, at
-        slope costs[i], of the lower convex hull of the points (W(j), D_{k−1}(j)), as in the convex-hull trick: O(n) a
-        layer, one hull for each stretch between forced places.
+        With W the cumulated weights, D_k(i) = min over j ≤ i of D_{k−1}(j) + costs[i] · (W(i) − W(j)) is the least cost
+        of serving the indices up to i when i is the last of at most k (j = i: fewer than k suffice). No j > i, with no
+        forced index between i and j, is better: giving up the buckets after i saves at least costs[i] · (W(j) − W(i))
+        of D_{k−1}(j). The condition on j may thus be dropped, and each D_k(i) is a query, at slope costs[i], of the
+        lower convex hull of the points (W(j), D_{k−1}(j)), as in the convex-hull trick: O(n) per layer, one hull for
+        each stretch between forced indices.
         """
         size = len(self.costs)
         layers = min(max(counts), size)
@@ -75,7 +74,7 @@ class Line:
 
 
 def _trace(sources: NDArray[np.int32], layers: int) -> Indices:
-    """The places that end the layers, from the last one back; a layer that ends where it begins adds none."""
+    """The indices that end the layers, from the last one back; a layer that ends where it begins adds none."""
     end, indices = sources.shape[1] - 1, []
     for layer in range(layers - 1, -1, -1):
         source = int(sources[layer, end])
@@ -86,10 +85,10 @@ def _trace(sources: NDArray[np.int32], layers: int) -> Indices:
 
 
 def _lower_hull(x: Costs, y: Costs) -> Indices:
-    """Indices of the vertices of the lower convex hull of points in ascending order, the first and the last included.
+    """Indices of the vertices of the lower convex hull of points in ascending order, including the first and the last.
 
-    A point on or above the line between two others is no vertex, so that all points above their neighbours' lines can
-    go at once, again and again. What `ROUNDS` of that leave is walked through in order.
+    A point on or above the line between two others is not a vertex, so all points above their neighbours' lines are
+    removed at once, repeatedly. The points left after `ROUNDS` passes are processed in order.
     """
     hull = np.flatnonzero(np.concatenate([[True], np.diff(x) > 0]))
     for _ in range(ROUNDS):
@@ -111,12 +110,12 @@ def _lower_hull(x: Costs, y: Costs) -> Indices:
 
 
 def solve(instance: Instance, counts: Sequence[int]) -> list[Found] | None:
-    """The best choice for each of `counts`, or None where the buckets are not in one order.
+    """Return the best choice for each of `counts`, or None where the buckets have no total order.
 
-    That is so where the demand has several levels in more than one dimension, and where a required bucket covers less
-    than all of it but costs more than the next longer bucket (it is larger in a dimension that does not matter here).
-    A bucket that costs at least what a required one does, and covers no more, is never chosen: its steps are given to
-    that required bucket. With these out of the way, longer buckets cost more, and each step is served by the next one.
+    None occurs where the demand has several levels in more than one dimension. It also occurs where a required bucket
+    covers less than all of it but costs more than the next longer bucket (it is larger in a dimension that does not
+    matter here). A bucket that costs at least what a required one does, and covers no more, is never chosen: its steps
+    go to that required bucket. Without such buckets, longer ones cost more, and each step is served by the next one.
     """
     if sum(size > 1 for size in instance.shape) > 1:
         return None

@@ -1,4 +1,4 @@
-"""Two and three dimensions: a choice by local search, and how far from the best it can be at most."""
+"""Two and three dimensions: a choice by local search, with a bound on its distance from the optimum."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from llmc.buckets.optimise.serving import Serving
 from llmc.buckets.optimise.space import product
 
 WORTH = 1e-9
-"""A change must lower the total by this part of it, so that rounding never makes the search run in circles."""
+"""A change must lower the total by this fraction, so that rounding never makes the search cycle."""
 
 ENOUGH = 1e-4
-"""A pass that lowers the total by less than this part of it is the last one."""
+"""A pass that lowers the total by less than this fraction is the last one."""
 
 
 class Search:
@@ -59,9 +59,9 @@ def trim(serving: Serving, graphs: int) -> None:
 
 
 def cover(serving: Serving, graphs: int) -> None:
-    """Add buckets until every client is covered, then drop down to `graphs`, those that are missed least.
+    """Add buckets until every client is covered, then drop those that save least, down to `graphs`.
 
-    That can leave clients uncovered where few choices of `graphs` buckets cover all.
+    This can leave clients uncovered where few choices of `graphs` buckets cover all.
     """
     instance = serving.instance
     while not serving.covers_all:
@@ -74,7 +74,7 @@ def cover(serving: Serving, graphs: int) -> None:
 
 
 def spend(serving: Serving, graphs: int) -> Serving:
-    """With buckets of their own for the clients that save most by it, up to `graphs` buckets."""
+    """Add buckets for the clients that save most with one of their own, up to `graphs` buckets."""
     instance = serving.instance
     buckets, costs = instance.cheapest(instance.indices)
     savings = instance.weights * (serving.costs - costs)
@@ -84,7 +84,7 @@ def spend(serving: Serving, graphs: int) -> Serving:
 
 
 def slide(serving: Serving, passes: int) -> None:
-    """Move each bucket to the best place on the lines through it, until a pass changes little."""
+    """Move each bucket to the best index on the lines through it, until a pass changes little."""
     for _ in range(passes):
         before = serving.total
         for index in range(serving.fixed, len(serving)):
@@ -98,7 +98,7 @@ def slide(serving: Serving, passes: int) -> None:
 
 
 def shrink(serving: Serving) -> None:
-    """Lower each bucket to the cheapest one that covers what it serves; drop those that serve nothing."""
+    """Lower each bucket to the cheapest one that covers the clients it serves; drop buckets that serve none."""
     instance = serving.instance
     for index in range(len(serving) - 1, serving.fixed - 1, -1):
         served = instance.indices[serving.first == index]
@@ -113,10 +113,10 @@ def shrink(serving: Serving) -> None:
 def _best_on_line(
     serving: Serving, position: Indices, axis: int, values: Costs, least: int = 0
 ) -> tuple[Points, float]:
-    """The bucket that saves most for clients served at `values`, and what it saves, or −1 where there is no bucket.
+    """The bucket that saves most for clients served at `values`, and its saving, or −1 where there is no bucket.
 
-    It is one of the line through `position` along `axis`, from the level `least` on. A client prefers the buckets from
-    its own place up to where their costs reach its value, so that savings are differences of running sums.
+    The bucket is on the line through `position` along `axis`, from the level `least` on. A client prefers the buckets
+    from its own index up to where their costs reach its value, so savings are differences of running sums.
     """
     instance = serving.instance
     buckets, costs = serving.line(position, axis)
@@ -136,16 +136,16 @@ def _best_on_line(
 
 
 LEAST_SHARE = 1e-9
-"""A dimension's share of the levels is at least this part of the largest share, which keeps their product above 0."""
+"""Least share of the levels of a dimension, as a fraction of the largest share; keeps their product above 0."""
 
 
 def coarse_levels(instance: Instance, cells: int) -> list[Indices]:
-    """For each dimension the ascending indices of the levels to keep, their product at most about `cells`.
+    """Return, for each dimension, the ascending indices of the levels to keep, their product at most about `cells`.
 
-    Taken alone, a dimension whose demand has density f (in cost for each unit of length) loses ∫ f · Δ / 2 to levels
-    Δ apart. The best spacing is Δ ∝ f^(−1/2), which makes the levels equal steps of ∫ √f; with n of them the loss is
-    (∫ √f)² / 2n (Panter and Dite's rule for quantisers, with a linear loss). So the least sum of the losses under a
-    fixed product has n ∝ (∫ √f)². A dimension never gets more levels than it has.
+    Considered alone, a dimension whose demand has density f (in cost per unit of length) loses ∫ f · Δ / 2 to levels Δ
+    apart. The best spacing is Δ ∝ f^(−1/2), which makes the levels equal steps of ∫ √f; with n of them the loss is (∫
+    √f)² / 2n (Panter and Dite's rule for quantisers, with a linear loss). The least sum of the losses under a fixed
+    product therefore has n ∝ (∫ √f)². A dimension never gets more levels than it has.
     """
     roots = [_cumulated_root(instance, axis) for axis in range(len(instance.levels))]
     largest = max(float(root[-1]) for root in roots) or 1.0
@@ -168,11 +168,11 @@ def coarse_levels(instance: Instance, cells: int) -> list[Indices]:
 
 
 def with_corners(instance: Instance, kept: Sequence[Indices], cells: int) -> list[Indices]:
-    """The kept levels and those of the largest clients that no bucket would cover after rounding up.
+    """Return the kept levels plus those of the largest clients that no bucket would cover after rounding up.
 
-    Rounding up can lead beyond a limit on products such as batch · query. A client below one whose levels are all
-    kept is rounded up to that one at most, so that the levels of the largest clients are enough. They are added as
-    long as the product of the numbers of levels is at most `cells`.
+    Rounding up can exceed a limit on products such as batch · query. A client below one whose levels are all kept is
+    rounded up to that one at most, so the levels of the largest clients suffice. They are added as long as the product
+    of the level counts is at most `cells`.
     """
     levels = list(kept)
     coarse = np.stack(
@@ -190,7 +190,7 @@ def with_corners(instance: Instance, kept: Sequence[Indices], cells: int) -> lis
 
 
 def _cumulated_root(instance: Instance, axis: int) -> Costs:
-    """∫ √f up to each level, a level's demand being spread from the level below up to it."""
+    """∫ √f up to each level; a level's demand is spread from the level below up to it."""
     levels = instance.levels[axis]
     density = instance.weights * instance.own / (instance.points(instance.indices)[:, axis] + 1.0)
     mass = sums(instance.indices[:, axis], density, len(levels))
@@ -205,39 +205,39 @@ def _equal_steps(root: Costs, count: int) -> Indices:
 
 
 SEARCH_CELLS = 2048
-"""Buckets of the grid on which the search exchanges any one for any other."""
+"""Grid buckets among which the search exchanges any one for any other."""
 
 MAX_CELLS = 8192
-"""Buckets of that grid when it is extended so that the limits allow what the largest steps need."""
+"""Buckets of that grid when it is extended with the levels that the largest steps need."""
 
 MAX_CLIENTS = 1 << 15
-"""Clients beyond which buckets slide on levels that are fewer than all."""
+"""Clients beyond which buckets slide on a subset of the levels."""
 
 PASSES, SLIDES = 6, 3
 """Most passes over all buckets of the search, and of the sliding after it."""
 
 MOVES = 1536
-"""Buckets looked at in those passes together, beyond which there are fewer passes, but always one."""
+"""Buckets examined in all passes together, beyond which there are fewer passes, but at least one."""
 
 RUNGS = ((2048, 100), (4096, 60), (8192, 60))
-"""Cells and steps of the ascents to the lower bound, each of which starts from the prices of the one before."""
+"""Cells and steps of the ascents to the lower bound; each starts from the prices of the previous one."""
 
 GOAL = 0.01
 """A gap that is small enough: 1% of the total cost."""
 
 NEAR = 1.005
-"""A second start is followed up when it comes this near to the first one's cost at the search's resolution."""
+"""A second start is refined if its cost at the search's resolution is within this factor of the first one's."""
 
 
 def solve(instance: Instance, counts: Sequence[int]) -> list[Found]:
-    """A choice for each of the ascending `counts`; a larger count never costs more.
+    """Return a choice for each of the ascending `counts`; a larger count never costs more.
 
-    On a coarse grid the search starts from the required buckets and those that coverage needs, adds the one that saves
-    most until there are enough, and exchanges single buckets while that helps. The buckets then slide and shrink at
-    full resolution. Where the gap to the lower bound stays above GOAL, the buckets of the bound's relaxed solution are
-    a second start.
+    On a coarse grid the search starts from the required buckets and those that coverage needs. It adds the one that
+    saves most until there are enough, and exchanges single buckets while that helps. The buckets then slide and shrink
+    at full resolution. Where the gap to the lower bound stays above GOAL, the buckets of the bound's relaxed solution
+    are a second start.
 
-    Every count must allow the buckets of `fewest_buckets` besides the required ones.
+    Every count must allow the buckets of `fewest_buckets` in addition to the required ones.
     """
     solver = _Solver(instance)
     results: list[Found] = []
@@ -248,7 +248,7 @@ def solve(instance: Instance, counts: Sequence[int]) -> list[Found]:
         results.append(found)
     bound = 0.0
     for index in range(len(results) - 1, -1, -1):
-        # if more buckets cannot do it, fewer cannot either
+        # if more buckets cannot cover it, fewer cannot either
         bound = max(bound, results[index].bound)
         results[index] = results[index]._replace(bound=bound)
     return results
@@ -305,7 +305,7 @@ class _Solver:
         return spend(serving, graphs)
 
     def _bound(self, serving: Serving, graphs: int) -> tuple[float, Points]:
-        """A lower bound for choices of as many buckets, and those that its relaxation chooses."""
+        """A lower bound for choices of as many buckets, and the buckets of its relaxed choice."""
         values, hint = serving.costs, serving.buckets
         if graphs == serving.fixed:
             return serving.total, hint
@@ -325,5 +325,5 @@ def _passes(most: int, graphs: int) -> int:
 
 
 def _coverable(instance: Instance) -> Instance:
-    """Without the clients that no bucket covers after rounding up; they are covered at full resolution."""
+    """The instance without clients that no bucket covers after rounding up; they are covered at full resolution."""
     return instance.only(np.isfinite(instance.own))

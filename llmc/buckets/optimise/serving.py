@@ -1,4 +1,4 @@
-"""A choice of buckets on an instance: which of them serves each client, and at what cost."""
+"""A choice of buckets on an instance: the bucket that serves each client, and its cost."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from llmc.buckets.optimise.demand import Costs, Points, sums
 from llmc.buckets.optimise.instance import Indices, Instance
 
 MAX_ROWS = 1 << 21
-"""Buckets of the lines whose costs are remembered, about 32 bytes each."""
+"""Buckets of the lines whose costs are cached, about 32 bytes each."""
 
 TOGETHER = 1 << 18
-"""Pairs of a bucket and a client that are compared at once, which bounds the memory of it."""
+"""Pairs of a bucket and a client that are compared at once; bounds the memory used."""
 
 
 class Serving:
     """Chosen buckets, the required ones first, and the cheapest and second cheapest that cover each client.
 
-    buckets    int64 [k, d]
-    first      int64 [n], the index of the cheapest bucket that covers the client; k where none does
+    buckets    int64 [k, d] first      int64 [n], the index of the cheapest bucket that covers the client; k where none
+    does
     """
 
     def __init__(self, instance: Instance, buckets: Points) -> None:
@@ -45,7 +45,7 @@ class Serving:
 
     @property
     def costs(self) -> Costs:
-        """float64 [n]: what each client is served at; where nothing covers it, more than all others can be."""
+        """float64 [n]: the cost of serving each client; an uncovered client costs more than all covered ones can."""
         return self._costs_of(self.first)
 
     @property
@@ -54,7 +54,7 @@ class Serving:
         return self.sum(self.costs)
 
     def sum(self, costs: Costs) -> float:
-        """Σ weight · cost for other costs of the clients; not by BLAS, whose sums depend on its threads."""
+        """Return Σ weight · cost for other costs of the clients; not by BLAS, whose sums depend on its threads."""
         return float((costs * self.instance.weights).sum())
 
     @property
@@ -63,27 +63,27 @@ class Serving:
         return bool((self.first < len(self)).all())
 
     def floor(self, index: int) -> Indices:
-        """The highest levels that a bucket reaches."""
+        """Return the highest levels that a bucket reaches."""
         floor: Indices = self._floors[index]
         return floor
 
     def cost(self, index: int) -> float:
-        """What a bucket costs."""
+        """Return a bucket's cost."""
         return float(self._costs[index])
 
     def costs_without(self, index: int) -> Costs:
-        """`costs` if the bucket were not chosen."""
+        """Return `costs` if the bucket were not chosen."""
         return self._costs_of(np.where(self.first == index, self._second, self.first))
 
     def losses(self) -> Costs:
-        """float64 [k]: what the total grows by when a bucket is dropped; infinite for required ones."""
+        """Return float64 [k]: how much the total grows when a bucket is dropped; infinite for required ones."""
         growth = self.instance.weights * (self._costs_of(self._second) - self.costs)
         losses = sums(self.first, growth, len(self) + 1)[:-1]
         losses[: self.fixed] = np.inf
         return losses
 
     def add(self, bucket: Points) -> None:
-        """Choose one bucket more."""
+        """Add one bucket."""
         self.first[self.first == len(self)] += 1
         self._second[self._second == len(self)] += 1
         self.buckets = np.concatenate([self.buckets, bucket[None]])
@@ -92,7 +92,7 @@ class Serving:
         self._offer(len(self) - 1, self._everyone)
 
     def replace(self, index: int, bucket: Points) -> None:
-        """Choose another bucket in the place of one."""
+        """Replace one bucket with another."""
         held = (self.first == index) | (self._second == index)
         self.buckets[index] = bucket
         self._costs[index] = self.instance.space.cost(bucket[None])[0]
@@ -101,7 +101,7 @@ class Serving:
         self._offer(index, np.flatnonzero(~held))
 
     def drop(self, index: int) -> None:
-        """Choose one bucket less."""
+        """Drop one bucket."""
         held = np.flatnonzero((self.first == index) | (self._second == index))
         self.buckets = np.delete(self.buckets, index, 0)
         self._costs, self._floors = np.delete(self._costs, index), np.delete(self._floors, index, 0)
@@ -110,7 +110,7 @@ class Serving:
         self._serve(held)
 
     def line(self, position: Indices, axis: int) -> tuple[Points, Costs]:
-        """`Instance.cheapest` of the places that differ from one along one dimension only."""
+        """Return `Instance.cheapest` of the points that differ from `position` only along `axis`."""
         key = (axis, *np.delete(position, axis).tolist())
         if key not in self._rows:
             if sum(len(costs) for _, costs in self._rows.values()) > MAX_ROWS:
@@ -131,7 +131,7 @@ class Serving:
         return members
 
     def _serve(self, clients: NDArray[np.int64]) -> None:
-        """Find both buckets of these clients anew; of equal costs the bucket chosen earlier is taken."""
+        """Find both buckets of these clients again; ties go to the bucket chosen earlier."""
         order = np.argsort(self._costs, kind="stable")
         ranked = np.append(order, len(self))
         for part in np.split(clients, range(TOGETHER // len(ranked), len(clients), TOGETHER // len(ranked))):
@@ -143,7 +143,7 @@ class Serving:
             self.first[part], self._second[part] = ranked[best], ranked[covers.argmax(axis=0)]
 
     def _offer(self, index: int, clients: NDArray[np.int64]) -> None:
-        """Let clients that do not have the bucket take it where it costs less than what they have."""
+        """Assign the bucket to clients for which it costs less than their current ones."""
         covered = self._covered(index, clients)
         costs = np.append(self._costs, np.inf)
         cheapest = costs[index] < costs[self.first[covered]]

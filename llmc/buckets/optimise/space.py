@@ -1,4 +1,4 @@
-"""The buckets that may be chosen, and their costs: a product of values within limits, or a list."""
+"""The buckets to choose from, and their costs: a product of values within limits, or a list."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ CostFunction = Callable[[Points], Costs]
 """Costs of the buckets in the rows of its argument: above 0, strictly increasing in every dimension."""
 
 MAX_CORNERS = 1 << 22
-"""Corners of a list's grid that are priced beforehand, 4 bytes each; beyond it each corner is searched for."""
+"""Corners of a list's grid whose costs are precomputed, 4 bytes each; beyond it each corner is searched."""
 
 ROWS_A_SEARCH = 256
-"""Corners that are searched for together, which bounds the memory of it."""
+"""Corners searched together; bounds the memory used."""
 
 
 class Space(ABC):
     """The allowed buckets. Points have as many columns as `values` has entries.
 
-    values      ascending values of each dimension; every allowed bucket is made of them
-    required    buckets that are always chosen, int64 [r, d], ascending; they need not be allowed ones
+    values      ascending values of each dimension; every allowed bucket consists of them required    buckets that are
+    always chosen, int64 [r, d], ascending; they need not be allowed ones
     """
 
     def __init__(self, values: tuple[Points, ...], cost: CostFunction, required: Iterable[Sequence[int]]) -> None:
@@ -34,35 +34,35 @@ class Space(ABC):
         self.required: Points = np.unique(np.array(list(required), np.int64).reshape(-1, len(values)), axis=0)
 
     def cost(self, points: Points) -> Costs:
-        """What buckets cost."""
+        """Return the costs of buckets."""
         return np.asarray(self._cost(points), np.float64)
 
     @property
     @abstractmethod
     def dearest(self) -> float:
-        """At least what any allowed bucket costs."""
+        """An upper bound on the cost of any allowed bucket."""
 
     @abstractmethod
     def cheapest(self, points: Points) -> tuple[Points, Costs]:
-        """The allowed bucket of least cost that covers each point, and its cost; infinite where none does.
+        """Return the least-cost allowed bucket that covers each point, and its cost; infinite where none does.
 
         The first result is arbitrary where the second is infinite.
         """
 
     @abstractmethod
     def least_costs(self, lows: Sequence[Points]) -> Costs:
-        """Bounds on the cost of the allowed buckets within the cells of a grid, infinite where there are none.
+        """Return lower bounds on the cost of the allowed buckets in each cell of a grid, infinite for empty cells.
 
-        `lows` holds the ascending lower ends of the cells in each dimension; a cell ends before the next begins, the
-        last one never. The result has one axis for each dimension.
+        `lows` holds the ascending lower ends of the cells in each dimension; a cell ends before the next begins, and
+        the last one is unbounded. The result has one axis for each dimension.
         """
 
 
 class ProductSpace(Space):
     """Every combination of the dimensions' strictly ascending values, or those that `allowed` admits.
 
-    `allowed` tells for each row of its argument whether it may be a bucket. It is a limit: with a bucket it must admit
-    every smaller one.
+    `allowed` returns, for each row of its argument, whether it may be a bucket. It is a limit: if it admits a bucket,
+    it must admit every smaller one.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class ProductSpace(Space):
 
     @property
     def dearest(self) -> float:
-        """What the largest values together cost, whether that is allowed or not."""
+        """The cost of the largest values together, whether allowed or not."""
         return float(self.cost(np.array([[each[-1] for each in self.values]]))[0])
 
     def cheapest(self, points: Points) -> tuple[Points, Costs]:
-        """The points rounded up to the values, since every larger bucket costs more."""
+        """Return the points rounded up to the values, since every larger bucket costs more."""
         indices = [np.searchsorted(each, points[:, axis]) for axis, each in enumerate(self.values)]
         within = np.all([index < len(each) for index, each in zip(indices, self.values, strict=True)], axis=0)
         clipped = (each[np.minimum(index, len(each) - 1)] for index, each in zip(indices, self.values, strict=True))
@@ -91,7 +91,7 @@ class ProductSpace(Space):
         return buckets, np.where(within, self.cost(buckets), np.inf)
 
     def least_costs(self, lows: Sequence[Points]) -> Costs:
-        """Those of the lowest bucket of each cell: with any bucket of the cell it is allowed."""
+        """Return the cost of the lowest bucket of each cell; if any bucket of the cell is allowed, it is as well."""
         costs = self.cheapest(product(lows))[1].reshape(tuple(len(low) for low in lows))
         for axis, (low, each) in enumerate(zip(lows, self.values, strict=True)):
             ends = np.append(low[1:], each[-1] + 1)
@@ -114,11 +114,11 @@ class ListedSpace(Space):
 
     @property
     def dearest(self) -> float:
-        """What the dearest bucket of the list costs."""
+        """The cost of the most expensive bucket of the list."""
         return float(self._costs[-1])
 
     def cheapest(self, points: Points) -> tuple[Points, Costs]:
-        """By a table of every corner of the list's grid, or by search where that table would be too large."""
+        """Look up each corner of the list's grid in a table, or search where that table would be too large."""
         if self._ranks is None:
             ranks = self._search(points)
         else:
@@ -127,7 +127,7 @@ class ListedSpace(Space):
         return self._buckets[found], np.where(ranks < len(self._costs), self._costs[found], np.inf)
 
     def least_costs(self, lows: Sequence[Points]) -> Costs:
-        """The least cost of the list's buckets in each cell."""
+        """Return the least cost of the list's buckets in each cell."""
         costs = np.full(tuple(len(low) for low in lows), np.inf)
         cells = [np.searchsorted(low, self._buckets[:, axis], "right") - 1 for axis, low in enumerate(lows)]
         inside = np.min(cells, axis=0) >= 0
@@ -137,7 +137,7 @@ class ListedSpace(Space):
     def _all_corners(self) -> NDArray[np.int32]:
         """For each corner, the rank by cost of its cheapest cover; the number of buckets where nothing covers.
 
-        One corner more in each dimension stands for the points above every value.
+        One extra corner in each dimension stands for the points above every value.
         """
         ranks = np.full(tuple(len(each) + 1 for each in self.values), len(self._costs), np.int32)
         indices = tuple(np.searchsorted(each, self._buckets[:, axis]) for axis, each in enumerate(self.values))
@@ -154,7 +154,7 @@ class ListedSpace(Space):
 
 
 def product(values: Sequence[Points]) -> Points:
-    """Every combination of the values, int64 [m, d], in ascending order; of no values, one row without columns."""
+    """Return every combination of the values, int64 [m, d], ascending; without values, one row without columns."""
     if not values:
         return np.empty((1, 0), np.int64)
     return np.stack(np.meshgrid(*values, indexing="ij"), axis=-1).reshape(-1, len(values))

@@ -1,4 +1,4 @@
-"""Buckets listed in a file, the way VLLM_BUCKETING_FROM_FILE has them.
+"""Bucket files in the format of VLLM_BUCKETING_FROM_FILE.
 
     file  = line…
     line  = [ spec ] [ "#" comment ]
@@ -6,7 +6,7 @@
     axis  = number | "[" number, … "]" | "range(" [ start, ] stop [ , step ] ")"
 
 A spec stands for the product of its three axes. Lists may be written as tuples, and the outer parentheses left out.
-Nothing of a line is ever evaluated.
+Lines are parsed and never evaluated.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from llmc.buckets.plan import MAX_BUCKETS, Note
 from llmc.errors import InputError
 
 ContextUnit = Literal["tokens", "blocks"]
-"""What the contexts of a file count: tokens of one sequence, or KV cache blocks as the vendor's planner does."""
+"""Unit of a file's contexts: tokens of one sequence, or KV cache blocks as in the vendor's planner."""
 
 
 @dataclass(frozen=True)
 class BucketFile:
-    """A file of bucket specs; `origin` says who named it.
+    """A file of bucket specs; `origin` records how the user named it.
 
-    `unit` None: the unit of its contexts follows from its numbers (`recognise`).
+    With `unit` None, the unit of its contexts is recognised from its numbers (`recognise`).
     """
 
     path: str
@@ -61,17 +61,17 @@ class FileBucket(NamedTuple):
 
 
 def recognise(listed: Sequence[FileBucket], source: str, limits: Limits) -> ContextUnit:
-    """The unit of the contexts in `listed`, found from its numbers.
+    """Return the unit of the contexts in `listed`, recognised from its numbers.
 
     The vendor's files (VLLM_BUCKETING_FROM_FILE) look alike and count KV cache blocks: of one sequence in a prompt
     bucket, of the whole batch in a decode bucket. Read as tokens, such a file would give contexts a hundred times too
-    small. So a unit is used only if the other one is impossible:
+    small. A unit is therefore used only if the other one is impossible:
 
         blocks    a context is above max_model_len, and read as blocks some decode bucket lies within it
         tokens    every context is a multiple of block_size or max_model_len itself, one decode context holds the
                   longest sequence, and read as blocks some decode bucket lies beyond max_model_len
 
-    Raises InputError, naming the flag, where either could be meant.
+    Raises InputError, naming the flag, where both are possible.
     """
     contexts = [spec.context for spec in listed if spec.context]
     decode = [spec for spec in listed if spec.phase == "decode" and spec.context]
@@ -91,13 +91,13 @@ def recognise(listed: Sequence[FileBucket], source: str, limits: Limits) -> Cont
     blocks = blocks_each(example) * limits.block_size
     raise InputError(
         f"{source}: its contexts may count tokens of one sequence, or KV cache blocks of {limits.block_size} tokens as "
-        f"vLLM's bucket files do ({example} is {example.context} or {blocks} tokens a sequence); say which: "
+        f"vLLM's bucket files do ({example} is {example.context} or {blocks} tokens a sequence); give "
         "--context-unit tokens, or --context-unit blocks"
     )
 
 
 def blocks_each(spec: FileBucket) -> int:
-    """Blocks of each sequence where contexts count blocks: a decode bucket's are its whole batch's."""
+    """Return the blocks per sequence where contexts count blocks; a decode bucket's count is for its whole batch."""
     return -(-spec.context // spec.batch) if spec.phase == "decode" else spec.context
 
 
@@ -120,16 +120,16 @@ class _Location(NamedTuple):
     indent: int
 
     def fail(self, column: int, message: str) -> NoReturn:
-        """Raise InputError at `column`, which counts from 0 behind the indent."""
+        """Raise InputError at `column`, which counts from 0 after the indent."""
         raise InputError(f"{self.source}:{self.line}:{self.indent + column + 1}: {message}")
 
 
 def parse(text: str, source: str) -> list[FileBucket]:
-    """The buckets that `text` lists, in its order; `source` names it in messages.
+    """Return the buckets that `text` lists, in its order; `source` names it in messages.
 
-    Raises InputError, naming source, line and column, for a line that is no spec, an axis without values, a number
-    that is negative, too small for its axis or above `MAX_NUMBER`, more than `MAX_BUCKETS` buckets in all, and more
-    than `MAX_LINE` characters in a line or `MAX_FILE` in all. No text raises anything else.
+    Raises InputError, naming source, line and column, for a line that is not a spec, an axis without values, a number
+    that is negative, too small for its axis or above `MAX_NUMBER`, more than `MAX_BUCKETS` buckets in total, and more
+    than `MAX_LINE` characters in a line or `MAX_FILE` in total. No text raises any other error.
     """
     if len(text) > MAX_FILE:
         raise InputError(f"{source}: has more than {MAX_FILE} characters; a bucket file is far smaller")
@@ -153,21 +153,21 @@ def parse(text: str, source: str) -> list[FileBucket]:
 
 
 def values(text: str, source: str = "buckets") -> list[tuple[int, int, int]]:
-    """(batch, query, context) of every bucket in `text`, in its order and unit. Raises InputError as `parse`."""
+    """Return (batch, query, context) of every bucket in `text`, in order and unit. Raises InputError like `parse`."""
     return [(found.batch, found.query, found.context) for found in parse(text, source)]
 
 
 def buckets(text: str, source: str, limits: Limits, unit: ContextUnit | None) -> tuple[list[Bucket], list[Note]]:
-    """The buckets that `text` lists, ascending, and notes on what the conversion of blocks changed.
+    """Return the ascending buckets that `text` lists, and notes on changes from converting blocks.
 
-    A spec with query 1 is a decode bucket, any other a prompt bucket, as in the vendor's planner; so a prompt bucket
-    with query 1 cannot be written. With unit "blocks" a prompt context counts the blocks of one sequence, a decode
-    context those of the whole batch, which give each of its sequences ceil(context / batch) blocks; neither grows
-    above max_model_len, and buckets that become equal by it are kept once. Without a unit (None) it is recognised by
-    the numbers (`recognise`).
+    A spec with query 1 is a decode bucket, any other a prompt bucket, as in the vendor's planner; a prompt bucket with
+    query 1 therefore cannot be written. With unit "blocks", a prompt context counts the blocks of one sequence. A
+    decode context counts those of the whole batch, so each sequence gets ceil(context / batch) blocks. Neither grows
+    above max_model_len, and duplicates that result are kept once. Without a unit (None), it is recognised from the
+    numbers (`recognise`).
 
-    Raises InputError as `parse` does, for a bucket beyond a limit, for one that is listed twice, for a phase without
-    buckets, for a unit that is none, and for numbers that do not say which it is.
+    Raises InputError like `parse`, for a bucket beyond a limit, for a duplicate, for a phase without buckets, for an
+    unknown unit, and for numbers that fit either unit.
     """
     if unit is not None and unit not in get_args(ContextUnit):
         raise InputError(f"unit {unit!r} is not one of {', '.join(get_args(ContextUnit))}")
@@ -200,9 +200,9 @@ def buckets(text: str, source: str, limits: Limits, unit: ContextUnit | None) ->
 
 
 def load(path: str | os.PathLike[str], limits: Limits, unit: ContextUnit | None) -> tuple[list[Bucket], list[Note]]:
-    """`buckets` of the file at `path`, which is UTF-8.
+    """Return `buckets` of the UTF-8 file at `path`.
 
-    Raises InputError as `buckets` does, and when the file cannot be read or has more than `MAX_FILE` bytes.
+    Raises InputError like `buckets`, and when the file cannot be read or has more than `MAX_FILE` bytes.
     """
     source = os.fspath(path)
     try:
@@ -221,7 +221,7 @@ def _axes(spec: str, location: _Location) -> list[Sequence[int]]:
     while end < len(spec):
         token = _TOKEN.match(spec, end)
         if token is None:
-            location.fail(end, f"{spec[end]!r} has no place in a bucket; {_EXAMPLE}")
+            location.fail(end, f"{spec[end]!r} is not allowed in a bucket; {_EXAMPLE}")
         if len(token[0]) > _MAX_DIGITS and token[0][0].isdigit():
             location.fail(end, f"this number is above {MAX_NUMBER}; no server runs it")
         if len(token[0]) > 1 and token[0][0] == "0":
@@ -234,7 +234,7 @@ def _axes(spec: str, location: _Location) -> list[Sequence[int]]:
     except (ValueError, RecursionError, MemoryError):
         location.fail(0, f"this is nested too deeply; {_EXAMPLE}")
     if not isinstance(node, ast.Tuple):
-        location.fail(node.col_offset, f"this is no bucket; {_EXAMPLE}")
+        location.fail(node.col_offset, f"this is not a bucket; {_EXAMPLE}")
     if len(node.elts) != len(_AXES):
         location.fail(node.col_offset, f"this has {len(node.elts)} entries instead of 3; {_EXAMPLE}")
     return [_axis(entry, name, least, location) for entry, (name, least) in zip(node.elts, _AXES, strict=True)]
@@ -253,7 +253,7 @@ def _axis(node: ast.expr, name: str, least: int, location: _Location) -> Sequenc
 
 def _range(node: ast.Call, name: str, least: int, location: _Location) -> range:
     if not isinstance(node.func, ast.Name) or not 1 <= len(node.args) <= 3:
-        location.fail(node.col_offset, f"this is no range; write the {name} as range(start, stop, step), of numbers")
+        location.fail(node.col_offset, f"this is not a range; write the {name} as range(start, stop, step), of numbers")
     if len(node.args) == 1:
         start, stop, step = 0, _number(node.args[0], name, 0, location), 1
     else:
@@ -272,7 +272,7 @@ def _number(node: ast.expr, name: str, least: int, location: _Location) -> int:
     if isinstance(node, ast.UnaryOp):
         location.fail(node.col_offset, f"the {name} must not be negative")
     if not isinstance(node, ast.Constant) or type(node.value) is not int:
-        location.fail(node.col_offset, f"this is no number; {_EXAMPLE}")
+        location.fail(node.col_offset, f"this is not a number; {_EXAMPLE}")
     if node.value < least:
         location.fail(node.col_offset, f"{name} {node.value} must be at least {least}")
     if node.value > MAX_NUMBER:

@@ -1,4 +1,4 @@
-"""The limits on a plan's cost, and each phase's share of them."""
+"""Limits on a plan's cost, and each phase's share of them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ MOST_GRAPHS = 512
 
 @dataclass(frozen=True)
 class Budget:
-    """Upper bounds; None is no bound.
+    """Upper bounds; None means no bound.
 
     max_graphs         buckets of each phase, at least 1
-    max_padding        what buckets add to (padded − real) / real of each phase, in tokens, on the traffic planned
-                       for, beyond what unequal lengths in one step make in any bucket
-    max_compile_time   seconds that compiling every graph of the plan takes
+    max_padding        padding that buckets add to (padded − real) / real of each phase, in tokens, on the planned
+                       traffic; excludes the padding that unequal lengths in one step cause in any bucket
+    max_compile_time   seconds to compile every graph of the plan
     max_graph_memory   bytes that the graphs of the plan take on the device
 
-    Raises InputError for a number that is none of these.
+    Raises InputError for any other number.
     """
 
     max_graphs: int | None = None
@@ -47,28 +47,28 @@ class Budget:
 
     @property
     def needs_graph_costs(self) -> bool:
-        """Whether a bound is on what graphs cost on a device."""
+        """Whether a bound limits graph costs on a device."""
         return self.max_compile_time is not None or self.max_graph_memory is not None
 
     def given(self) -> list[str]:
-        """The bounds that are set, spelled as flags."""
+        """Return the bounds that are set, spelled as flags."""
         return [flag(bound.name) for bound in fields(self) if getattr(self, bound.name) is not None]
 
 
 def flag(name: str) -> str:
-    """The command line's spelling of a bound."""
+    """Return a bound's command line spelling."""
     return f"--{name.replace('_', '-')}"
 
 
 class GraphCosts(Protocol):
-    """What graphs cost on a device, by estimate or measurement."""
+    """Graph costs on a device, estimated or measured."""
 
     def compile_seconds(self, buckets: Sequence[Bucket]) -> float:
-        """Seconds to compile all of them."""
+        """Return the seconds to compile all of them."""
         ...
 
     def graph_bytes(self, buckets: Sequence[Bucket]) -> int:
-        """Bytes that all of them take on the device, weights and KV cache not counted."""
+        """Return the bytes that all of them take on the device, without weights and KV cache."""
         ...
 
 
@@ -76,9 +76,9 @@ Problems = Mapping[Phase, PhaseProblem]
 
 
 def spend(budget: Budget, problems: Problems, costs: GraphCosts | None, default: int) -> dict[Phase, Chosen]:
-    """The best choice for each phase within `budget`; `default` graphs of a phase where it sets no bound.
+    """Return the best choice for each phase within `budget`; `default` graphs of a phase where it sets no bound.
 
-    Raises InputError that says what the smallest budget that works is, or which bounds contradict each other.
+    Raises InputError that states the smallest sufficient budget, or the bounds that contradict each other.
     """
     if budget.needs_graph_costs and costs is None:
         raise InputError("a budget of compile time or graph memory needs a model: give MODEL or --config FILE")
@@ -177,7 +177,7 @@ def _ladder(most: int) -> list[int]:
 
 
 def _excess(budget: Budget, chosen: Mapping[Phase, Chosen], costs: GraphCosts | None) -> str:
-    """In words, what is above the budget; empty when nothing is."""
+    """Name the exceeded bounds; empty when none is."""
     if costs is None:
         return ""
     buckets = [bucket for choice in chosen.values() for bucket in choice.buckets]

@@ -1,4 +1,4 @@
-"""The buckets a plan may be chosen from: a grid of values, all of it or the part that a rule proposes."""
+"""Candidate buckets of a plan: a grid of values, complete or limited to a rule's buckets."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class Candidates:
 
     @classmethod
     def of(cls, phase: Phase, limits: Limits, buckets: Iterable[Bucket]) -> Candidates:
-        """Exactly `buckets`, those of the phase."""
+        """Create candidates of exactly the `buckets` of the phase."""
         return cls.listed(phase, limits, frozenset(bucket.shape for bucket in buckets if bucket.phase == phase))
 
     @classmethod
     def listed(cls, phase: Phase, limits: Limits, members: frozenset[tuple[int, int, int]]) -> Candidates:
-        """Exactly `members`, at least one."""
+        """Create candidates of exactly `members`, at least one."""
         columns = zip(*members, strict=True)
         batches, queries, contexts = (np.array(sorted(set(column)), np.int64) for column in columns)
         return cls(phase, limits, (batches, queries, contexts), members)
 
     def allowed(self, points: Points) -> NDArray[np.bool_]:
-        """Which of the grid's points [n, 3] may be buckets."""
+        """Return which of the grid's points [n, 3] may be buckets."""
         within = np.ones(len(points), bool)
         if self.phase == "prompt":
             within = points[:, 0] * points[:, 1] <= self.limits.max_num_batched_tokens
@@ -46,7 +46,7 @@ class Candidates:
         return within
 
     def space(self, objective: Objective, required: tuple[int, int, int]) -> Space:
-        """The candidates as the optimiser takes them; `required` is always chosen."""
+        """Return the candidates as an optimiser space; `required` is always chosen."""
 
         def cost(points: Points) -> NDArray[np.float64]:
             return objective.cost(self.phase, points)
@@ -57,12 +57,12 @@ class Candidates:
 
     @cached_property
     def count(self) -> int:
-        """How many buckets there are, at most."""
+        """Upper bound on the number of buckets."""
         size = int(np.prod([len(values) for values in self.values]))
         return size if self.members is None else len(self.members)
 
     def within(self, batch: int, query: int, context: int) -> Candidates:
-        """Those of at most these sizes."""
+        """Return the candidates of at most these sizes."""
         most = (batch, query, context)
         values = tuple(column[column <= size] for column, size in zip(self.values, most, strict=True))
         if self.members is not None:
@@ -71,19 +71,19 @@ class Candidates:
         return Candidates(self.phase, self.limits, (values[0], values[1], values[2]))
 
     def up_to_batch(self, most: int) -> Candidates:
-        """Those of at most `most` sequences."""
+        """Return the candidates of at most `most` sequences."""
         return self.within(most, int(self.values[1][-1]), int(self.values[2][-1]))
 
     def round_up(self, column: int, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The least value of a dimension that is no smaller; above the largest value, that value + 1."""
+        """Return the least value of a dimension that is no smaller; above the largest value, that value + 1."""
         padded = np.append(self.values[column], self.values[column][-1] + 1)
         return padded[np.searchsorted(self.values[column], numbers)]
 
     def covers_all(self) -> tuple[int, int, int] | None:
-        """The smallest bucket that alone proves the phase covered (see `coverage`), or None when there is none.
+        """Return the smallest bucket that alone proves the phase covered (`coverage`), or None if there is none.
 
-        A decode bucket of max_num_seqs and the longest context; a prompt bucket that takes the longest prompt whole,
-        or else the one of the largest query through which it runs in chunks.
+        A decode bucket of max_num_seqs and the longest context; a prompt bucket that takes the longest prompt whole, or
+        otherwise the one of the largest query through which it runs in chunks.
         """
         batches, queries, contexts = (values.tolist() for values in self.values)
         limits = self.limits

@@ -1,4 +1,4 @@
-"""The best buckets of one phase for what traffic asks: at most K of them, and the least padding for each K."""
+"""The best buckets of one phase for traffic: at most K of them, and the least padding for each K."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from llmc.errors import InputError
 
 @dataclass(frozen=True)
 class Chosen:
-    """Buckets for one phase, and what they are expected to cost on the traffic they were chosen for.
+    """Buckets for one phase, and their expected costs on the traffic they were chosen for.
 
-    `cost` is in the objective's unit and `bound` below the cost of every choice of as many buckets from the same
-    candidates, for steps of the same batches; equal in one dimension. `padding` is (padded − real) / real in tokens,
-    None when the traffic has no token in this phase; `ragged` is the part of it that buckets of just each step's size
-    would leave, since sequences of unequal length share steps. `steps` is how many steps the traffic takes.
+    `cost` is in the objective's unit. `bound` is a lower bound on the cost of every choice of as many buckets from the
+    same candidates, for steps of the same batches; equal in one dimension. `padding` is (padded − real) / real in
+    tokens, None when the traffic has no token in this phase. `ragged` is the part of it that buckets of exactly each
+    step's size would leave, since sequences of unequal length share steps. `steps` is the traffic's number of steps.
     """
 
     buckets: tuple[Bucket, ...]
@@ -37,17 +37,17 @@ class Chosen:
 
     @property
     def added(self) -> float:
-        """What the buckets add to the padding that no bucket avoids."""
+        """The padding that the buckets add to the ragged padding."""
         return 0.0 if self.padding is None else self.padding - self.ragged
 
     @property
     def gap(self) -> float:
-        """How far above the lower bound the cost is, as a fraction of the bound."""
+        """Distance of the cost from the lower bound, as a fraction of the bound."""
         return self.cost / self.bound - 1 if self.bound > 0 else 0.0
 
 
 class PhaseProblem:
-    """The choice for one phase; `choose` may be asked for any number of graphs, and remembers its answers."""
+    """The choice for one phase; `choose` accepts any number of graphs and caches its answers."""
 
     def __init__(self, candidates: Candidates, observed: Sequence[Observed], objective: Objective) -> None:
         required = candidates.covers_all()
@@ -64,19 +64,19 @@ class PhaseProblem:
 
     @property
     def most(self) -> int:
-        """Graphs beyond which nothing more can be gained."""
+        """Number of graphs beyond which nothing improves."""
         return self.candidates.count
 
     def choose(self, graphs: int) -> Chosen:
-        """The best plan of this phase with at most `graphs` buckets; as `choose_each`."""
+        """Return the best plan of this phase with at most `graphs` buckets. Raises InputError like `choose_each`."""
         return self.choose_each([graphs])[0]
 
     def choose_each(self, counts: Sequence[int]) -> list[Chosen]:
-        """The best plan of this phase for each number of graphs; more of them never cost more.
+        """Return the best plan of this phase for each number of graphs; more of them never cost more.
 
-        Prompts may be served from several parts of the candidates (`ways`), of which the best is found by trying them,
-        a step at the objective's price. Raises InputError for less than 1 graph, and where all are too few for the
-        steps of the traffic.
+        Prompts may be served from several subsets of the candidates (`ways`). All are tried, each step at the
+        objective's price. Raises InputError for less than 1 graph, and where all are too few for the steps of the
+        traffic.
         """
         missing = sorted({graphs for graphs in counts if graphs not in self._chosen})
         if missing and missing[0] < 1:
@@ -127,7 +127,7 @@ def _padded_tokens(points: Points, weights: NDArray[np.float64], buckets: tuple[
 
 
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-"""Numbers of graphs that are tried by default."""
+"""Numbers of graphs tried by default."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,9 @@ class FrontierPoint:
     chosen: Mapping[Phase, Chosen]
 
     def to_dict(self) -> dict[str, object]:
-        """The point as JSON holds it: per phase graphs chosen, padding, and the gap to the lower bound of the cost."""
+        """Return the point as a JSON object: per phase graphs chosen, padding, and the gap to the lower bound of the
+        cost.
+        """
         phases: dict[str, object] = {
             phase: {
                 "graphs": len(choice.buckets),
@@ -152,7 +154,7 @@ class FrontierPoint:
 
 
 def points(problems: Mapping[Phase, PhaseProblem], counts: Sequence[int] = COUNTS) -> list[FrontierPoint]:
-    """A point for each number of graphs, up to the first at which neither phase can use more."""
+    """Return a point for each number of graphs, up to the first at which neither phase can use more."""
     most = max(problem.most for problem in problems.values())
     kept = [graphs for index, graphs in enumerate(counts) if index == 0 or counts[index - 1] < most]
     chosen = {

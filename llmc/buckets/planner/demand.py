@@ -1,4 +1,4 @@
-"""The demand of traffic on a plan: counts of each (batch, query, context) step, in bounded memory."""
+"""Demand of traffic on a plan: counts of each (batch, query, context) step, in bounded memory."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ Step = tuple[int, int, int]
 
 
 class Grouping(Protocol):
-    """Cuts a group of prompts that are admitted together into steps of at most `widest` prompts.
+    """Splits a group of prompts that are admitted together into steps of at most `widest` prompts.
 
     Where a rule has proposed buckets, the steps are those of `lookup.prefill_path`. Where any bucket of a grid may be
-    chosen, the rule is the same (neighbours in length share a step where that costs less than steps of their own) with
-    the best-fitting point of the grid.
+    chosen, the rule is the same (neighbours in length share a step where that costs less than separate steps) with the
+    best-fitting point of the grid.
     """
 
     widest: int
 
     def steps(self, group: PromptGroup) -> list[Step]:
-        """The steps, unpadded."""
+        """Return the unpadded steps."""
         ...
 
 
@@ -45,7 +45,7 @@ class PlanGrouping:
         self._plan = plan
 
     def steps(self, group: PromptGroup) -> list[Step]:
-        """As `Grouping.steps`."""
+        """Return the unpadded steps."""
         return [
             (len(step.rows), max(b - a for a, b in step.spans), max(a for a, _ in step.spans))
             for step in prefill_path(self._plan, group.lengths, group.cached)
@@ -55,9 +55,9 @@ class PlanGrouping:
 class FreeGrouping:
     """The steps of least cost when every point of the candidates' grid is a bucket.
 
-    A step costs batch · query · (TOKEN_WEIGHT + query + context) + STEP_WEIGHT, sizes rounded up to the grid's.
-    Prompts longer than the largest query run in chunks of it. No chunk starts beyond the largest context, from which
-    the largest query finishes any prompt; a longer cached prefix is computed again from there.
+    A step costs batch · query · (TOKEN_WEIGHT + query + context) + STEP_WEIGHT, sizes rounded up to the grid's. Prompts
+    longer than the largest query run in chunks of it. No chunk starts beyond the largest context, from which the
+    largest query finishes any prompt; a longer cached prefix is recomputed from there.
     """
 
     def __init__(self, candidates: Candidates) -> None:
@@ -70,7 +70,7 @@ class FreeGrouping:
         self._batches = candidates.round_up(0, np.arange(1, self.widest + 1))
 
     def steps(self, group: PromptGroup) -> list[Step]:
-        """As `Grouping.steps`."""
+        """Return the unpadded steps."""
         found: list[Step] = []
         for turn in self._turns(group):
             if len(turn) == 1 or self.widest == 1:
@@ -119,15 +119,15 @@ class FreeGrouping:
 
 
 MAX_STEPS = 1 << 17
-"""Distinct prompt steps that are told apart; beyond it lengths are rounded up, by less than 1 part in 256."""
+"""Most distinct prefills counted separately; beyond it lengths are rounded up, by less than 1 part in 256."""
 
 
 @dataclass(frozen=True)
 class Observed:
     """The steps of one phase in some traffic, when they are served from `candidates`; points are rounded up to them.
 
-    `real` is the tokens that had to be computed (prompt) or read (decode), `exact` the tokens of the steps in buckets
-    of just their size: more where sequences of unequal length share a step, or cached tokens are computed again.
+    `real` is the tokens that had to be computed (prompt) or read (decode). `exact` is the tokens of the steps in
+    buckets of exactly their size: more where sequences of unequal length share a step, or cached tokens are recomputed.
     """
 
     candidates: Candidates
@@ -137,7 +137,7 @@ class Observed:
 
 
 class _PromptCount:
-    """Steps by how often they happen, rounded up once there are too many to tell apart."""
+    """Counts of steps, rounded up once there are more than MAX_STEPS distinct ones."""
 
     def __init__(self, candidates: Candidates, grouping: Grouping) -> None:
         self.candidates = candidates
@@ -163,10 +163,10 @@ class _PromptCount:
 
 
 def ways(prompt: Candidates) -> list[Candidates]:
-    """The parts of the candidates that prompts are tried to be served from, the narrowest first.
+    """Return the subsets of the candidates to try for prompts, the narrowest first.
 
-    First those no larger than the bucket that covers everything, which one graph can serve; then all of at most 1, 2, 4
-    … sequences, since sharing steps saves some but takes graphs of more batches.
+    First those no larger than the bucket that covers everything, which one graph can serve. Then all of at most 1, 2, 4
+    … sequences: sharing steps saves some, but takes graphs of more batches.
     """
     covering = prompt.covers_all()
     widest = int(prompt.values[0][-1])
@@ -178,7 +178,7 @@ def ways(prompt: Candidates) -> list[Candidates]:
 def observe(
     events: Iterable[PromptGroup | DecodeRun], prompts: Sequence[tuple[Candidates, Grouping]], decode: Candidates
 ) -> dict[Phase, list[Observed]]:
-    """Count the steps of a schedule: prompts once for each of `prompts`, what they are served from and how."""
+    """Count the steps of a schedule: prompts once for each pair of candidates and grouping in `prompts`."""
     counts = [_PromptCount(candidates, grouping) for candidates, grouping in prompts]
     contexts = decode.values[2].tolist()
     decode_counts: defaultdict[int, Counter[int]] = defaultdict(Counter)
@@ -189,7 +189,7 @@ def observe(
             real["prompt"] += sum(event.lengths) - sum(event.cached)
             steps: list[Step] = []
             for index, count in enumerate(counts):
-                # the same candidates except for the batch: steps wider than the group change nothing
+                # these candidates differ only in the batch: steps wider than the group change nothing
                 if index <= 1 or counts[index - 1].grouping.widest < len(event.lengths):
                     steps = count.grouping.steps(event)
                 for step in steps:
@@ -222,7 +222,6 @@ def observe(
 
 
 def _demand(candidates: Candidates, steps: Iterable[tuple[Step, int]]) -> Demand:
-    """The steps rounded up to the candidates' values, merged."""
     counted = sorted(steps)
     read = candidates.limits.read
     points = np.array([(*sizes, read(context)) for (*sizes, context), _ in counted], np.int64).reshape(-1, 3)
@@ -232,10 +231,10 @@ def _demand(candidates: Candidates, steps: Iterable[tuple[Step, int]]) -> Demand
 
 
 def uniform(grid: Candidates, widest: int) -> Observed:
-    """Every step of up to `widest` sequences once: the demand when nothing is known about traffic.
+    """Return every step of up to `widest` sequences once: the demand when nothing is known about traffic.
 
-    A point of the grid weighs as many (batch, query, context) as round up to it. Batches above the grid's largest count
-    as several of it and one of the rest.
+    The weight of a grid point is the number of (batch, query, context) that round up to it. A batch above the grid's
+    largest counts as several of it and one of the rest.
     """
     lengths = [np.diff(values, prepend=-1 if column else 0) for column, values in enumerate(grid.values[1:])]
     cap = int(grid.values[0][-1])
@@ -246,7 +245,7 @@ def uniform(grid: Candidates, widest: int) -> Observed:
     sequences = np.bincount(indices, rows[1:] * np.arange(1, cap + 1), len(grid.values[0]))
     points = _product(grid.values).astype(np.int64)
     keep = grid.allowed(points)
-    # sequences of each batch, times the tokens of each length summed over the lengths that round up to it
+    # sequences of each batch, times the sum of the tokens of the lengths that round up to each length
     column = 2 if grid.phase == "decode" and grid.limits.contexts else 1
     centres = [values - (gap - 1) / 2 for values, gap in zip(grid.values[1:], lengths, strict=True)]
     tokens = _product([sequences, *lengths]).prod(axis=1) * _product([steps, *centres])[:, column]

@@ -1,6 +1,4 @@
-"""Making a plan: the strategy of each phase, its proposal, the choice of buckets, and the buckets that coverage
-adds.
-"""
+"""Planning: each phase's strategy and its proposal, the choice of buckets, and the buckets that coverage adds."""
 
 from __future__ import annotations
 
@@ -33,9 +31,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlanInputs:
-    """What a plan is made from, besides its budget. `flags` are ranges given, contexts in tokens per sequence.
+    """The inputs of a plan, except its budget. `flags` are given ranges, contexts in tokens per sequence.
 
-    A range, file or strategy given here wins over `settings`, and that over the strategy's defaults.
+    A range, file or strategy given here takes precedence over `settings`, and those over the strategy's defaults.
     `max_seq_len_to_capture` is the length in tokens up to which lengths get buckets of their own by default.
     """
 
@@ -59,8 +57,10 @@ def make_plan(
     traffic: Traffic | None = None,
     **ranges_given: Range | None,
 ) -> Plan:
-    """`plan_from` with the ranges as keywords: prompt_batch, prompt_query, prompt_context, decode_batch and
-    decode_context."""
+    """Run `plan_from` with the ranges as keyword arguments.
+
+    The ranges are prompt_batch, prompt_query, prompt_context, decode_batch and decode_context.
+    """
     flags = {dimension: ranges_given.pop(dimension, None) for dimension in DIMENSIONS}
     if ranges_given:
         raise TypeError(f"make_plan has no argument {', '.join(ranges_given)}")
@@ -71,21 +71,20 @@ def make_plan(
 def plan_from(
     inputs: PlanInputs, budget: Budget, graph_costs: GraphCosts | None, limit_origins: Mapping[str, str]
 ) -> Plan:
-    """A plan that covers every request the limits admit; equal arguments give equal plans.
+    """Create a plan that covers every request the limits admit; equal arguments give equal plans.
 
     Contexts are in tokens per sequence: a decode bucket here gives each of its sequences the same context, so its
-    default runs from block_size to max_model_len, not over the blocks of a whole batch. `limit_origins` says where
-    each limit comes from, for the provenance only.
+    default runs from block_size to max_model_len, not over the blocks of a whole batch. `limit_origins` is the origin
+    of each limit, only for the provenance.
 
     A rule's buckets are the product of the dimensions' values without those that break a limit or that no admissible
-    request needs. Then come the fewest that coverage lacks: a bucket (1, largest query, context) through which longer
-    prompts run in chunks, a decode bucket of max_num_seqs with the longest context. With a `budget`, or for the
-    strategy "traffic", the best few of these are chosen by what the traffic needs; without traffic every admissible
-    step counts the same. All of it is in `provenance.notes`, with counts and reasons.
+    request needs. The fewest buckets that coverage lacks are added: a bucket (1, largest query, context) through which
+    longer prompts run in chunks, a decode bucket of max_num_seqs with the longest context. With a `budget`, or for the
+    strategy "traffic", the best few of these are chosen by the traffic's demand; without traffic every admissible step
+    counts the same. `provenance.notes` records all changes, with counts and reasons.
 
-    Raises UnknownNameError for a strategy without a registry entry, InputError for ranges that are none, that make too
-    many buckets, or of which no bucket of a phase is left, for a file or a trace that cannot be used, and for a budget
-    that no plan meets.
+    Raises UnknownNameError for an unknown strategy. Raises InputError for invalid ranges, ranges that give too many
+    buckets or none for a phase, an unusable file or trace, and a budget that no plan meets.
     """
     proposal = _propose(inputs)
     buckets, notes, facts = choose(inputs.limits, proposal, inputs.traffic, budget, graph_costs)
@@ -102,17 +101,17 @@ def plan_from(
 
 
 def frontier_from(inputs: PlanInputs, counts: Sequence[int] = COUNTS) -> list[FrontierPoint]:
-    """The least padding for each number of graphs per phase. Raises as `plan_from`."""
+    """Return the least padding for each number of graphs per phase. Raises like `plan_from`."""
     return points(open_problems(inputs.limits, _propose(inputs), inputs.traffic), counts)
 
 
 def _without_contexts(inputs: PlanInputs, proposal: Proposal) -> list[Note]:
-    """What the rules would add for a model of these limits whose graphs read cached tokens."""
+    """Notes on the contexts that the rules would add for a model whose graphs read cached tokens."""
     try:
         whole = _propose(replace(inputs, limits=inputs.limits.reading(True)))
     except InputError:  # too many
         return []
-    text = "the model keeps states alone, so its graphs need no contexts: {} in place of {}"
+    text = "the model has only recurrent state, so its graphs need no contexts: {} in place of {}"
     return [
         Note("dropped", text.format(len(few), len(many)), phase, len(many) - len(few))
         for phase in PHASES
@@ -179,7 +178,7 @@ def _from_file(inputs: PlanInputs, file: BucketFile) -> Proposal:
         raise InputError(f"--strategy {inputs.strategy} and --from-file were both given; give one of them")
     given = [bounds.source for bounds in inputs.flags.values() if bounds is not None]
     if given:
-        raise InputError(f"{file.path} has the buckets already; leave out {', '.join(given)}")
+        raise InputError(f"{file.path} already lists the buckets; leave out {', '.join(given)}")
     buckets, notes = bucket_file.load(file.path, limits, file.unit)
     proposal = Proposal(dict.fromkeys(PHASES, FILE), ranges.Ranges())
     proposal.origins["strategy"] = file.origin
@@ -213,9 +212,9 @@ def _warnings(settings: Settings, proposal: Proposal) -> list[Note]:
 def choose(
     limits: Limits, proposal: Proposal, traffic: Traffic | None, budget: Budget, costs: GraphCosts | None
 ) -> tuple[list[Bucket], list[Note], dict[str, Fact]]:
-    """The plan's buckets, notes on what was chosen and left out, and facts for the provenance.
+    """Return the plan's buckets, notes on chosen and dropped buckets, and facts for the provenance.
 
-    Without a budget, what a rule proposes is the plan; traffic then only shows its padding.
+    Without a budget, the plan is the rule's proposal; traffic then only shows its padding.
     """
     notes = [*(note for phase in PHASES for note in proposal.notes.get(phase, [])), *proposal.completions]
     if not proposal.free and not budget.given():
@@ -239,8 +238,8 @@ def choose(
             and not problems["prompt"].candidates.values[2].any()
         ):
             text = (
-                f"{traffic.cached_requests} prompts find a part of themselves in the cache and compute it again, since "
-                "prompt buckets have context 0; give --prompt-context MIN,STEP,MAX to take over there"
+                f"{traffic.cached_requests} prompts have a cached prefix and recompute it, since "
+                "prompt buckets have context 0; give --prompt-context MIN,STEP,MAX to reuse it"
             )
             notes.append(Note("warning", text, "prompt"))
     facts = {} if traffic is None else traffic.facts()
@@ -251,7 +250,9 @@ def choose(
 
 
 def open_problems(limits: Limits, proposal: Proposal, traffic: Traffic | None) -> dict[Phase, PhaseProblem]:
-    """The choice that each phase leaves, with the demand of `traffic` (None: every admissible request once)."""
+    """Return the choice that remains for each phase, with the demand of `traffic` (None: every admissible request
+    once).
+    """
     known: dict[Phase, Candidates] = {
         phase: proposal.free[phase] if phase in proposal.free else Candidates.of(phase, limits, proposal.buckets[phase])
         for phase in PHASES
@@ -282,7 +283,7 @@ def _notes(phase: Phase, proposal: Proposal, choice: Chosen, budget: Budget, rec
         dropped = len(proposal.buckets[phase]) - len(choice.buckets)
         if dropped:
             demand = "the recorded traffic" if recorded else "every admissible request, all equally likely"
-            text = f"the {len(choice.buckets)} kept padding least on {demand} ({', '.join(budget.given())})"
+            text = f"the {len(choice.buckets)} kept have the least padding on {demand} ({', '.join(budget.given())})"
             notes.append(Note("dropped", text, phase, dropped))
     return notes
 

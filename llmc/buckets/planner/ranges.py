@@ -1,4 +1,4 @@
-"""The ranges of a plan: every number from a flag, else the environment, else the strategy's default."""
+"""The ranges of a plan: every number from a flag, then the environment, then the strategy's default."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from llmc.errors import InputError
 from llmc.settings import BOUNDS, PARAMETERS, Settings
 
 GAP = ("powers-of-two-tpu", "prompt_query", "step")
-"""The strategy, dimension and number that VLLM_TPU_BUCKET_PADDING_GAP is."""
+"""The strategy, dimension and number that VLLM_TPU_BUCKET_PADDING_GAP sets."""
 
 CAPTURED = "max_seq_len_to_capture"
 LENGTHS = ("prompt_query", "decode_context")
-"""The dimensions whose default max `CAPTURED` lowers."""
+"""The dimensions whose default max is lowered by `CAPTURED`."""
 
 
 @dataclass
@@ -35,15 +35,16 @@ def resolve(
     settings: Settings,
     captured: int | None = None,
 ) -> Ranges:
-    """The ranges that `rules` (phase → name and strategy) work on.
+    """Return the ranges for `rules` (phase → name and strategy).
 
-    A flag gives min, step and max of its dimension, and may give the rule's other numbers; the environment gives
-    single numbers, those in blocks converted to tokens here. A default min gives way to a lower max. What neither
-    gives is the rule's default, worked out from the other numbers where the rule says so; `captured`, or the variable
-    for it, is a default max of the lengths in tokens. A variable that a flag
-    overrules, or that the rule has no use for, leaves a warning. Raises InputError, naming where the numbers come
-    from, for a range that is none, that starts at 0 sequences or 0 new tokens, or that has a number its rule does not
-    know.
+    A flag gives min, step and max of its dimension, and may give the rule's other numbers. The environment gives single
+    numbers; those in blocks are converted to tokens here. A default min is lowered to a lower max. Missing numbers get
+    the rule's default, computed from the other numbers where the rule requires it. `captured`, or the variable for it,
+    is a default max of the lengths in tokens.
+
+    A variable that a flag overrides, or that the rule does not use, leaves a warning. Raises InputError, naming the
+    source of the numbers, for an invalid range, one that starts at 0 sequences or 0 new tokens, or one with a number
+    unknown to its rule.
     """
     found = Ranges()
     for dimension in DIMENSIONS:
@@ -69,17 +70,17 @@ def resolve(
     gap = settings.tpu_padding_gap
     if gap is not None and f"environment {gap.variable}" not in found.origins.values():
         found.warnings.append(
-            f"{gap.variable} has no effect: it is the step of --prompt-seq of powers-of-two-tpu alone"
+            f"{gap.variable} has no effect: it only sets the step of --prompt-seq for powers-of-two-tpu"
         )
     return found
 
 
 def _leave_contexts(found: Ranges, dimension: Dimension, settings: Settings, flag: Range | None) -> None:
-    """Context 0 alone, whatever was asked for: the graphs read no cached tokens."""
+    """Set only context 0, regardless of the given range: the graphs read no cached tokens."""
     requested = [] if flag is None else [flag.source]
     requested += [number.variable for (known, _), number in settings.bucket_numbers.items() if known == dimension]
     found.warnings += [
-        f"{source} has no effect: the model keeps states alone, so contexts are 0" for source in requested
+        f"{source} has no effect: the model has only recurrent state, so contexts are 0" for source in requested
     ]
     found.values[dimension] = Range(0, 1, 0)
     found.origins |= {f"{dimension}.{number}": "model config" for number in BOUNDS}
@@ -115,7 +116,7 @@ def _from_environment(
         numbers[parameter] = number.in_tokens(limits.block_size)
         if dimension == "decode_context" and number.blocks and numbers[parameter] > limits.max_model_len:
             found.warnings.append(
-                f"{number.variable}={number.value} counts the blocks of one sequence here, and so many are above "
+                f"{number.variable}={number.value} counts the blocks of one sequence, which exceed "
                 f"max_model_len {limits.max_model_len}; the vendor's planner counts those of the whole batch: divide "
                 "by max_num_seqs"
             )

@@ -1,9 +1,9 @@
-"""What another plan would save on the traffic that a server had, with no more graphs of each phase.
+"""Estimated savings of a new plan on a server's recorded traffic, with at most as many graphs of each phase.
 
     python -m llmc.buckets.planner.replanning < {"plan": …, "metrics": …} > Offer.to_dict()
 
-runs beside a server, so that planning holds up nothing there. `metrics` is a scrape of /metrics, whose histograms of
-lengths are the traffic; requests are drawn from them, so figures are estimates.
+It runs in a process of its own, so planning does not block the server. `metrics` is a scrape of /metrics, whose length
+histograms are the traffic; requests are drawn from them, so the results are estimates.
 """
 
 from __future__ import annotations
@@ -32,8 +32,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Offer:
-    """By phase: padding as a share of real tokens (0.118 is 11.8%), `now` and with the `best` plan, what that saves of
-    padded tokens, and the graphs that both have. `requests` that it was planned for."""
+    """A better plan's estimated effect by phase, for `requests` requests.
+
+    Padding is a share of real tokens (0.118 is 11.8%), `now` and with the `best` plan; `gain` is the saved share of
+    padded tokens. `graphs` and `best_graphs` count the graphs of the two plans.
+    """
 
     requests: int
     now: Mapping[str, float | None]
@@ -43,12 +46,14 @@ class Offer:
     best_graphs: Mapping[str, int]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the offer as a JSON object."""
         return asdict(self)
 
 
 def offer(plan: Plan, metrics: str) -> Offer | None:
-    """For a server of `plan` whose /metrics is this; None before it had a request. Raises InputError."""
+    """Return the offer for a server of `plan` with this /metrics text; None before its first request. Raises
+    InputError.
+    """
     grown = Increase("/metrics")
     grown.add(samples(metrics.split("\n")))
     if not grown.requests:
@@ -65,7 +70,7 @@ def offer(plan: Plan, metrics: str) -> Offer | None:
 
 
 def gains(old: Evaluation, new: Evaluation) -> dict[str, float]:
-    """What a plan saves of each phase's padded tokens, 0 … 1; negative where it pads more."""
+    """Return the share of each phase's padded tokens that a plan saves, 0 … 1; negative where it pads more."""
     pairs = {"prompt": (old.prompt, new.prompt), "decode": (old.decode, new.decode)}
     return {
         phase: 1 - after.padded_tokens / before.padded_tokens if before.padded_tokens else 0.0
@@ -82,7 +87,7 @@ def _padding(found: Evaluation) -> dict[str, float | None]:
 
 
 def main() -> None:
-    """See the module's docstring; what is wrong stands in "error"."""
+    """Read the input on stdin and write the offer to stdout; errors are reported in "error"."""
     requested = json.load(sys.stdin)
     try:
         found = offer(Plan.from_json(json.dumps(requested["plan"])), requested["metrics"])

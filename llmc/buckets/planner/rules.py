@@ -1,4 +1,4 @@
-"""The buckets that rules give: the product of the dimensions' values, the filters on it, and what coverage adds.
+"""Buckets from rules: the product of the dimensions' values, its filters, and the buckets that coverage adds.
 
 Each change leaves a note.
 """
@@ -32,7 +32,7 @@ class Axis:
     added_top: int | None
 
     def least_request(self, position: int) -> int:
-        """The smallest request that rounds up to the value at `position`."""
+        """Return the smallest request that rounds up to the value at index `position`."""
         if position:
             return self.values[position - 1] + 1
         return 0 if self.dimension.endswith("_context") else 1
@@ -49,7 +49,7 @@ class Axes:
 
 
 def axes(limits: Limits, phase: Phase, strategy: Strategy, ranges: Mapping[Dimension, Range]) -> Axes:
-    """The values of every dimension of a phase."""
+    """Return the values of every dimension of a phase."""
     seqs, length, longest = limits.max_num_seqs, limits.max_model_len, limits.longest_prompt
     if phase == "decode":
         return Axes(
@@ -67,7 +67,7 @@ def axes(limits: Limits, phase: Phase, strategy: Strategy, ranges: Mapping[Dimen
 
 
 def candidates(limits: Limits, found: Axes) -> Candidates:
-    """The product of the values that the limits allow, not enumerated."""
+    """Return the product of the values that the limits allow, without enumerating it."""
 
     def within(values: Sequence[int], most: int) -> NDArray[np.int64]:
         return np.array([value for value in values if value <= most], np.int64)
@@ -96,7 +96,7 @@ def _axis(strategy: Strategy, dimension: Dimension, ranges: Mapping[Dimension, R
 
 
 def grid(limits: Limits, found: Axes) -> tuple[list[Bucket], list[Note]]:
-    """The buckets of the product that the limits allow and some admissible request needs."""
+    """Return the buckets of the product that the limits allow and some admissible request needs."""
     phase, batches, queries, contexts = found.phase, found.batches, found.queries, found.contexts
     query_values: Sequence[int] = queries.values if queries else (1,)
     size = len(batches.values) * len(query_values) * len(contexts.values)
@@ -129,7 +129,7 @@ def _over_limit(limits: Limits, bucket: Bucket) -> str | None:
 
 
 def _unneeded(limits: Limits, phase: Phase, least_query: int, least_context: int) -> str | None:
-    """Why no admissible request rounds up to these values, or None when one does."""
+    """The reason why no admissible request rounds up to these values, or None when one does."""
     if phase == "prompt" and least_query + least_context > limits.longest_prompt:
         return f"needed only by prompts above the longest admitted, {limits.longest_prompt} tokens"
     if phase == "decode" and least_context > limits.longest_past:
@@ -151,9 +151,9 @@ def _top_notes(kept: list[Bucket], phase: Phase, axes: list[Axis]) -> list[Note]
 
 @dataclass
 class Proposal:
-    """The strategies' answer: for each phase either `buckets`, which cover it, or `free`, a grid to choose from.
+    """The strategies' result: for each phase either `buckets`, which cover it, or `free`, a grid to choose from.
 
-    `notes` say what the rules' filters did, `completions` what coverage added.
+    `notes` list what the rules' filters changed, `completions` what coverage added.
     """
 
     names: dict[Phase, str]
@@ -166,13 +166,13 @@ class Proposal:
 
     @property
     def name(self) -> str:
-        """The strategy's name; both, where the phases differ."""
+        """The strategy's name; both names where the phases differ."""
         names = [self.names[phase] for phase in PHASES]
         return names[0] if names[0] == names[1] else f"prompt {names[0]}, decode {names[1]}"
 
 
 def require_some(phase: Phase, buckets: list[Bucket], notes: list[Note]) -> None:
-    """Raise InputError, with what was dropped, when no bucket is left."""
+    """Raise InputError, listing the dropped buckets, when no bucket is left."""
     if not buckets:
         reasons = "; ".join(f"{note.count}: {note.text}" for note in notes if note.kind == "dropped")
         raise InputError(
@@ -182,7 +182,9 @@ def require_some(phase: Phase, buckets: list[Bucket], notes: list[Note]) -> None
 
 
 def complete(limits: Limits, phase: Phase, buckets: list[Bucket], notes: list[Note]) -> list[Bucket]:
-    """`buckets` and at most one more, which closes every gap (see `coverage` for why one is enough) and adds a note."""
+    """Return `buckets` and at most one more, which closes every gap (`coverage` explains why one is enough) and adds a
+    note.
+    """
     missing = gaps(limits, buckets, phase)
     if not missing:
         return buckets
@@ -202,7 +204,7 @@ def complete(limits: Limits, phase: Phase, buckets: list[Bucket], notes: list[No
 
 
 def free_candidates(limits: Limits, phase: Phase, values: Axes, notes: list[Note]) -> Candidates:
-    """Every bucket that `values` and the limits allow to choose from, with the values that coverage lacks added.
+    """Return every bucket that `values` and the limits allow to choose from, with the values that coverage lacks added.
 
     Raises InputError when there is none.
     """
@@ -222,15 +224,15 @@ def free_candidates(limits: Limits, phase: Phase, values: Axes, notes: list[Note
         batches = np.union1d(batches, [limits.max_num_seqs])
         contexts = np.union1d(contexts, [limits.read(in_blocks(limits, limits.longest_past))])
         why = f"batch {batches[-1]} and context {contexts[-1]}, the largest decode step"
-    notes.append(Note("warning", f"the {phase} ranges alone do not cover the limits: {why}, may be chosen too", phase))
+    notes.append(Note("warning", f"the {phase} ranges alone do not cover the limits: {why}, may also be chosen", phase))
     return replace(found, values=(batches, queries, contexts))
 
 
 def smallest(found: Candidates) -> NDArray[np.int64]:
-    """The smallest point of the grid, as one row."""
+    """Return the smallest point of the grid, as one row."""
     return np.array([[int(column[0]) for column in found.values]], np.int64)
 
 
 def in_blocks(limits: Limits, tokens: int) -> int:
-    """`tokens` rounded up to whole blocks, at most max_model_len."""
+    """Return `tokens` rounded up to whole blocks, at most max_model_len."""
     return min(-(-tokens // limits.block_size) * limits.block_size, limits.max_model_len)

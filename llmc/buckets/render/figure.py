@@ -1,4 +1,4 @@
-"""Figures: the look that all plots share, and their rendering as one picture or as a drawing each."""
+"""Figures: the common style of all plots, rendered as one picture or as one drawing each."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SETTINGS = {
 
 @contextmanager
 def settings() -> Iterator[None]:
-    """Draw with `SETTINGS` on matplotlib's own defaults, whatever the user's are, so that equal plots are equal bytes.
+    """Draw with `SETTINGS` on matplotlib's own defaults, ignoring the user's, so that equal plots are equal bytes.
 
     A name in a script that the font lacks is drawn as boxes, without a warning.
     """
@@ -61,7 +61,7 @@ def settings() -> Iterator[None]:
 
 
 def powers_of_two(axis: Axis, most: int = 12) -> None:
-    """About `most` ticks of a log-2 axis, at powers of two, written in full."""
+    """Set about `most` ticks on a log-2 axis, at powers of two, written in full."""
     axis.set_major_locator(LogLocator(base=2, numticks=most))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else ""))
     axis.set_minor_locator(NullLocator())
@@ -69,24 +69,24 @@ def powers_of_two(axis: Axis, most: int = 12) -> None:
 
 
 def percents_of_ten(axis: Axis) -> None:
-    """Ticks of a log-10 axis of fractions, in percent, at 1, 2 and 5 of every power of ten."""
+    """Set ticks on a log-10 axis of fractions, in percent, at 1, 2 and 5 of every power of ten."""
     axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
     percents(axis)
     axis.set_minor_locator(NullLocator())
 
 
 def percents(axis: Axis) -> None:
-    """Ticks of an axis of fractions, in percent."""
+    """Set ticks on an axis of fractions, in percent."""
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value * 100:,.3g}%"))
 
 
 def tokens(axis: Axis) -> None:
-    """Ticks of an axis of tokens, in thousands, millions …"""
+    """Set ticks on an axis of tokens, in thousands, millions …"""
     axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
 
 
 def short(value: float) -> str:
-    """A number of three digits and its unit: 12.3M."""
+    """Return a number with three digits and its unit: 12.3M."""
     for size, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.3g}{unit}"
@@ -103,12 +103,12 @@ DOTS_PER_INCH = 110
 
 TAG = re.compile(r"<[^<>]*>")
 ID = re.compile(r'((?<=\s)id="|href="#|url\(#)([^")]+)')
-"""Where an id stands in a tag: what is before it, and the id."""
+"""An id in a tag: the text before it, and the id."""
 
 
 @dataclass(frozen=True)
 class Plot:
-    """One plot: its heading, its height in inches, and what draws it on a figure of that height."""
+    """One plot: its heading, its height in inches, and its drawing function for a figure of that height."""
 
     heading: str
     height: float
@@ -116,7 +116,7 @@ class Plot:
 
 
 def png(title: str, found: Sequence[Plot]) -> bytes:
-    """All plots under each other, as a PNG picture."""
+    """Return all plots below each other as a PNG picture."""
     heights = [plot.height + HEADING for plot in found]
     stream = io.BytesIO()
     with settings():
@@ -132,7 +132,7 @@ def png(title: str, found: Sequence[Plot]) -> bytes:
 
 
 def svg(plot: Plot, prefix: str) -> str:
-    """One plot as an <svg> element whose ids begin with `prefix`, so that several can be on a page."""
+    """Return the plot as an <svg> element whose ids begin with `prefix`, so that a page can hold several."""
     stream = io.StringIO()
     with settings():
         figure = _figure(plot.height)
@@ -145,7 +145,7 @@ def svg(plot: Plot, prefix: str) -> str:
 
 
 def _with_prefix(text: str, prefix: str) -> str:
-    """All ids begin with `prefix`; of those that matplotlib gives twice, to equal images, the later get a number."""
+    """Prefix all ids; matplotlib repeats an id for equal images, so later ones get a number."""
     known: Counter[str] = Counter()
 
     def renamed(found: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""Pages that stand on their own, and fragments that notebooks show: tables, grids and drawings in one HTML text.
+"""Self-contained HTML pages, and fragments for notebooks: tables, grids and drawings.
 
 Everything is inline and nothing is fetched; all text is escaped.
 """
@@ -22,7 +22,7 @@ Cells = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Table:
-    """A table: (name, right-aligned) of its columns, its rows, and what is left out of them."""
+    """A table: (name, right-aligned) of its columns, its rows, and a note on omitted rows."""
 
     heading: str
     header: tuple[tuple[str, bool], ...]
@@ -54,12 +54,12 @@ class Grid:
 
 
 def columns(names: Sequence[str], left: int) -> tuple[tuple[str, bool], ...]:
-    """`names` as a header, the first `left` columns aligned to the left."""
+    """Return `names` as a header, the first `left` columns aligned to the left."""
     return tuple((name, index >= left) for index, name in enumerate(names))
 
 
 def counts(*values: int) -> Cells:
-    """Numbers as cells hold them."""
+    """Return numbers as cell texts."""
     return tuple(f"{value:,}" for value in values)
 
 
@@ -154,7 +154,7 @@ document.querySelectorAll("table.sortable").forEach(function (table) {
 )
 
 
-# colours let the notebook's own show through, light or dark
+# transparent colours work on light and dark notebooks
 FRAGMENT = (
     _TABLE
     + """<div class="llmc">
@@ -200,22 +200,22 @@ SUFFIXES = (".png", ".html")
 
 
 def check(path: Path) -> None:
-    """Raise InputError for a file name that plots cannot be drawn to, DeviceError without matplotlib."""
+    """Raise InputError for a file name without a plot suffix, DeviceError without matplotlib."""
     if path.suffix.lower() not in SUFFIXES:
         raise InputError(f"cannot draw to {path}: give a file name that ends in {' or '.join(SUFFIXES)}")
     try:
-        import matplotlib  # noqa: F401 - only whether it is there; what draws imports what it needs
+        import matplotlib  # noqa: F401 - only checks that it is installed; drawing code imports what it needs
     except ImportError:
         raise missing("matplotlib") from None
 
 
 def page(title: str, drawings: Sequence[tuple[str, str]], sections: Sequence[Section]) -> str:
-    """A page; `drawings` are (heading, svg element), trusted as they are."""
+    """Return a page; `drawings` are (heading, svg element) and are not escaped."""
     return _rendered(PAGE, title=title, drawings=drawings, sections=sections)
 
 
 def fragment(title: str, facts: Sequence[str], parts: Sequence[Table | Grid]) -> str:
-    """What a notebook shows of an object (`_repr_html_`): its title, facts in one line each, then tables and grids."""
+    """Return an object's HTML for notebooks (`_repr_html_`): its title, one fact per line, then tables and grids."""
     return _rendered(FRAGMENT, title=title, facts=facts, parts=parts)
 
 
@@ -227,7 +227,7 @@ def _rendered(template: str, **values: object) -> str:
 
 
 def write(path: Path, title: str, plots: Sequence[Plot], sections: Callable[[], Sequence[Section]]) -> None:
-    """Write `plots` to `path`, whole or not at all: as a .png picture, or as an .html page with `sections` below them.
+    """Write `plots` to `path` atomically: as a .png picture, or as an .html page with `sections` below them.
 
     Equal arguments give equal bytes. Raises InputError when the file cannot be written.
     """

@@ -6,13 +6,13 @@ from collections.abc import Collection, Sequence
 
 
 def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """One line for each row, columns two spaces apart: left-aligned, or right-aligned those in `right`."""
+    """Return one line for each row, columns two spaces apart: left-aligned, or right-aligned those in `right`."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return ["  ".join(_align(row, widths, right)).rstrip() for row in rows]
 
 
 def percent(fraction: float | None) -> str:
-    """0.118 as "11.8%"; "–" for None."""
+    """Return 0.118 as "11.8%", None as "–"."""
     return "–" if fraction is None else f"{fraction:,.1%}"
 
 
@@ -27,7 +27,7 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def size_text(count: float) -> str:
-    """`count` bytes with four digits: "504 MiB", "7.923 GiB"; negative where memory was released."""
+    """Return `count` bytes with four digits: "504 MiB", "7.923 GiB"; negative where memory was released."""
     unit = 0
     while abs(count) >= 1024 and unit < len(UNITS) - 1:
         count, unit = count / 1024, unit + 1
@@ -35,17 +35,17 @@ def size_text(count: float) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` with what cannot be shown replaced by "?"."""
+    """Return `text` with unprintable characters replaced by "?"."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def shortened(text: str, most: int) -> str:
-    """At most `most` characters of `text`, the middle left out."""
+    """Return at most `most` characters of `text`, the middle left out."""
     if len(text) <= most:
         return text
     return f"{text[: most - most // 3 - 1]}…{text[len(text) - most // 3 :]}"
 
 
 def counted(number: int, noun: str) -> str:
-    """A number and its noun: "1 bucket", "1,200 buckets"."""
+    """Return a number and its noun: "1 bucket", "1,200 buckets"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

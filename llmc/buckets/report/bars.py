@@ -1,4 +1,4 @@
-"""Bars: where the padding of one plan is, and several plans against each other."""
+"""Bar plots: the padding of one plan by bucket, and a comparison of several plans."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ BAR = 0.21
 
 
 def padding_height(view: PlanView) -> float:
-    """Inches that `draw_padding` needs."""
+    """Return the height of `draw_padding` in inches."""
     most = max(len(result.hottest(HOTTEST)) for phase in PHASES if (result := view.result(phase)))
     return 1.3 + BAR * max(most, 3)
 
 
 def draw_padding(figure: FigureBase, view: PlanView) -> None:
-    """Real and padding tokens of the hottest buckets of both phases; needs traffic."""
+    """Draw real and padding tokens of the hottest buckets of both phases; needs traffic."""
     for axis, phase in zip(figure.subplots(1, 2), PHASES, strict=True):
         result = view.result(phase)
         if result is not None:
@@ -80,12 +80,12 @@ def _draw_hottest(axis: Axes, result: PhaseEvaluation) -> None:
 
 
 def comparison_height(views: Sequence[PlanView]) -> float:
-    """Inches that `draw_comparison` needs."""
+    """Return the height of `draw_comparison` in inches."""
     return 1.5 + 2 * BAR * min(len(views), MAX_COMPARED)
 
 
 def draw_comparison(figure: FigureBase, views: Sequence[PlanView]) -> None:
-    """The padding of each plan, by phase, and the percentiles of its steps; needs traffic."""
+    """Draw the padding of each plan, by phase, and the percentiles of its steps; needs traffic."""
     shown = views[:MAX_COMPARED]
     axes = figure.subplots(1, 2, sharey=True)
     for axis, phase in zip(axes, PHASES, strict=True):

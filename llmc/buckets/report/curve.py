@@ -1,4 +1,4 @@
-"""The frontier as a plot: how little padding each number of graphs allows, and where plans are."""
+"""The frontier as a plot: the least padding for each number of graphs, and the plans' positions."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ HEIGHT = 3.8
 """Inches that `draw` needs."""
 
 MAX_PLANS = 6
-"""Plans that are marked beside the frontier."""
+"""Most plans marked next to the frontier."""
 
 LEAST_DRAWN = 1e-3
-"""Padding below this is drawn as this, since the axis is logarithmic."""
+"""Lower padding is drawn at this value, since the axis is logarithmic."""
 
 MARKERS = "DsP^vX"
 
 
 def draw(figure: FigureBase, frontier: Sequence[FrontierPoint], views: Sequence[PlanView]) -> None:
-    """Padding against the number of graphs, a panel for each phase."""
+    """Draw padding against the number of graphs, a panel for each phase."""
     axes = figure.subplots(1, 2)
     for axis, phase in zip(axes, PHASES, strict=True):
         _draw_phase(axis, frontier, phase, views)
 
 
 class CurvePoint(NamedTuple):
-    """The best choice of so many graphs: its padding, the least any choice can have, and the part that none avoids."""
+    """The best choice of a number of graphs: its padding, a lower bound on any choice's, and the ragged padding."""
 
     graphs: int
     padding: float
@@ -45,10 +45,10 @@ class CurvePoint(NamedTuple):
 
 
 def curve(frontier: Sequence[FrontierPoint], phase: Phase) -> list[CurvePoint]:
-    """The points of a phase, ascending, by the graphs really used; those without padding left out.
+    """Return the points of a phase, ascending by the graphs actually used, without points that have no padding.
 
-    The bound is the padding scaled as the lower bound of the cost is to the cost, (1 + padding) / (1 + gap) − 1: exact
-    where cost is tokens, near it where cost is seconds.
+    The bound scales the padding by the ratio of the cost's lower bound to the cost, (1 + padding) / (1 + gap) − 1. It
+    is exact where cost is tokens, and approximate where cost is seconds.
     """
     found: dict[int, CurvePoint] = {}
     for point in frontier:

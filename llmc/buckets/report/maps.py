@@ -1,4 +1,4 @@
-"""A plan as maps: which bucket serves which request, how much each pads, and where the traffic is."""
+"""A plan as maps: the bucket that serves each request, its padding, and the traffic."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from llmc.buckets.render.text import counted
 from llmc.buckets.report.plan_view import Cells, Ints, PlanView, cells, edges, finding, length, spread
 
 LEAST_SHOWN = 16.0
-"""The axis of lengths starts where the traffic does, but not more than this factor below the smallest bucket."""
+"""The length axis starts where the traffic does, at most this factor below the smallest bucket."""
 
 MAX_LINES = 256
 """Bucket values that are drawn as lines."""
 
 
 def draw_cumulative(axis: Axes, view: PlanView, phase: Phase, context: int, ticks: int) -> None:
-    """The cumulative distribution of real and of padded lengths, with a line at each bucket; needs traffic.
+    """Draw the cumulative distribution of real and padded lengths, with a line at each bucket; needs traffic.
 
-    Between the two curves lies the padding: on this axis the area is the mean of log2(padded / real).
+    The area between the two curves is the padding: on this axis, the mean of log2(padded / real).
     """
     result = view.result(phase)
     uses = (
@@ -78,10 +78,10 @@ MANY_COLUMNS = 48
 """Columns of a map from which their borders are hairlines."""
 
 PADDING_SCALE = 0.1, 2.0
-"""The padding that the darkest colour stands for is within these."""
+"""Range of the padding that the darkest colour stands for."""
 
 COLORS = ListedColormap(colormaps["YlOrRd"](np.linspace(0.03, 0.72, 256)))
-"""The colours of padding: none so dark that traffic cannot be seen on it."""
+"""The colours of padding, light enough to see traffic on them."""
 
 DOTS_PER_OCTAVE = 4
 """Traffic is drawn as one dot for a quarter of an octave of lengths and of batches."""
@@ -91,9 +91,10 @@ LARGEST_DOT = 45.0
 
 
 def contexts(view: PlanView, phase: Phase) -> list[int]:
-    """The contexts that have a panel: of prompt buckets those most used, and without traffic some evenly spread.
+    """Return the contexts that have a panel: the most used ones of prompt buckets, or evenly spread ones without
+    traffic.
 
-    Decode buckets are all in one panel, whose axis their contexts are; it counts as context 0.
+    Decode buckets share one panel with context as its axis; it counts as context 0.
     """
     if phase == "decode":
         return [0]
@@ -105,12 +106,12 @@ def contexts(view: PlanView, phase: Phase) -> list[int]:
 
 
 def height(view: PlanView) -> float:
-    """Inches that `draw` needs: the phases are side by side where each is one panel."""
+    """Return the height of `draw` in inches: the phases are side by side where each is one panel."""
     return 3.9 if len(contexts(view, "prompt")) == 1 else 7.2
 
 
 def darkest(views: Sequence[PlanView], phase: Phase) -> float:
-    """The padding that the darkest colour stands for: each plan has 98% of its padded tokens in buckets up to it."""
+    """Return the padding of the darkest colour: each plan has 98% of its padded tokens in buckets up to it."""
     top, most = PADDING_SCALE
     for view in views:
         result = view.result(phase)
@@ -216,7 +217,6 @@ class _Map:
             self.legend["no bucket" + (": prompts are split" if phase == "prompt" else "")] = Patch(facecolor=MISSING)
 
     def _hatch(self, where: NDArray[np.bool_], across: Floats, up: Floats) -> None:
-        """Hatch cells, neighbours in a row together."""
         for row, line in enumerate(where):
             turns = np.flatnonzero(np.diff(line, prepend=False, append=False)).reshape(-1, 2)
             spans = [(across[begin], across[end] - across[begin]) for begin, end in turns]
@@ -225,7 +225,7 @@ class _Map:
                 self._axis.broken_barh(spans, height, facecolor="none", edgecolor=LINE, linewidth=0, hatch="////")
 
     def dots(self, view: PlanView, steps: Ints, most: int) -> None:
-        """Draw traffic: a dot for each cell of `steps`, see `_merged`; the largest dot stands for `most` steps."""
+        """Draw traffic: a dot for each merged cell of `steps`; the largest dot stands for `most` steps."""
         rows, columns = np.nonzero(steps)
         y, x = (np.sqrt(values[:-1] * values[1:]) for values in map(log_edges, _dot_edges(view)))
         sizes = _dot_sizes(steps[rows, columns], most)
@@ -271,7 +271,7 @@ def _dot_sizes(steps: Ints, most: int) -> Floats:
 
 
 def log_edges(values: Ints) -> Floats:
-    """The edges, on a logarithmic axis, of what lies above the value before and up to each of `values`: one more.
+    """Return the edges, on a logarithmic axis, of the intervals that end at each of `values`: one more than values.
 
     The axis has no 0: a first value of 0 takes the octave below 1, and otherwise everything up to 1 does.
     """
@@ -281,7 +281,7 @@ def log_edges(values: Ints) -> Floats:
 
 
 def borders(served: Ints, across: Floats, up: Floats) -> list[list[tuple[float, float]]]:
-    """The lines between cells that different buckets serve, and around all."""
+    """Return the lines between cells that different buckets serve, and around all."""
     framed = np.pad(served, 1, constant_values=-2)
     lines: list[list[tuple[float, float]]] = []
     for column, x in enumerate(across):

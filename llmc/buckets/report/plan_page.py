@@ -1,4 +1,4 @@
-"""The page on plans: the plots in order, then what they show as tables."""
+"""Pages on plans: the plots in order, then their data as tables."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def draw(
 ) -> None:
     """Write plots of `plans`, at least one (name, plan), to `path`: a .png picture or a self-contained .html page.
 
-    With `traffic`, which each plan replays, they show its padding and compare the plans; without, only which bucket
-    serves what. `frontier` may be empty. The page also has tables of what the plots show. Equal arguments give equal
-    bytes; the file is written whole or not at all.
+    With `traffic`, which each plan replays, they show its padding and compare the plans. Without, they only show which
+    bucket serves each request. `frontier` may be empty. The page also has tables of the plotted data. Equal arguments
+    give equal bytes; the file is written atomically.
 
-    Raises InputError for another suffix, for no plan, for traffic that cannot be read, and when the file cannot be
-    written; DeviceError when matplotlib is not installed.
+    Raises InputError for another suffix, for no plan, for unreadable traffic, and when the file cannot be written;
+    DeviceError when matplotlib is not installed.
     """
     path = Path(path)
     page.check(path)
@@ -44,11 +44,11 @@ def draw(
 
 
 MAX_DETAILED = 4
-"""Plans with plots of their own; more of them are only compared."""
+"""Most plans with plots of their own; further ones are only compared."""
 
 
 def plots(views: Sequence[PlanView], frontier: Sequence[FrontierPoint]) -> list[Plot]:
-    """What is drawn for some plans: the comparison first, then each plan, then the frontier."""
+    """Return the plots for some plans: the comparison first, then each plan, then the frontier."""
     from llmc.buckets.render.figure import Plot
     from llmc.buckets.report import bars, curve, maps
 
@@ -73,7 +73,7 @@ def plots(views: Sequence[PlanView], frontier: Sequence[FrontierPoint]) -> list[
 
 
 def title(views: Sequence[PlanView]) -> str:
-    """What the page is about: the strategy and limits of one plan, or the names of several."""
+    """Return the page title: the strategy and limits of one plan, or the names of several."""
     if len(views) > 1:
         left_out = f" (the first {MAX_DETAILED} in detail)" if len(views) > MAX_DETAILED else ""
         return f"{len(views)} bucket plans: {shortened(', '.join(view.name for view in views), 70)}{left_out}"
@@ -87,7 +87,7 @@ MAX_ROWS = 2000
 
 
 def sections(views: Sequence[PlanView], frontier: Sequence[FrontierPoint]) -> list[Section]:
-    """What a page on plans has in tables."""
+    """Return the tables of a page on plans."""
     found = [_comparison(views)] if len(views) > 1 and views[0].evaluation is not None else []
     found += [_plan(view) for view in views]
     if frontier:
@@ -101,7 +101,7 @@ def _comparison(views: Sequence[PlanView]) -> Section:
 
 
 def _evaluations(views: Sequence[PlanView]) -> tuple[tuple[tuple[str, bool], ...], list[Cells]]:
-    """Header and rows of what traffic does on plans; seconds where any plan has them."""
+    """Header and rows of the plans' results on traffic; seconds where any plan has them."""
     results = [(view, result) for view in views for phase in PHASES if (result := view.result(phase)) is not None]
     timed = any(result.seconds is not None for _, result in results)
     names = ("plan", *RESULT, *(("seconds",) if timed else ()))

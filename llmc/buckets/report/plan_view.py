@@ -1,4 +1,4 @@
-"""What plots and tables show of plans, as plain data: the buckets, and what traffic asks for and its padding."""
+"""Plain data for plots and tables of plans: the buckets, the traffic's steps, and its padding."""
 
 from __future__ import annotations
 
@@ -26,22 +26,23 @@ if TYPE_CHECKING:
 Ints = NDArray[np.int64]
 
 LENGTHS_PER_OCTAVE = 64
-"""Lengths up to this many tokens are told apart, longer ones to 1 part in as many."""
+"""Lengths up to this many tokens are counted separately, longer ones to 1 part in as many."""
 
 BATCHES_PER_OCTAVE = 16
 """The same for batch sizes, in sequences."""
 
 PATHS_KEPT = 1 << 13
-"""Groups of prompts whose steps are remembered: the same lengths come again and again."""
+"""Groups of prompts whose steps are cached: the same lengths often repeat."""
 
 Step = tuple[int, int, int]
-"""Context of the bucket that serves it, place of its batch, place of its query."""
+"""Context of the bucket that serves the step, index of its batch, index of its query."""
 
 
 def edges(most: int, per_octave: int) -> Ints:
-    """Ascending upper edges of bins that hold 1 to `most`: each number to `per_octave`, then so many bins an octave.
+    """Return ascending upper edges of bins for 1 to `most`: each number up to `per_octave`, then that many bins per
+    octave.
 
-    `per_octave` is a power of two, and the edges for a smaller one are among those for a larger one (but the last,
+    `per_octave` is a power of two, and the edges for a smaller one are among those for a larger one (except the last,
     which is at least `most`).
     """
     found = list(range(1, per_octave + 1))
@@ -55,7 +56,7 @@ def edges(most: int, per_octave: int) -> Ints:
 class Requested:
     """Counts of the steps in a stream of events.
 
-    `batches` and `lengths` are the upper edges of the bins; lengths are queries of prompt steps and contexts of decode
+    `batches` and `lengths` are the upper edges of the bins; lengths are queries of prefills and contexts of decode
     steps, in tokens.
     """
 
@@ -65,13 +66,13 @@ class Requested:
         self._plan = plan
         self._steps = lru_cache(PATHS_KEPT)(self._walk)
         self._prompt: Counter[Step] = Counter()
-        # starts and ends of decode runs: how many, and the sum of their (context − 1)
+        # starts and ends of decode runs: their number, and the sum of their (context − 1)
         self._turns = np.zeros((2, len(self.batches), len(self.lengths) + 1), np.int64)
         self._decode_batches = self.batches.tolist()
         self._decode_lengths = self.lengths.tolist()
 
     def passing(self, events: Iterable[PromptGroup | DecodeRun]) -> Iterator[PromptGroup | DecodeRun]:
-        """The same events, counted as they pass."""
+        """Pass the events on, and count them."""
         for event in events:
             if isinstance(event, PromptGroup):
                 self._prompt.update(self._steps(event))
@@ -80,10 +81,10 @@ class Requested:
             yield event
 
     def counts(self, phase: Phase) -> dict[int, Ints]:
-        """Context of the serving bucket → steps [batches, lengths]; decode steps are all under 0."""
+        """Return context of the serving bucket → steps [batches, lengths]; decode steps are all under 0."""
         if phase == "decode":
             number, total = np.cumsum(self._turns, axis=2)
-            # of the runs that start at a ≤ x, the steps at contexts up to x are x + 1 − a each
+            # each run that starts at a ≤ x has x + 1 − a steps at contexts up to x
             below = number[:, :-1] * self.lengths - total[:, :-1]
             return {0: np.diff(below, prepend=0, axis=1)}
         shape = (len(self.batches), len(self.lengths))
@@ -102,7 +103,7 @@ class Requested:
             self._turns[1, row, column] += sign * (context - 1)
 
     def _walk(self, group: PromptGroup) -> tuple[Step, ...]:
-        """The steps of a group that the plan serves; of another one, which the evaluation counts, none."""
+        """The steps of a group, empty for a group that the plan does not serve; the evaluation counts those."""
         try:
             path = prefill_path(self._plan, group.lengths, group.cached)
         except InputError:
@@ -120,17 +121,17 @@ class Requested:
 Value = TypeVar("Value")
 
 MAX_BATCHES, MAX_LENGTHS = 128, 256
-"""Values of a grid that are looked up and drawn; of more of them every second, third … is."""
+"""Most values of a grid that are looked up and drawn; beyond it every second, third … value is."""
 
 LEAST_RAGGED = 0.0005
-"""Ragged padding below this, which is written as 0.0%, is not mentioned."""
+"""Ragged padding below this is shown as 0.0% and not mentioned."""
 
 
 @dataclass(frozen=True)
 class PlanView:
-    """A plan, and with traffic what that does on it; `name` is what its user calls it, printable.
+    """A plan, and with traffic its results; `name` is the user's printable name for it.
 
-    `requested` has for each phase: context of the serving bucket → steps [batches, lengths], see `Requested.counts`;
+    `requested` has for each phase: context of the serving bucket → steps [batches, lengths] (`Requested.counts`);
     `batches` and `lengths` are the upper edges of those bins. `notes` are the plan's, then those on the traffic.
     """
 
@@ -143,26 +144,28 @@ class PlanView:
     notes: tuple[str, ...]
 
     def buckets(self, phase: Phase) -> tuple[Bucket, ...]:
-        """The plan's buckets of a phase, ascending."""
+        """Return the plan's buckets of a phase, ascending."""
         return self.plan.of(phase)
 
     def result(self, phase: Phase) -> PhaseEvaluation | None:
-        """What traffic did on a phase; None without traffic."""
+        """Return the results of a phase on traffic; None without traffic."""
         return None if self.evaluation is None else self.evaluation.of(phase)
 
     def steps(self, phase: Phase, context: int) -> Ints:
-        """The steps [batches, lengths] that buckets of that context serve (decode: 0 for all); 0 without traffic."""
+        """Return the steps [batches, lengths] that buckets of that context serve (decode: 0 for all); 0 without
+        traffic.
+        """
         none = np.zeros((len(self.batches), len(self.lengths)), np.int64)
         return self.requested.get(phase, {}).get(context, none)
 
 
 @dataclass(frozen=True)
 class Cells:
-    """Which bucket serves each (batch, length) after `context` cached tokens (decode: the length is the context).
+    """The bucket that serves each (batch, length) after `context` cached tokens (decode: the length is the context).
 
-    `served[i, j]` is the place, in plan order, of the bucket that lookup gives for `batches[i]` and `lengths[j]`, and
-    so for all above the values before; -1 where there is none. `values` is how many batches and lengths the plan has
-    here, of which `batches` and `lengths` may be a part.
+    `served[i, j]` is the index, in plan order, of the bucket that lookup gives for `batches[i]` and `lengths[j]`, and
+    for all sizes above the previous values; -1 where there is none. `values` is the plan's number of batches and
+    lengths here, of which `batches` and `lengths` may be a part.
     """
 
     batches: Ints
@@ -172,7 +175,7 @@ class Cells:
 
 
 def gather(plans: Sequence[tuple[str, Plan]], traffic: Traffic | None) -> list[PlanView]:
-    """The plans as they are drawn; each replays `traffic` once. Raises InputError as `Traffic` does."""
+    """Return views of the plans; each replays `traffic` once. Raises InputError like `Traffic`."""
     return [_view(printable(name), plan, traffic) for name, plan in plans]
 
 
@@ -188,7 +191,7 @@ def _view(name: str, plan: Plan, traffic: Traffic | None) -> PlanView:
 
 
 def cells(plan: Plan, phase: Phase, context: int) -> Cells:
-    """The cells of a phase; for prompts of those buckets that attend to at least `context` cached tokens."""
+    """Return the cells of a phase; for prompts, of those buckets that attend to at least `context` cached tokens."""
     buckets = plan.of(phase)
     known = [bucket for bucket in buckets if bucket.context >= context]
     batches = sorted({bucket.batch for bucket in known})
@@ -207,7 +210,7 @@ def cells(plan: Plan, phase: Phase, context: int) -> Cells:
 
 
 def length(bucket: Bucket) -> int:
-    """What plots show along a bucket: its query in tokens, or the context of a decode bucket."""
+    """Return a bucket's length in plots: its query in tokens, or the context of a decode bucket."""
     return bucket.query if bucket.phase == "prompt" else bucket.context
 
 
@@ -217,14 +220,14 @@ def _part(values: list[int], most: int) -> list[int]:
 
 
 def spread(values: Sequence[Value], most: int) -> list[Value]:
-    """At most `most` ≥ 2 of `values`, evenly spread, with the first and the last."""
+    """Return at most `most` ≥ 2 of `values`, evenly spread, with the first and the last."""
     if len(values) <= most:
         return list(values)
     return [values[index * (len(values) - 1) // (most - 1)] for index in range(most)]
 
 
 def finding(view: PlanView, phase: Phase) -> str:
-    """What a plot of a phase says, in one line. Ragged padding: see `evaluation`."""
+    """Summarise a phase's plot in one line; `evaluation` defines ragged padding."""
     buckets = counted(len(view.buckets(phase)), "bucket")
     result = view.result(phase)
     if result is None:

@@ -1,4 +1,4 @@
-"""Plans and evaluations as plain text: what a plan holds, what traffic does on it, and plans against each other."""
+"""Plans and evaluations as plain text: a plan's contents, its results on traffic, and comparisons of plans."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from llmc.buckets.planner.choice import FrontierPoint
 
 SHOWN = 8
-"""Values of a dimension, and buckets never used, that the text lists; of a longer list the first ones and the last."""
+"""Most values of a dimension, and of unused buckets, that the text lists; longer lists show the first and the last."""
 
 HEADER = ("dimension", "values", "number", "min,step,max", "from")
 
@@ -26,9 +26,9 @@ HEADER = ("dimension", "values", "number", "min,step,max", "from")
 class DimensionRow:
     """One dimension of a plan.
 
-    `values` are the distinct ones among the plan's buckets, ascending, so that what was added is there and what was
-    dropped is not. `bounds` is "min,step,max" as planned with and the rule's other numbers by name, `origin` where
-    they come from; both are empty for a plan that records none.
+    `values` are the distinct ascending values in the plan's buckets, including added and without dropped ones. `bounds`
+    is the planned "min,step,max" and the rule's other numbers by name, `origin` their source; both are empty for a plan
+    without a record of them.
     """
 
     dimension: str
@@ -37,12 +37,12 @@ class DimensionRow:
     origin: str
 
     def cells(self) -> tuple[str, str, str, str, str]:
-        """The row as text, in the order of `HEADER`."""
+        """Return the row as text, in the order of `HEADER`."""
         return self.dimension, _shortened(map(str, self.values)), str(len(self.values)), self.bounds, self.origin
 
 
 def dimension_rows(plan: Plan) -> list[DimensionRow]:
-    """A row for every dimension, in the order of `DIMENSIONS`."""
+    """Return a row for every dimension, in the order of `DIMENSIONS`."""
     rows = []
     for dimension in DIMENSIONS:
         phase, name = phase_of(dimension), dimension.partition("_")[2]
@@ -55,11 +55,11 @@ def dimension_rows(plan: Plan) -> list[DimensionRow]:
 
 
 def plan_text(plan: Plan) -> str:
-    """The report of `llmc plan`: limits, dimensions, number of buckets, and every note; ends in a newline."""
+    """Return the report of `llmc plan`: limits, dimensions, number of buckets, and every note; ends in a newline."""
     origins = plan.provenance.origins
     lines = [_with_origin(f"strategy {plan.provenance.strategy}", origins.get("strategy"))]
     for name, value in plan.limits.to_dict().items():
-        what = f"{name} {value}" if name != "contexts" else "contexts: none, the model keeps states alone"
+        what = f"{name} {value}" if name != "contexts" else "contexts: none, the model has only recurrent state"
         lines.append(_with_origin(what, origins.get(name)))
     lines += ["", *table([HEADER, *(row.cells() for row in dimension_rows(plan))]), ""]
     lines.append(f"buckets: {len(plan.prompt)} prompt, {len(plan.decode)} decode")
@@ -78,7 +78,7 @@ def _origin(plan: Plan, dimension: str) -> str:
 
 
 def _expectation(plan: Plan) -> list[str]:
-    """What a plan that was made with traffic is expected to padding on it."""
+    """The expected padding of a plan created with traffic."""
     facts = plan.provenance.facts
     lines = []
     if "requests" in facts:
@@ -108,16 +108,16 @@ COMPARISON_HEADER = ("plan", "phase", "graphs", "steps", "padding", "p50", "p95"
 
 
 def evaluation_text(evaluation: Evaluation, *, hottest: int = 8) -> str:
-    """The report on one plan: totals, the `hottest` buckets and those never used, by phase; ends in a newline."""
+    """Return the report on one plan: totals, the `hottest` buckets and unused ones, by phase; ends in a newline."""
     sections = [_section(phase, hottest) for phase in evaluation.phases]
     return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
 
 
 def comparison_text(evaluations: Sequence[tuple[str, Evaluation]]) -> str:
-    """One table with a row for each plan and phase; ends in a newline.
+    """Return one table with a row for each plan and phase; ends in a newline.
 
-    The column of seconds is there when any plan has them. What a plan does not cover follows the table, since the
-    padding of its row leaves that out.
+    The seconds column appears when any plan has them. Uncovered requests follow the table, since the padding of its row
+    excludes them.
     """
     rows: list[tuple[str, ...]] = [COMPARISON_HEADER]
     uncovered = []
@@ -132,7 +132,7 @@ def comparison_text(evaluations: Sequence[tuple[str, Evaluation]]) -> str:
 
 
 def range_text(name: str, evaluation: Evaluation, all_padding: Mapping[str, tuple[float, float]]) -> str:
-    """How sure the padding is of traffic whose lengths are known by interval; ends in a newline."""
+    """Return the uncertainty of the padding for traffic with lengths known by interval; ends in a newline."""
     lines = []
     for phase in evaluation.phases:
         if phase.phase in all_padding:
@@ -201,12 +201,12 @@ def _shortened(texts: Iterable[str]) -> str:
 
 
 def shape(bucket: Bucket) -> str:
-    """A bucket without its phase: "4x512+0"."""
+    """Return a bucket without its phase: "4x512+0"."""
     return f"{bucket.batch}x{bucket.query}+{bucket.context}"
 
 
 def frontier_text(frontier: Sequence[FrontierPoint]) -> str:
-    """The frontier as a plain-text table; ends in a newline."""
+    """Return the frontier as a plain-text table; ends in a newline."""
     rows: list[tuple[str, ...]] = [("graphs", *(f"{phase} {what}" for phase in PHASES for what in ("padding", "gap")))]
     for point in frontier:
         cells = [str(point.graphs)]

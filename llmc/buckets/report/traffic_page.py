@@ -1,4 +1,4 @@
-"""Traffic as a picture: the distribution of its lengths, their change over time, and how many requests run at once."""
+"""Traffic plots: the distribution of its lengths, their change over time, and the number of concurrent requests."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ HEIGHT = 3.4
 
 TICKS = 16
 DRAWN = 2000
-"""Places of a distribution that is known by interval."""
+"""Points of a distribution that is known by interval."""
 
 COLORS = {"prompt": PHASE_COLORS["prompt"], "output": PHASE_COLORS["decode"]}
 SHADES = ((50, 1.0), (90, 0.65), (99, 0.35))
-"""Percentiles that are drawn over time, and how strongly."""
+"""Percentiles drawn over time, and their opacity."""
 
 
 def draw(path: Path, name: str, view: View) -> None:
-    """Write plots of `view`, which is called `name`, to a .png picture or a self-contained .html page.
+    """Write plots of `view`, called `name`, to a .png picture or a self-contained .html page.
 
-    The page also has what `llmc traffic show` prints. Equal arguments give equal bytes; the file is written whole or
-    not at all. Raises InputError for another suffix or when it cannot be written, DeviceError without matplotlib.
+    The page also has the output of `llmc traffic show`. Equal arguments give equal bytes; the file is written
+    atomically. Raises InputError for another suffix or when it cannot be written, DeviceError without matplotlib.
     """
     title = f"Traffic of {shortened(printable(name), 70)}"
     lines: list[Cells] = [(line,) for line in view.text.splitlines() if line]
-    table = Table("What llmc traffic show prints", (("", False),), lines)
+    table = Table("Output of llmc traffic show", (("", False),), lines)
     page.write(path, title, _plots(view.what), lambda: [Section("In numbers", [table], view.notes)])
 
 

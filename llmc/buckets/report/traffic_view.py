@@ -1,4 +1,4 @@
-"""Traffic of any kind, looked at: its text, what --json prints, and what plots draw of it."""
+"""Views of traffic of any kind: its text, its --json output, and its plots' data."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ SHOWN_STEPS = 12
 LENGTH_HEADER = ("tokens", "mean", *(f"p{percent}" for percent in PERCENTS), "longest")
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes read, bytes in all)."""
+"""Called with (bytes read, total bytes)."""
 
 
 @dataclass(frozen=True)
 class View:
-    """`what` was found in a file of the named format, as text that ends in a newline, and as a JSON document."""
+    """The contents `what` of a file of the named format, as text that ends in a newline, and as a JSON document."""
 
     format: str
     what: Profile | Lengths | StepHistogram
@@ -45,9 +45,9 @@ def view(
     slots: int = 256,
     progress: Progress | None = None,
 ) -> View:
-    """What is in a file, whatever its kind, or in histograms that were sampled. Raises InputError as its format does.
+    """Return the contents of a file of any kind, or of sampled histograms. Raises InputError like its format.
 
-    `slots` are those of the simulated server that tells how many requests run at once (`profile`).
+    `slots` are those of the simulated server that determines the number of concurrent requests (`profile`).
     """
     if isinstance(traffic, Lengths):
         return _of_lengths("prometheus", traffic)
@@ -74,8 +74,8 @@ def _of_lengths(name: str, found: Lengths) -> View:
 
 
 def profile_text(found: Profile) -> str:
-    """Lengths, concurrency and drift; ends in a newline."""
-    when = f" in {_seconds(found.duration)}" if found.duration is not None else ", which tell no times"
+    """Return lengths, concurrency and drift; ends in a newline."""
+    when = f" in {_seconds(found.duration)}" if found.duration is not None else ", which record no times"
     rate = f", {found.rate:.3g} a second" if found.rate else ""
     lines = [f"{found.requests:,} requests{when}{rate}, {found.cached:.1%} of the prompts' tokens cached", ""]
     rows = [_row(name, sketch) for name, sketch in _sketches(found)]
@@ -98,7 +98,7 @@ def profile_text(found: Profile) -> str:
 
 
 def profile_json(found: Profile) -> dict[str, Any]:
-    """The same for machines."""
+    """Return the profile as a JSON object."""
     prompts, outputs = drift(found.windows)
     return {
         "kind": "requests",
@@ -123,7 +123,7 @@ def profile_json(found: Profile) -> dict[str, Any]:
 
 
 def lengths_text(found: Lengths) -> str:
-    """Histograms: percentiles as the intervals that they are in; ends in a newline."""
+    """Return histogram percentiles as intervals; ends in a newline."""
     when = f" in {_seconds(found.duration)}" if found.duration is not None else ""
     rows = [LENGTH_HEADER]
     for name, values in _ranges(found).items():
@@ -135,7 +135,7 @@ def lengths_text(found: Lengths) -> str:
 
 
 def lengths_json(found: Lengths) -> dict[str, Any]:
-    """The same for machines, with all intervals."""
+    """Return the histograms as a JSON object with all intervals."""
     ranges = _ranges(found)
     return {
         "kind": "lengths",
@@ -166,12 +166,12 @@ def _ranges(found: Lengths) -> Mapping[str, Any]:
 
 
 def steps_text(found: StepHistogram) -> str:
-    """The steps that were taken most, and their padding; ends in a newline."""
+    """Return the most frequent steps and their padding; ends in a newline."""
     what = found.counted if found.steps != 1 else {"steps": "step", "misses": "miss"}[found.counted]
     padding = "" if found.padding is None else f", {found.padding:.1%} padding"
     lines = [f"{found.steps:,} {what} of {len(found.counts):,} shapes ({', '.join(found.axes)}){padding}"]
     if found.padded:
-        lines.append("sizes are those after padding: the tokens below them are not known")
+        lines.append("sizes include padding; the real token counts are unknown")
     most = sorted(found.counts.items(), key=lambda item: (-item[1], item[0].shape))[:SHOWN_STEPS]
     if most:
         rows = [("phase", *found.axes, "ran as", found.counted)]
@@ -187,7 +187,7 @@ def steps_text(found: StepHistogram) -> str:
 
 
 def steps_json(found: StepHistogram) -> dict[str, Any]:
-    """The same for machines, with all shapes."""
+    """Return the steps as a JSON object with all shapes."""
     return {
         "kind": "steps",
         "counted": found.counted,
@@ -210,7 +210,7 @@ def steps_json(found: StepHistogram) -> dict[str, Any]:
 
 
 def joined(windows: list[Window], most: int) -> list[Window]:
-    """At most `most` windows, each of several in a row."""
+    """Return at most `most` windows, each merging several neighbours."""
     each = max(1, -(-len(windows) // most))
     found = []
     for first in range(0, len(windows), each):
@@ -253,7 +253,7 @@ def _interval(low: int, high: int | None) -> str:
 
 
 def _seconds(seconds: float) -> str:
-    """Seconds for people: "12.5 s", "3:20:00" from two minutes on."""
+    """Readable seconds: "12.5 s", "3:20:00" from two minutes on."""
     if seconds < 120:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)

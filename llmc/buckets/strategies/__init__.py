@@ -1,7 +1,7 @@
-"""Bucketing strategies by name, each imported when it is first asked for.
+"""Bucketing strategies by name, imported on first use.
 
-Other packages bring theirs in the entry-point group "llmc.strategies" (registry.py). The values of each rule can be
-had alone: `llmc.buckets.strategies.linear.values(min, step, max)`.
+Other packages add theirs in the entry-point group "llmc.strategies" (registry.py). The values of each rule are
+available separately: `llmc.buckets.strategies.linear.values(min, step, max)`.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ STRATEGIES = Registry(
 
 
 FILE = "file"
-"""The strategy that has no rule: the buckets stand in a file, see planner/bucket_file.py."""
+"""The strategy without a rule: a file lists the buckets (planner/bucket_file.py)."""
 
 TRAFFIC = "traffic"
 
 
 def names() -> list[str]:
-    """Every strategy, sorted."""
+    """Return all strategies, sorted."""
     return sorted([*STRATEGIES.names(), FILE])
 
 
 def create(name: str) -> Strategy:
-    """A new strategy by name, other than `FILE`. Raises UnknownNameError, listing the known names."""
+    """Create a strategy by name, other than `FILE`. Raises UnknownNameError, listing the known names."""
     try:
         built: Strategy = STRATEGIES.get(name)()
     except UnknownNameError:

@@ -1,7 +1,7 @@
-"""The contract of a bucketing strategy, and the ranges it works on.
+"""Interface of a bucketing strategy, and its ranges.
 
-To add a strategy: a `Strategy` in one file beside this one, and one line in the registry (`strategies/__init__.py`).
-Filters, coverage and reporting are the planner's and apply to all.
+To add a strategy, write a `Strategy` in one file in this folder, and add one line to the registry
+(`strategies/__init__.py`). The planner's filters, coverage and reporting apply to every strategy.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from llmc.errors import InputError
 from llmc.settings import BOUNDS, PARAMETERS
 
 Dimension = Literal["prompt_batch", "prompt_query", "prompt_context", "decode_batch", "decode_context"]
-"""What a plan chooses values for, contexts in tokens per sequence; a decode bucket's query is always 1."""
+"""The dimensions of a plan, contexts in tokens per sequence; a decode bucket's query is always 1."""
 
 DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
 
 
 def phase_of(dimension: Dimension) -> Phase:
-    """The phase a dimension belongs to."""
+    """Return the phase of a dimension."""
     return "prompt" if dimension.startswith("prompt_") else "decode"
 
 
@@ -35,13 +35,14 @@ MAX_VALUES = 1 << 16
 class Range:
     """Inclusive bounds and the step of one dimension: sequences for a batch, tokens for query and context.
 
-    Three numbers more belong to one rule each, and are None for the others: `limit`, the number of values of the
-    exponential rule; `pad_max` (in the dimension's unit, 0 for max) and `pad_percent` (0 to 50), what the
-    padding-aware rule may pad. `source` is where the numbers come from, for messages ("--prompt-batch"); it takes
-    no part in equality. A step of 0 beside min = max, as in 0,0,0, means that one value, as any step does; the value
-    itself (or 1) becomes it.
-    Raises InputError, naming `source`, unless 0 ≤ min ≤ max, 1 ≤ step, max / step ≤ MAX_VALUES, 1 ≤ limit ≤
-    MAX_VALUES, 0 ≤ pad_max, 0 ≤ pad_percent ≤ 50.
+    Three more numbers belong to one rule each, and are None for the others: `limit`, the number of values of the
+    exponential rule; `pad_max` (in the dimension's unit, 0 for max) and `pad_percent` (0 to 50), the padding limits of
+    the padding-aware rule. `source` is the origin of the numbers, for messages ("--prompt-batch"); equality ignores it.
+    A step of 0 with min = max, as in 0,0,0, means that one value, as any step does; the value itself (or 1) becomes the
+    step.
+
+    Raises InputError, naming `source`, unless 0 ≤ min ≤ max, 1 ≤ step, max / step ≤ MAX_VALUES, 1 ≤ limit ≤ MAX_VALUES,
+    0 ≤ pad_max, 0 ≤ pad_percent ≤ 50.
     """
 
     min: int
@@ -78,9 +79,10 @@ class Range:
 
     @classmethod
     def of(cls, source: str, numbers: Sequence[int]) -> Range:
-        """(min, step, max), or with the numbers of one rule behind them: limit, or pad_max and pad_percent.
+        """Create a range from (min, step, max), optionally followed by one rule's numbers: limit, or pad_max and
+        pad_percent.
 
-        Raises InputError, naming `source`, for another number of numbers.
+        Raises InputError, naming `source`, for another count of numbers.
         """
         extra: tuple[str, ...] | None = {3: (), 4: ("limit",), 5: ("pad_max", "pad_percent")}.get(len(numbers))
         if extra is None:
@@ -95,12 +97,12 @@ class Range:
         return cls(low, step, high, source, limit, pad_max, pad_percent)
 
     def in_tokens(self, block_size: int) -> Range:
-        """The same range of contexts, which was counted in blocks of `block_size` tokens."""
+        """Return the same range of contexts, converted from blocks of `block_size` tokens."""
         scaled = {name: getattr(self, name) * block_size for name in (*BOUNDS, "pad_max") if name in self.numbers()}
         return replace(self, **scaled)
 
     def numbers(self) -> dict[str, int]:
-        """The numbers that are set, by name, in the order of `PARAMETERS`."""
+        """Return the numbers that are set, by name, in the order of `PARAMETERS`."""
         return {name: getattr(self, name) for name in PARAMETERS if getattr(self, name) is not None}
 
     def __str__(self) -> str:
@@ -108,22 +110,22 @@ class Range:
 
 
 class Strategy(ABC):
-    """Turns ranges into the values that buckets are made of; one instance serves one plan."""
+    """Turns ranges into bucket values; one instance serves one plan."""
 
     parameters: ClassVar[tuple[str, ...]] = BOUNDS
     """The numbers of a range that the rule uses, of `PARAMETERS`; setting another has no effect."""
 
     @abstractmethod
     def defaults(self, limits: Limits) -> Mapping[Dimension, Range]:
-        """The range of every dimension, for numbers that neither a flag nor the environment gives."""
+        """Return the range of every dimension, for numbers that neither a flag nor the environment gives."""
 
     def complete(self, dimension: Dimension, bounds: Range, limits: Limits) -> Range:
-        """`bounds` with the rule's own numbers filled in where they are None."""
+        """Return `bounds` with the rule's own numbers filled in where they are None."""
         return bounds
 
     @abstractmethod
     def values(self, dimension: Dimension, bounds: Range) -> list[int]:
-        """Ascending, distinct values within [bounds.min, bounds.max].
+        """Return ascending, distinct values within [bounds.min, bounds.max].
 
-        The values may stop short of bounds.max, and may be none: the planner adds the top that coverage needs.
+        The values may stop short of bounds.max, and may be empty: the planner adds the top that coverage needs.
         """

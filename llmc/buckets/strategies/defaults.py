@@ -1,4 +1,4 @@
-"""Default ranges of the vendors' rules: how the limits become their P, T and C."""
+"""Default ranges of the vendors' rules: the limits converted to their P, T and C."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def default_ranges(
     limits: Limits, *, prompt_batch: Start, prompt_query: Start, prompt_context_step: int, decode_batch: Start,
     decode_context: Start,
 ) -> dict[Dimension, Range]:  # fmt: skip
-    """The vendors' ranges, in tokens per sequence, with these differences.
+    """Return the vendors' ranges, in tokens per sequence, with these differences.
 
     - prompt batch stops at 64 sequences, the Gaudi guide's P;
     - prompt query stops at `longest_query`;
-    - prompt context is 0 alone where every prompt fits in one query, and starts at 0 elsewhere;
+    - prompt context is only 0 where every prompt fits in one query, and starts at 0 elsewhere;
     - decode context counts tokens of one sequence, up to max_model_len, because a decode bucket here gives every
       sequence the same context; the guide counts the blocks of the whole batch together, in steps of max_num_seqs
-      blocks, which is one block a sequence.
+      blocks, which is one block per sequence.
     """
     query, context = longest_query(limits), prompt_context_blocks(limits) * limits.block_size
     numbers: dict[Dimension, tuple[int, int, int]] = {
@@ -40,20 +40,21 @@ def default_ranges(
 
 
 def longest_query(limits: Limits) -> int:
-    """New tokens of the longest query, the vendor guide's T.
+    """Return the new tokens of the longest query, the vendor guide's T.
 
-    What a step can hold (max_num_batched_tokens) or a prompt can have (max_prompt_len, or max_model_len where that
-    is not set: one token more than a prompt needs, but whole blocks).
+    It is the least of the capacity of a step (max_num_batched_tokens) and the longest prompt (max_prompt_len, or
+    max_model_len where that is not set: one token more than a prompt needs, but whole blocks).
     """
     return min(limits.max_prompt_len or limits.max_model_len, limits.max_num_batched_tokens)
 
 
 def prompt_context_blocks(limits: Limits) -> int:
-    """KV cache blocks of the longest prompt context, the vendor guide's C, or 0 where no prompt or graph needs any.
+    """Return the KV cache blocks of the longest prompt context, the vendor guide's C; 0 where no prompt or graph needs
+    any.
 
-    A prompt that fits in the largest query runs from an empty cache. Where longer ones are admitted:
-    (length − block_size) // block_size, and from max_model_len 8192 on (length − T) // block_size; at least 1. The
-    length is max_model_len, or max_prompt_len where that is set.
+    A prompt that fits in the largest query runs from an empty cache. Where longer ones are admitted: (length −
+    block_size) // block_size, and from max_model_len 8192 on (length − T) // block_size; at least 1. The length is
+    max_model_len, or max_prompt_len where that is set.
     """
     largest = longest_query(limits)
     if largest >= limits.longest_prompt or not limits.contexts:

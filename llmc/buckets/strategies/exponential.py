@@ -1,7 +1,7 @@
-"""Exponential: values in geometric steps from min to max, rounded up to the step.
+"""Exponential strategy: values in geometric steps from min to max, rounded up to the step.
 
-Rule and defaults from the Gaudi bucketing guide, restated. About log2(max) graphs a dimension, at the price of up to
-half of the work being padding.
+Rule and defaults follow the Gaudi bucketing guide. It gives about log2(max) graphs per dimension, and up to half of the
+work can be padding.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from llmc.errors import InputError
 from llmc.settings import BOUNDS
 
 _NEAR = 1e-9
-# A float guess this close to a whole number, relatively, is settled exactly; its error is far below that.
+# A float estimate relatively this close to an integer is decided exactly; its error is far smaller.
 
 
 def values(min: int, step: int, max: int, limit: int) -> list[int]:  # noqa: A002 - the public spelling of the rule
-    """Ascending, distinct values of the exponential rule; for example (128, 128, 1024, 4) → 128 256 512 1024.
+    """Return ascending, distinct values of the exponential rule; for example (128, 128, 1024, 4) → 128 256 512 1024.
 
-    A min of 0 or 1 is a value of its own, and the rule goes on with min = step. Value i, from 0 to limit − 1, is
-    min · (max / min)^(i / (limit − 1)) rounded up to a multiple of step, exactly: no float decides. The last value is
-    always max, since a multiple above it becomes max. A limit of 1 gives [max] alone. Raises InputError for numbers
-    that `Range` refuses.
+    A min of 0 or 1 is a value of its own, and the rule continues with min = step. Value i, from 0 to limit − 1, is min
+    · (max / min)^(i / (limit − 1)) rounded up to a multiple of step, in exact arithmetic. The last value is always max,
+    since a multiple above it becomes max. A limit of 1 gives only [max]. Raises InputError for numbers that `Range`
+    refuses.
     """
     bounds = Range(min, step, max, source="exponential", limit=limit)
     if limit == 1 or bounds.max == 0:
@@ -41,7 +41,7 @@ def values(min: int, step: int, max: int, limit: int) -> list[int]:  # noqa: A00
 
 
 def _multiples(start: int, step: int, end: int, last: int) -> set[int]:
-    """`_geometric` of every index from 0 to last, which is monotone: spans between equal ends are left out."""
+    """`_geometric` of every index from 0 to last, which is monotone: spans between equal ends are skipped."""
     known = {index: _geometric(start, step, end, index, last) for index in (0, last)}
     spans = [(0, last)]
     while spans:
@@ -68,8 +68,8 @@ def _reaches(value: int, start: int, end: int, power: int, root: int) -> bool:
     """Whether value ≥ start · (end / start)^(power / root), the exponent in lowest terms; exact.
 
     That is value^root ≥ end^power · start^(root − power). Both sides can be equal only where end / start is 1 or the
-    root-th power of another fraction, so that end or start has more than root bits. Everywhere else logarithms decide,
-    at a precision that grows until they do.
+    root-th power of another fraction, which means that end or start has more than root bits. Elsewhere logarithms
+    decide, at a precision that grows until they do.
     """
     if start == end:
         return value >= start
@@ -87,12 +87,12 @@ def _reaches(value: int, start: int, end: int, power: int, root: int) -> bool:
 
 
 class Exponential(Strategy):
-    """The exponential strategy; see `values` for the rule."""
+    """The exponential strategy, with the rule of `values`."""
 
     parameters: ClassVar[tuple[str, ...]] = (*BOUNDS, "limit")
 
     def defaults(self, limits: Limits) -> Mapping[Dimension, Range]:
-        """The guide's ranges, see `default_ranges`, with its number of values."""
+        """Return the guide's ranges (`default_ranges`) with its number of values."""
         block = limits.block_size
         ranges = default_ranges(
             limits, prompt_batch=(1, 2), prompt_query=(block, block), prompt_context_step=block, decode_batch=(1, 2),
@@ -101,20 +101,20 @@ class Exponential(Strategy):
         return {dimension: self.complete(dimension, bounds, limits) for dimension, bounds in ranges.items()}
 
     def complete(self, dimension: Dimension, bounds: Range, limits: Limits) -> Range:
-        """`bounds` with `default_limit` where it has no limit."""
+        """Return `bounds` with `default_limit` where it has no limit."""
         if bounds.limit is not None:
             return bounds
         return replace(bounds, limit=default_limit(dimension, bounds.max, limits.block_size))
 
     def values(self, dimension: Dimension, bounds: Range) -> list[int]:
-        """`values` of the range; the same rule for every dimension. Raises InputError for a range without limit."""
+        """Return `values` of the range; the same for every dimension. Raises InputError for a range without limit."""
         if bounds.limit is None:
             raise InputError(f"{bounds}: the exponential rule needs a limit, the number of values; give one")
         return values(bounds.min, bounds.step, bounds.max, bounds.limit)
 
 
 def default_limit(dimension: Dimension, most: int, block_size: int) -> int:
-    """The guide's number of values for a dimension up to `most` (sequences or tokens); at least 1.
+    """Return the guide's number of values for a dimension up to `most` (sequences or tokens); at least 1.
 
     ceil(log2 n) + 1, n being the sequences of a batch or the KV cache blocks of a context, and ceil(log2 n) for the n
     tokens of a query. A prompt context of one block has 2 values, 0 and the block; of none, 1.

@@ -1,7 +1,7 @@
-"""Padding-aware: linear steps, without the values that save too little padding.
+"""Padding-aware strategy: linear steps, without the values that save too little padding.
 
-Rule and defaults from the Gaudi bucketing guide, restated. Two bounds limit the padding of a request: absolutely
-(pad_max) and as a share of the bucket (pad_percent).
+Rule and defaults follow the Gaudi bucketing guide. Two bounds limit the padding of a request: an absolute one (pad_max)
+and a share of the bucket (pad_percent).
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ def values(
     pad_max: int,
     pad_percent: int,
 ) -> list[int]:
-    """Ascending, distinct values of the padding-aware rule, from min to max, both included.
+    """Return ascending, distinct values of the padding-aware rule, from min to max inclusive.
 
-    Ramp-up: min doubles (0 goes to 1) until it is above step. Then a cursor goes on in steps; a value it passes is
-    kept if, without it, a request one above the last kept value would be padded by more than pad_max, or by more than
-    pad_percent of the bucket it then runs in, and also if it is a multiple of pad_max. A pad_max of 0 means max. For
-    example (0, 8, 64, 64, 50) → 0 1 2 4 8 16 32 64. pad_percent 0 keeps every step, 50 is close to doubling.
+    Ramp-up: min doubles (0 goes to 1) until it is above step. Then a cursor continues in steps. It keeps a value if,
+    without it, a request one above the last kept value would be padded by more than pad_max, or by more than
+    pad_percent of its bucket. It also keeps multiples of pad_max. A pad_max of 0 means max. For example (0, 8, 64, 64,
+    50) → 0 1 2 4 8 16 32 64. pad_percent 0 keeps every step, 50 is close to doubling.
 
-    So a request above the ramp-up is padded by less than step, or else by no more than either bound. Raises InputError
-    for numbers that `Range` refuses.
+    A request above the ramp-up is therefore padded by less than step, or by no more than either bound. Raises
+    InputError for numbers that `Range` refuses.
     """
     bounds = Range(min, step, max, "padding-aware", pad_max=pad_max, pad_percent=pad_percent)
     step, allowed = bounds.step, pad_max or bounds.max
@@ -59,12 +59,12 @@ def values(
 
 
 class PaddingAware(Strategy):
-    """The padding-aware strategy; see `values` for the rule."""
+    """The padding-aware strategy, with the rule of `values`."""
 
     parameters: ClassVar[tuple[str, ...]] = tuple(name for name in PARAMETERS if name != "limit")
 
     def defaults(self, limits: Limits) -> Mapping[Dimension, Range]:
-        """The guide's ranges, see `default_ranges`, with its bounds of the padding."""
+        """Return the guide's ranges (`default_ranges`) with its padding bounds."""
         block = limits.block_size
         ranges = default_ranges(
             limits, prompt_batch=(1, 1), prompt_query=(block, block), prompt_context_step=2 * block,
@@ -73,7 +73,7 @@ class PaddingAware(Strategy):
         return {dimension: self.complete(dimension, bounds, limits) for dimension, bounds in ranges.items()}
 
     def complete(self, dimension: Dimension, bounds: Range, limits: Limits) -> Range:
-        """`bounds` with a pad_max of a quarter of max, rounded up, and a pad_percent of 25 where it has none."""
+        """Return `bounds` with a pad_max of a quarter of max, rounded up, and a pad_percent of 25 where it has none."""
         return replace(
             bounds,
             pad_max=-(-bounds.max // 4) if bounds.pad_max is None else bounds.pad_max,
@@ -81,7 +81,7 @@ class PaddingAware(Strategy):
         )
 
     def values(self, dimension: Dimension, bounds: Range) -> list[int]:
-        """`values` of the range; the same rule for every dimension.
+        """Return `values` of the range; the same rule for every dimension.
 
         Raises InputError for a range without pad_max or pad_percent.
         """

@@ -1,6 +1,6 @@
-"""Powers of two, as NxD Inference and tpu-inference plan them.
+"""Powers-of-two strategies with the rules of NxD Inference and tpu-inference.
 
-Rules from the public planners, restated. Padding is below half of the bucket, with log2(max / min) values a dimension.
+The rules follow the public planners. Padding is below half of the bucket, with log2(max / min) values per dimension.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ MIN_REQUESTS = 8
 
 
 def values(min: int, max: int) -> list[int]:  # noqa: A002 - the public spelling of the rule
-    """NxD Inference: the powers of two below max, then max; for example (128, 1000) → 128 256 512 1000.
+    """Return NxD Inference's values: the powers of two below max, then max; for example (128, 1000) → 128 256 512 1000.
 
-    The first power is the largest that is not above min, so a min of 100 starts at 64; min = max gives [max] alone.
+    The first power is the largest that is not above min, so a min of 100 starts at 64; min = max gives only [max].
     Ascending and distinct. Raises InputError unless 1 ≤ min ≤ max.
     """
     _require_ordered(min, max)
@@ -44,7 +44,7 @@ def values(min: int, max: int) -> list[int]:  # noqa: A002 - the public spelling
 
 
 def prefix_values(max: int, min: int = MIN_PREFIX) -> list[int]:  # noqa: A002 - the public spelling of the rule
-    """NxD Inference's cached prefixes: 0, then `values` from min to max; for example 2048 → 0 512 1024 2048.
+    """Return NxD Inference's cached prefixes: 0, then `values` from min to max; for example 2048 → 0 512 1024 2048.
 
     A max of 0 gives [0], one below min [0, max]. Together with active parts from `MIN_PREFIX` tokens these are the
     two-dimensional prefix buckets, active × (0 or prefix). Raises InputError unless 0 ≤ max and 1 ≤ min.
@@ -55,7 +55,8 @@ def prefix_values(max: int, min: int = MIN_PREFIX) -> list[int]:  # noqa: A002 -
 
 
 def token_values(min: int, max: int, gap: int = 0) -> list[int]:  # noqa: A002 - the public spelling of the rule
-    """tpu-inference's padded token counts: min doubled up to gap, then + gap, up to the first that is max or more.
+    """Return tpu-inference's padded token counts: min doubled up to gap, then + gap, up to the first that is max or
+    more.
 
     A gap of 0 doubles all the way. For example (16, 200, 64) → 16 32 64 128 192 256. Ascending and distinct; the last
     may be above max. Raises InputError unless 1 ≤ min ≤ max, 0 ≤ gap and max / gap ≤ MAX_VALUES.
@@ -75,9 +76,9 @@ def token_values(min: int, max: int, gap: int = 0) -> list[int]:  # noqa: A002 -
 
 
 def request_values(max: int, min: int = MIN_REQUESTS, gap: int = 0) -> list[int]:  # noqa: A002 - as above
-    """tpu-inference's padded numbers of requests: min doubled, the last being max; for example 20 → 8 16 20.
+    """Return tpu-inference's padded request counts: min doubled, the last being max; for example 20 → 8 16 20.
 
-    These are `token_values` cut off at max; a max below min gives [max]. Raises InputError as `token_values` does.
+    These are `token_values` cut off at max; a max below min gives [max]. Raises InputError like `token_values`.
     """
     _require("max", max, 1)
     _require("min", min, 1)
@@ -85,15 +86,15 @@ def request_values(max: int, min: int = MIN_REQUESTS, gap: int = 0) -> list[int]
 
 
 class PowersOfTwo(Strategy):
-    """NxD Inference's strategy; see `values` for the rule."""
+    """NxD Inference's strategy, with the rule of `values`."""
 
     parameters: ClassVar[tuple[str, ...]] = ("min", "max")
 
     def defaults(self, limits: Limits) -> Mapping[Dimension, Range]:
-        """Batches from 1 and lengths from 128 tokens, up to what the limits admit; the steps are not used.
+        """Return batches from 1 and lengths from 128 tokens, up to the limits; the steps are not used.
 
-        Prompt context is 0 alone where every prompt fits in one query. Where longer ones are admitted, queries start
-        at 512 and contexts are 0 or at least 512: the two-dimensional prefix buckets.
+        Prompt context is only 0 where every prompt fits in one query. Where longer ones are admitted, queries start at
+        512 and contexts are 0 or at least 512: the two-dimensional prefix buckets.
         """
         seqs, length = limits.max_num_seqs, limits.max_model_len
         query = MIN_PREFIX if prompt_context_blocks(limits) else MIN_LENGTH
@@ -103,27 +104,27 @@ class PowersOfTwo(Strategy):
         )  # fmt: skip
 
     def values(self, dimension: Dimension, bounds: Range) -> list[int]:
-        """`values` of the range without the power below min; `prefix_values` for one that starts at 0."""
+        """Return `values` of the range without the power below min; `prefix_values` for one that starts at 0."""
         if bounds.min == 0:
             return prefix_values(bounds.max)
         return [value for value in values(bounds.min, bounds.max) if value >= bounds.min]
 
 
 class PowersOfTwoTPU(Strategy):
-    """tpu-inference's strategy; see `request_values` for the rule, with the step of a range as the gap.
+    """tpu-inference's strategy, with the rule of `request_values` and the step of a range as the gap.
 
-    A range cannot have a step of 0, which is no gap there: a step at or above max means the same, since doubling then
-    never reaches it.
+    A range cannot have a step of 0, which means no gap in tpu-inference. A step at or above max means the same, since
+    doubling then never reaches it.
     """
 
     parameters: ClassVar[tuple[str, ...]] = ("min", "step", "max")
 
     def defaults(self, limits: Limits) -> Mapping[Dimension, Range]:
-        """Queries from 16 tokens and decode batches from 8 sequences, up to what the limits admit, without a gap.
+        """Return queries from 16 tokens and decode batches from 8 sequences, up to the limits, without a gap.
 
         Prompt batches start at 1 and contexts at block_size: tpu-inference has no such dimensions, since it packs the
-        new tokens of all sequences together and its attention reads no padding. Prompt context is 0 alone where every
-        prompt fits in one query. The default steps are max_num_seqs and max_model_len, the most that is of use.
+        new tokens of all sequences together and its attention reads no padding. Prompt context is only 0 where every
+        prompt fits in one query. The default steps are max_num_seqs and max_model_len, the largest useful values.
         """
         seqs, length = limits.max_num_seqs, limits.max_model_len
         return default_ranges(
@@ -132,7 +133,7 @@ class PowersOfTwoTPU(Strategy):
         )  # fmt: skip
 
     def values(self, dimension: Dimension, bounds: Range) -> list[int]:
-        """`request_values` of the range, with its step as the gap; one that starts at 0 goes on from 128."""
+        """Return `request_values` of the range, with its step as the gap; one that starts at 0 continues from 128."""
         if bounds.min > 0:
             return request_values(bounds.max, bounds.min, bounds.step)
         return [0, *request_values(bounds.max, MIN_LENGTH, bounds.step)] if bounds.max else [0]

@@ -1,4 +1,4 @@
-"""Traffic: the values from which buckets may be chosen by recorded traffic.
+"""Traffic strategy: a grid of values, from which recorded traffic selects the buckets.
 
 This strategy is not a rule. Its ranges say where buckets may lie, as finely as the numbers allow, and the planner
 chooses the best few (`llmc.buckets.planner.choice`).
@@ -14,11 +14,11 @@ from llmc.buckets.strategies.base import Dimension, Range, Strategy
 from llmc.errors import InputError
 
 FINEST = 1 << 14
-"""Most query lengths to choose from by default: every length up to 16,384 tokens, multiples above that."""
+"""Most query lengths to choose from by default: every length up to 16,384 tokens, multiples beyond."""
 
 
 def values(lengths: Iterable[int], graphs: int, max: int | None = None) -> list[int]:  # noqa: A002 - as the rules
-    """At most `graphs` ascending values, the last of them `max` (default: the longest), that pad `lengths` least.
+    """Return at most `graphs` ascending values, the last of them `max` (default: the longest), that minimise padding.
 
     Each length is padded to the next value; no other choice has a smaller sum of padded lengths. Exact, by dynamic
     programming. Raises InputError for no lengths, one below 1 or above max, or less than 1 graph.
@@ -41,19 +41,19 @@ def values(lengths: Iterable[int], graphs: int, max: int | None = None) -> list[
 
 
 def multiples(min: int, step: int, max: int) -> list[int]:  # noqa: A002 - spelled as the rules
-    """Where buckets may lie: the values of the linear rule, and max. Raises InputError as `Range` does."""
+    """Return the possible values of buckets: those of the linear rule, and max. Raises InputError like `Range`."""
     found = linear.values(min, step, max)
     return found if found and found[-1] == max else [*found, max]
 
 
 class Traffic(Strategy):
-    """The traffic strategy; see `multiples`."""
+    """The traffic strategy, with the values of `multiples`."""
 
     def defaults(self, limits: Limits) -> Mapping[Dimension, Range]:
-        """Every batch, every query length (or up to FINEST of them), and contexts in blocks of block_size.
+        """Return every batch, every query length (or up to FINEST of them), and contexts in blocks of block_size.
 
-        Prompt contexts other than 0 only where max_num_batched_tokens is below the longest prompt, so that prompts
-        run in chunks.
+        Prompt contexts other than 0 occur only where max_num_batched_tokens is below the longest prompt, so that
+        prompts run in chunks.
         """
         seqs, block, length = limits.max_num_seqs, limits.block_size, limits.max_model_len
         longest = min(limits.longest_prompt, limits.max_num_batched_tokens)
@@ -68,5 +68,5 @@ class Traffic(Strategy):
         }
 
     def values(self, dimension: Dimension, bounds: Range) -> list[int]:
-        """`multiples` of the range; the same for every dimension."""
+        """Return `multiples` of the range; the same for every dimension."""
         return multiples(bounds.min, bounds.step, bounds.max)

@@ -1,4 +1,4 @@
-"""Which requests of a trace a server can serve under its limits."""
+"""Admission of a trace's requests under a server's limits."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from llmc.errors import InputError
 
 
 class Admission:
-    """Passes on the requests that `limits` allow, and leaves the others out or, with `clip`, cuts them to size.
+    """Passes on the requests that `limits` allow, and drops the others or, with `clip`, cuts them to size.
 
-    Cut to size, a prompt has `limits.longest_prompt` tokens, its output what max_model_len then leaves (at least 1),
-    and at most all but one of the prompt's tokens are cached.
+    After clipping, a prompt has `limits.longest_prompt` tokens, its output the rest of max_model_len (at least 1), and
+    at most all but one of the prompt's tokens are cached.
 
-    admitted        requests passed on, cut ones included
-    above_prompt    requests whose prompt is above `limits.longest_prompt`
-    above_total     other requests whose prompt and output are above `limits.max_model_len`
-    clipped         those of the last two that were cut and passed on; without `clip` none
+    admitted        requests passed on, including clipped ones above_prompt    requests whose prompt is above
+    `limits.longest_prompt` above_total     other requests whose prompt and output are above `limits.max_model_len`
+    clipped         those of the last two that were clipped and passed on; 0 without `clip`
 
-    The counts are of the call begun last, and complete when its iterator is used up.
+    The counts are of the latest call, and complete when its iterator is exhausted.
     """
 
     def __init__(self, limits: Limits, *, clip: bool = False) -> None:
@@ -32,7 +31,7 @@ class Admission:
         self.clipped = 0
 
     def __call__(self, requests: Iterable[TrafficRequest]) -> Iterator[TrafficRequest]:
-        """The admitted requests, in order. At the end raises InputError if there were requests but none fits."""
+        """Yield the admitted requests, in order. Raises InputError at the end if there were requests but none fits."""
         self.admitted = self.above_prompt = self.above_total = self.clipped = 0
         longest_prompt, longest_total = self._limits.longest_prompt, self._limits.max_model_len
         for request in requests:
@@ -58,11 +57,11 @@ class Admission:
 
     @property
     def left_out(self) -> int:
-        """Requests that were not passed on."""
+        """Number of dropped requests."""
         return self.above_prompt + self.above_total - self.clipped
 
     def note(self) -> str:
-        """The counts in words, for a report."""
+        """Return the counts as text for a report."""
         limits = self._limits
         prompt_limit = "max_model_len - 1" if limits.max_prompt_len is None else "max_prompt_len"
         reasons = [

@@ -1,9 +1,9 @@
-"""Continuous batching with chunked prefill, simulated: prompts and decodes share steps of a token budget.
+"""Simulation of continuous batching with chunked prefill: prompts and decodes share steps of a token budget.
 
-The rule of vLLM's V1 scheduler (vllm/v1/core/sched/scheduler.py, 0.11 to 0.22): in every step the running sequences
-come first, in order of arrival, each with the tokens that it still has to compute, at most what the budget
-max_num_batched_tokens leaves; then waiting requests are admitted while a slot of max_num_seqs and budget are left, the
-last of them with the part of its prompt that fits.
+The rule is that of vLLM's V1 scheduler (vllm/v1/core/sched/scheduler.py, 0.11 to 0.22). In every step the running
+sequences come first, in arrival order, each with its remaining tokens, up to the rest of the budget
+max_num_batched_tokens. Then waiting requests are admitted while a slot of max_num_seqs and budget remain, the last of
+them with the part of its prompt that fits.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Ints = NDArray[np.int64]
 
 
 class Chunk(NamedTuple):
-    """A part of a prompt: a step computes `new` tokens behind `past` tokens in the cache; `last`: the prompt's end.
+    """A part of a prompt: a step computes `new` tokens after `past` cached tokens; `last` marks the prompt's end.
 
-    `request` counts from 0 in order of arrival.
+    `request` counts from 0 in arrival order.
     """
 
     new: int
@@ -40,12 +40,12 @@ class Chunk(NamedTuple):
 
 
 class MixedSteps(NamedTuple):
-    """`steps` steps in a row of the same sequences; more than one only where no prompt is in them.
+    """`steps` consecutive steps of the same sequences; more than one only without prompts.
 
-    `chunks` are prompts' parts; `cached` int64 [batch] the tokens in the cache of each decoding sequence at the first
-    step, in the order in which they began to decode; at step t (from 0) they are cached + t. `requests` [batch] are
-    the requests of these sequences, and `finished` those that ended before the first step and after the steps yielded
-    before, so that a server's cache can be followed.
+    `chunks` are parts of prompts. `cached` int64 [batch] is the cached tokens of each decoding sequence at the first
+    step, in the order in which they began to decode; at step t (from 0) they are cached + t. `requests` [batch] are the
+    requests of these sequences. `finished` are those that ended before the first step and after the previously yielded
+    steps, which lets a reader track a server's cache.
     """
 
     chunks: tuple[Chunk, ...]
@@ -76,15 +76,15 @@ def chunked_steps(
     chunk_most: int | None = None,
     whole: bool = False,
 ) -> Iterator[MixedSteps]:
-    """The steps that a server takes for `requests`, which keep to `limits` and come in order of arrival.
+    """Yield the steps that a server takes for `requests`, which are within `limits` and in arrival order.
 
     A request of p prompt and o output tokens is in prompt chunks until all p are cached, which yields its first token,
-    and then in o − 1 decode steps. `chunk_most` bounds the tokens of one chunk (vLLM's
-    --long-prefill-token-threshold). With `whole` prompts are never cut, as where chunked prefill is off: one that does
-    not fit waits for the next step. With nothing to run, time passes to the next arrival; requests without times
-    (all 0) saturate the server. Raises InputError for a step time that is not above 0 and finite, and for a prompt
-    that is to run whole and has more new tokens than max_num_batched_tokens less a decode step. Takes
-    O(max_num_seqs) a request, whatever its length.
+    and then in o − 1 decode steps. `chunk_most` bounds the tokens of one chunk (vLLM's --long-prefill-token-threshold).
+    With `whole` prompts are never split, as without chunked prefill: one that does not fit waits for the next step. An
+    idle server skips to the next arrival; requests without times (all 0) saturate the server.
+
+    Raises InputError for a step time that is not above 0 and finite, and for a whole prompt that has more new tokens
+    than max_num_batched_tokens less a decode step. Takes O(max_num_seqs) per request, whatever its length.
     """
     arrivals = iter(requests)
     following = next(arrivals, None)
@@ -147,14 +147,16 @@ def chunked_steps(
 
 
 def _running(bases: dict[int, int], step: int) -> tuple[Ints, Ints]:
-    """The tokens in the cache of each decoding sequence at `step`, and its request."""
+    """The cached tokens of each decoding sequence at `step`, and its request."""
     size = len(bases)
     return np.fromiter(bases.values(), np.int64, size) + step, np.fromiter(bases, np.int64, size)
 
 
 def _decode(cached: Ints, most: int, clock: float, until: float, step_time: StepTime) -> tuple[int, float]:
     """Decode steps of the same sequences from `clock` on: at most `most`, and none that starts at or after `until`.
-    Returns how many, and when the last one ends."""
+
+    Returns their number, and the end of the last one.
+    """
     batch, longest, total = len(cached), int(cached.max()), int(cached.sum())
     done = 0
     while done < most and clock < until:

@@ -1,4 +1,4 @@
-"""The types that flow from a trace to a plan: requests in, the steps that serve them out.
+"""Types between a trace and a plan: requests, and the steps that serve them.
 
     trace file ──reader──► TrafficRequest ──admission──► TrafficRequest ──schedule──► PromptGroup, DecodeRun
 
@@ -13,9 +13,8 @@ from typing import NamedTuple
 class TrafficRequest(NamedTuple):
     """One request of a trace.
 
-    `time` is its arrival in seconds from the first request of the trace, never before the request in front of it.
-    `prompt` tokens came in, of which the first `cached` (fewer than `prompt`) were in the cache already; `output`
-    tokens were generated, at least 1.
+    `time` is its arrival in seconds from the first request of the trace, and never decreases. The first `cached` of the
+    `prompt` tokens (fewer than `prompt`) were already in the cache; `output` tokens were generated, at least 1.
     """
 
     time: float
@@ -32,10 +31,10 @@ class PromptGroup(NamedTuple):
 
 
 class DecodeRun(NamedTuple):
-    """`steps` decode steps in a row of the same `batch` sequences, each of which grows by one token a step.
+    """`steps` consecutive decode steps of the same `batch` sequences, each of which grows by one token per step.
 
-    At the first step the longest sequence has `longest` tokens in the cache, and all of them together `total`; at
-    step t (from 0) these are longest + t and total + batch · t.
+    At the first step the longest sequence has `longest` tokens in the cache, and all of them together `total`; at step
+    t (from 0) these are longest + t and total + batch · t.
     """
 
     batch: int

@@ -1,9 +1,9 @@
-"""Lengths that are known by interval only, as a server's histograms tell them, and requests drawn from them.
+"""Lengths that are known only by interval, as in a server's histograms, and requests drawn from them.
 
-A histogram's bucket says how many requests were longer than one bound and at most as long as the next. What a plan
-pads on them depends on where in the interval they are. So requests are drawn three times: all at the low end, all at
-the high end, and spread over the interval so that their mean is the histogram's own; an evaluation of each gives the
-padding and how uncertain it is.
+A histogram's bucket counts the requests longer than one bound and at most as long as the next. The padding of a plan
+depends on their exact lengths. Requests are therefore drawn three times: all at the low end, all at the high end, and
+spread over the interval so that their mean is the histogram's own. Evaluating each gives the padding and its
+uncertainty.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from llmc.buckets.traffic.events import TrafficRequest
 from llmc.errors import InputError
 
 End = Literal["low", "middle", "high"]
-"""Where in their intervals lengths are drawn."""
+"""Position in its interval at which a length is drawn."""
 
 ENDS: tuple[End, ...] = ("low", "middle", "high")
 
 EMBED_LM_HEAD: tuple[End, End] = ("low", "high")
-"""The two whose padding says how uncertain that of the middle is."""
+"""The two ends whose padding gives the uncertainty of the middle's."""
 
 MAX_DRAWN = 100_000
-"""Requests that are drawn at most; of more of them, each stands for several."""
+"""Most requests drawn; beyond it, each stands for several."""
 
 STRIDES = (0.7548776662466927, 0.5698402909980532)
-"""Steps of the prompts and of the outputs through their distributions: any two lengths meet as often as chance has it.
+"""Steps of the prompts and of the outputs through their distributions, which pair any two lengths as often as chance.
 
 They are 1/p and 1/p² of the root p of p³ = p + 1: M. Roberts, "The Unreasonable Effectiveness of Quasirandom
 Sequences", 2018.
@@ -38,7 +38,7 @@ Sequences", 2018.
 
 
 class Interval(NamedTuple):
-    """`number` lengths from `low` to `high` tokens, both included; `high` is None where there is no upper bound."""
+    """`number` lengths from `low` to `high` tokens, inclusive; `high` is None where there is no upper bound."""
 
     low: int
     high: int | None
@@ -47,16 +47,16 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class LengthHistogram:
-    """Lengths by interval, ascending and apart, and `total`, the sum of all lengths, where it is known."""
+    """Lengths by ascending, disjoint intervals, and `total`, the sum of all lengths, where known."""
 
     intervals: tuple[Interval, ...]
     total: int | None = None
 
     @staticmethod
     def of(cumulative: Mapping[float, float], total: float | None, where: str) -> LengthHistogram:
-        """The histogram of Prometheus' buckets: upper bound (inclusive) to how many lengths are at most that.
+        """Create the histogram from Prometheus' buckets: upper bound (inclusive) → number of lengths up to it.
 
-        Raises InputError, beginning with `where`, for counts that fall or are no counts, and without +Inf.
+        Raises InputError, beginning with `where`, for counts that fall or are invalid, and without +Inf.
         """
         if math.inf not in cumulative:
             raise InputError(
@@ -80,7 +80,7 @@ class LengthHistogram:
 
     @property
     def number(self) -> int:
-        """Lengths in all."""
+        """Total number of lengths."""
         return sum(interval.number for interval in self.intervals)
 
     @property
@@ -89,10 +89,10 @@ class LengthHistogram:
         return None if self.total is None or not self.number else self.total / self.number
 
     def closed(self, limit: int | None = None) -> tuple[tuple[int, int, int], ...]:
-        """(low, high, count) of each interval; none goes beyond `limit`.
+        """Return (low, high, count) of each interval; none goes beyond `limit`.
 
-        An interval without an upper bound ends at `limit`, without one at twice its lower bound; and where the sum of
-        all lengths is known, not above what its lengths are on average if all others have their least ones.
+        An interval without an upper bound ends at `limit`, or at twice its lower bound without one. Where the sum of
+        all lengths is known, it also ends at the average of its lengths if all others have their least ones.
         """
         found = []
         for low, high, count in self.intervals:
@@ -101,7 +101,6 @@ class LengthHistogram:
         return tuple(found)
 
     def _last(self, low: int, count: int, limit: int | None) -> int:
-        """Where the interval without an upper bound ends."""
         last = 2 * low if limit is None else limit
         if self.total is None:
             return last
@@ -109,7 +108,7 @@ class LengthHistogram:
         return max(low, min(last, (self.total - others) // count))
 
     def at(self, percent: float) -> Interval:
-        """The interval of the least length that so many percent of all do not exceed; there is at least one length."""
+        """Return the interval of the least length that `percent` of all do not exceed; there is at least one length."""
         rank = max(1, -(-self.number * percent // 100))
         for interval in self.intervals:
             rank -= interval.number
@@ -118,10 +117,10 @@ class LengthHistogram:
         return interval
 
     def drawn(self, number: int, end: End, limit: int | None = None) -> list[int]:
-        """`number` lengths, ascending: those at evenly spaced places of the distribution.
+        """Return `number` lengths, ascending, at evenly spaced points of the distribution.
 
-        Within an interval they are at its `end`; "middle" spreads them over it, more to that side which brings their
-        mean to the histogram's.
+        Within an interval they are at its `end`; "middle" spreads them over it, skewed so that their mean is the
+        histogram's.
         """
         closed = self.closed(limit)
         sums = list(accumulate(count for *_, count in closed))
@@ -139,9 +138,9 @@ class LengthHistogram:
         return found
 
     def _skew(self, closed: tuple[tuple[int, int, int], ...]) -> float:
-        """The power of evenly spaced parts of an interval that brings the mean of all to the histogram's.
+        """The power of evenly spaced fractions of an interval that brings the mean of all to the histogram's.
 
-        Parts u from 0 to 1 raised to a have the mean 1 / (1 + a).
+        Fractions u from 0 to 1 raised to a have the mean 1 / (1 + a).
         """
         least = sum(low * count for low, _, count in closed)
         width = sum((high - low) * count for low, high, count in closed)
@@ -153,7 +152,7 @@ class LengthHistogram:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Histograms of the prompt and output lengths of some requests, seen for `duration` seconds where that is known."""
+    """Histograms of the prompt and output lengths of some requests, seen for `duration` seconds where known."""
 
     prompt: LengthHistogram
     output: LengthHistogram
@@ -162,16 +161,16 @@ class Lengths:
 
     @property
     def requests(self) -> int:
-        """Requests in all."""
+        """Total number of requests."""
         return self.prompt.number
 
     def draw(
         self, end: End = "middle", longest_prompt: int | None = None, longest_total: int | None = None
     ) -> Iterator[TrafficRequest]:
-        """Requests of these lengths, at most MAX_DRAWN, the same each time; evenly spaced over `duration`.
+        """Yield requests of these lengths, at most MAX_DRAWN, the same each time; evenly spaced over `duration`.
 
-        Which prompt came with which output is not known: lengths are paired as if neither told of the other. The
-        limits, in tokens, end the intervals that have no end of their own.
+        The pairing of prompts and outputs is unknown, so they are paired as if independent. The limits, in tokens, end
+        the intervals that have no end of their own.
         """
         number = min(self.requests, MAX_DRAWN)
         prompts = self.prompt.drawn(number, end, longest_prompt)
@@ -183,7 +182,7 @@ class Lengths:
 
 
 def _stride(number: int, share: float) -> int:
-    """About `share` of `number`, without a common divisor, so that its multiples meet every place once."""
+    """About `share` of `number`, coprime to it, so that its multiples reach every index once."""
     stride = max(1, round(number * share))
     while math.gcd(stride, number) != 1:
         stride += 1

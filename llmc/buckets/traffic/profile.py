@@ -1,4 +1,4 @@
-"""The profile of a trace, from one pass over it in bounded memory: distributions of lengths, in all and by time."""
+"""The profile of a trace, from one pass in bounded memory: length distributions, in total and over time."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ class LengthSketch:
         self.longest = 0
 
     def add(self, length: int, times: int = 1) -> None:
-        """Count `length` so often."""
+        """Count `length` `times` times."""
         unit = max(0, length.bit_length() - self._bits)
         self.counts[length >> unit << unit] += times
         self.total += length * times
         self.longest = max(self.longest, length)
 
     def merge(self, other: LengthSketch) -> None:
-        """Count what `other`, of as many bits, counted."""
+        """Add the counts of `other`, which has the same number of bits."""
         self.counts.update(other.counts)
         self.total += other.total
         self.longest = max(self.longest, other.longest)
 
     @property
     def number(self) -> int:
-        """Lengths counted."""
+        """Number of counted lengths."""
         return self.counts.total()
 
     @property
@@ -48,7 +48,7 @@ class LengthSketch:
         return self.total / number if number else None
 
     def percentiles(self, percents: Sequence[float]) -> list[int | None]:
-        """For each, the least length that so many percent of all do not exceed; None without lengths."""
+        """Return, for each, the least length that `percent` of all do not exceed; None without lengths."""
         lengths = sorted(self.counts)
         sums = list(accumulate(self.counts[length] for length in lengths))
         if not sums:
@@ -61,7 +61,7 @@ class LengthSketch:
 
 
 def distance(one: LengthSketch, other: LengthSketch) -> float:
-    """How far apart two distributions are: the largest difference of their cumulative shares, 0 to 1 (Kolmogorov)."""
+    """Return the largest difference of two distributions' cumulative shares, 0 to 1 (Kolmogorov)."""
     numbers = one.number, other.number
     if not all(numbers):
         return 0.0
@@ -75,10 +75,10 @@ def distance(one: LengthSketch, other: LengthSketch) -> float:
 
 
 MOST = 64
-"""Windows that are kept; when there are more, each two become one of twice the length."""
+"""Most windows kept; beyond it, each pair is merged into one of twice the length."""
 
 BITS = 7
-"""Of a window's sketches: lengths are within 1 part in 64."""
+"""Bits of a window's sketches: lengths are within 1 part in 64."""
 
 
 def _sketch() -> LengthSketch:
@@ -87,7 +87,7 @@ def _sketch() -> LengthSketch:
 
 @dataclass
 class Window:
-    """The requests that arrived from `start` on, for `seconds`."""
+    """The requests that arrived within `seconds` from `start` on."""
 
     start: float
     seconds: float
@@ -96,23 +96,23 @@ class Window:
 
     @property
     def requests(self) -> int:
-        """Requests that arrived in it."""
+        """Number of requests that arrived in it."""
         return self.prompt.number
 
     @property
     def rate(self) -> float:
-        """Requests a second."""
+        """Requests per second."""
         return self.requests / self.seconds
 
     def merge(self, other: Window) -> None:
-        """Take the requests of the window that follows."""
+        """Add the requests of the next window."""
         self.seconds += other.seconds
         self.prompt.merge(other.prompt)
         self.output.merge(other.output)
 
 
 class Windows:
-    """Windows of one length, each of which begins where the one before ends; requests come in order of time."""
+    """Consecutive windows of equal length; requests come in time order."""
 
     def __init__(self) -> None:
         self._seconds = 1.0
@@ -145,7 +145,7 @@ class Windows:
         return among[index]
 
     def found(self, most: int) -> list[Window]:
-        """At most `most` windows of equal length, those without a request too; the last ends with the last request."""
+        """Return at most `most` windows of equal length, including empty ones; the last ends with the last request."""
         if not self._found:
             return []
         number = max(self._found) + 1
@@ -162,7 +162,7 @@ class Windows:
 
 
 def drift(windows: list[Window]) -> tuple[float, float]:
-    """How far the lengths of the window that differs most are from those of all: of prompts, and of outputs, 0 to 1."""
+    """Return the largest distance of any window's lengths from those of all, 0 to 1: of prompts, and of outputs."""
     whole = Window(0.0, 1.0)
     for window in windows:
         whole.merge(window)
@@ -173,7 +173,7 @@ def drift(windows: list[Window]) -> tuple[float, float]:
 
 
 MAX_WINDOWS = 32
-"""Windows of a profile."""
+"""Most windows of a profile."""
 
 LONGEST = 1 << 32
 """Above every sequence that a trace can hold."""
@@ -181,14 +181,14 @@ LONGEST = 1 << 32
 
 @dataclass(frozen=True)
 class Profile:
-    """What a trace looks like.
+    """Characteristics of a trace.
 
     prompt, output, total   lengths in tokens; total is prompt and output of a request together
     cached                  share of the prompts' tokens that were in the cache
     duration                seconds from the first request to the last; None for a trace without times
-    running                 decode steps by how many sequences they have, on a simulated server (`schedule`,
+    running                 decode steps by number of sequences, on a simulated server (`schedule`,
                             `AssumedStepTime`) with `slots`; None for a trace without times
-    windows                 the trace by stretches of time; none for a trace without times
+    windows                 the trace by time windows; empty for a trace without times
     """
 
     prompt: LengthSketch
@@ -202,17 +202,17 @@ class Profile:
 
     @property
     def requests(self) -> int:
-        """Requests in all."""
+        """Total number of requests."""
         return self.prompt.number
 
     @property
     def rate(self) -> float | None:
-        """The mean arrival rate in requests a second, (requests − 1) / duration."""
+        """The mean arrival rate in requests per second, (requests − 1) / duration."""
         return (self.requests - 1) / self.duration if self.duration else None
 
 
 def profile(requests: Iterable[TrafficRequest], *, has_times: bool, slots: int = 256) -> Profile:
-    """The profile of `requests`, which are in order of time, in memory that their number is not in."""
+    """Return the profile of `requests`, which are in time order; memory does not grow with their number."""
     prompt, output, total, windows = LengthSketch(), LengthSketch(), LengthSketch(), Windows()
     last = cached = 0.0
 

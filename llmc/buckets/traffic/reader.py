@@ -1,10 +1,10 @@
-"""Trace files: whatever their format (formats/), a stream of requests in order of time.
+"""Trace files: a stream of requests in time order, from any format (formats/).
 
-llmc's own format is that of recording.py. Of the others' peculiarities:
+llmc's own format is in recording.py. Properties of other formats:
 
-- BurstGPT's failed requests have 0 response tokens; they are left out
-- Mooncake's "hash_ids", which name the blocks of 512 tokens of a prompt that may be found in the cache, are ignored:
-  each prompt counts as new
+- BurstGPT's failed requests have 0 response tokens; they are skipped
+- Mooncake's "hash_ids", the blocks of 512 prompt tokens that may be found in the cache, are ignored: each prompt
+  counts as new
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _Read = tuple[float, int, int, int]
 
 @dataclass(frozen=True)
 class TraceSummary:
-    """What one pass over a trace tells; tokens are sums over its requests.
+    """Totals of one pass over a trace; tokens are sums over its requests.
 
-    `duration` is the seconds from the first request to the last, `rate` the mean arrival rate in requests a second,
+    `duration` is the seconds from the first request to the last, `rate` the mean arrival rate in requests per second,
     (requests − 1) / duration. Both are None for a trace without times, and `rate` also when all arrive at once.
     """
 
@@ -52,31 +52,27 @@ class TraceSummary:
 
 
 class Trace:
-    """The requests of a trace file, streamed: each iteration reads the file again, in memory that its size is not in.
+    """The requests of a trace file, streamed: each iteration reads the file again, in memory independent of its size.
 
-    `format` names one of `formats.FORMATS`; without it the file's beginning tells. `fields` are the names of a
-    request's values in a log that has no known ones, see formats/fields.py. Requests come in order of time among the
-    REORDERED that follow each other in the file, since servers record a request when it ends; one that is later still
-    gets the time of the one before. The first is at second 0. Requests without a prompt or without output (failed ones)
-    are left out. A prompt that was wholly in the cache still has its last token computed.
+    `format` names one of `formats.FORMATS`; without it, the file's beginning decides. `fields` are the names of a
+    request's values in a log without known names (formats/fields.py). Requests are sorted by time within a window of
+    REORDERED consecutive ones in the file, since servers record a request when it ends; one that is later still gets
+    the time of the previous one. The first is at second 0. Requests without a prompt or without output (failed ones)
+    are skipped. A prompt that was wholly in the cache still has its last token computed.
 
-    Texts to embed or score (`generates` False) have no output, and count without.
+    Texts to embed or score (`generates` False) have no output, and count without. From a file of histograms, requests
+    are drawn at the `end` of their intervals (length_histogram.py).
 
-    Of a file of histograms the requests are drawn, at that end of their intervals which `end` says (lengths.py).
+    path            the file's path size            bytes of the file as stored format          the file's format
+    lengths         the histograms of a file without requests, else None has_times       whether the trace has arrival
+    times; without, all times are 0 start           the moment of second 0, as far as the trace records it, once
+    iteration has begun skipped_empty   requests skipped so far by the latest iteration out_of_order    requests whose
+    time was raised so far by the latest iteration
 
-    path            where the file is
-    size            bytes of the file as stored
-    format          what the file is written in
-    lengths         the histograms of a file that has no requests, else None
-    has_times       whether the trace tells arrivals; without, all times are 0
-    start           the moment of second 0, as far as the trace tells it, once iteration has begun
-    skipped_empty   requests left out so far by the iteration begun last
-    out_of_order    requests whose time was raised so far by the iteration begun last
-
-    Raises InputError, naming the file and where known line and column, when made: for a file that cannot be read, is
-    in no known format or tells no requests; when iterated: for a line that is damaged or lacks a value, a length that
-    is no whole number from 0 to 2^31 − 1, more cached than prompt tokens, times in several ways, and a trace without a
-    request.
+    The constructor raises InputError, naming the file and where known line and column, for a file that cannot be read,
+    is in no known format or has no requests. Iteration raises it for a line that is damaged or lacks a value, a length
+    that is not a whole number from 0 to 2^31 − 1, more cached than prompt tokens, times of several kinds, and a trace
+    without a request.
     """
 
     def __init__(
@@ -111,12 +107,12 @@ class Trace:
             self.has_times = self.lengths.duration is not None
         else:
             raise InputError(
-                f"{self._name}: is a {self.format.title}, which counts steps and tells no requests; look at it with "
+                f"{self._name}: is a {self.format.title}, which counts steps and records no requests; look at it with "
                 "llmc traffic show, and plan from a log of requests or from the histograms of /metrics"
             )
 
     def __iter__(self) -> Iterator[TrafficRequest]:
-        """The requests in order of time, as far as REORDERED reaches."""
+        """Yield the requests in time order within a window of REORDERED."""
         self.skipped_empty = self.out_of_order = 0
         if self.lengths is not None:
             yield from self.lengths.draw(self._end, *self._longest)
@@ -134,22 +130,20 @@ class Trace:
             yield TrafficRequest(time, prompt, output, cached)
 
     def limit(self, longest_prompt: int, longest_total: int) -> None:
-        """End the intervals of histograms, where they have no end of their own or a later one, at these lengths."""
+        """End the intervals of histograms at these lengths, where they have no end or a later one."""
         self._longest = (longest_prompt, longest_total)
 
     def notes(self) -> list[str]:
-        """What the format left out of the iteration that ended last, or says of its histograms."""
+        """Return the format's notes on the latest complete iteration, or on its histograms."""
         return list(self._notes if self.lengths is None else self.lengths.notes)
 
     def counted(self) -> list[str]:
-        """In words, what the iteration that ended last left out or changed."""
+        """Return sentences on requests that the latest complete iteration skipped or changed."""
         found = self.notes()
         if self.skipped_empty:
             found.append(f"{self.skipped_empty} requests without a prompt or without output were left out")
         if self.out_of_order:
-            found.append(
-                f"{self.out_of_order} requests are far out of order, and count as at the time of the one before"
-            )
+            found.append(f"{self.out_of_order} requests are far out of order, and get the time of the previous one")
         return found
 
     def _in_file_order(self) -> Iterator[_Read]:
@@ -184,11 +178,11 @@ class Trace:
             )
 
     def digest(self) -> str:
-        """SHA-256 of the file as stored, in hexadecimal. Raises InputError when it cannot be read."""
+        """Return the SHA-256 of the file as stored, in hexadecimal. Raises InputError when it cannot be read."""
         return self._file.digest()
 
     def summary(self) -> TraceSummary:
-        """Counts and sums, from one pass over the file. Raises InputError as iterating does."""
+        """Return counts and sums from one pass over the file. Raises InputError like iteration."""
         requests = prompts = outputs = cached = 0
         longest_prompt = longest_output = longest_total = 0
         request = TrafficRequest(0.0, 1, 1)
@@ -231,14 +225,13 @@ class Trace:
 
 
 def _start(rows: Rows, stamp: object) -> Moment:
-    """The moment of a trace's first time."""
     if isinstance(rows, FoundRows) and rows.kind is not None and isinstance(stamp, float):
         return Moment(stamp, rows.kind)
     return moment(stamp)
 
 
 def _by_time(requests: Iterable[_Read]) -> Iterator[_Read]:
-    """`requests` in order of time among each REORDERED that follow each other; equal times in their order."""
+    """`requests` in time order within a window of REORDERED; equal times keep their order."""
     waiting: list[tuple[float, int, _Read]] = []
     for location, request in enumerate(requests):
         if len(waiting) < REORDERED:

@@ -1,9 +1,9 @@
-"""Recordings, llmc's own format, which a server writes; and recordings made of others.
+"""Recordings, llmc's own traffic format: written by a server, or derived from other recordings.
 
     recording = { record newline }
     record    = {"time": seconds, "prompt_tokens": n, "output_tokens": n [, "cached_tokens": n]}
 
-Lines are JSON. A recording can be several others as one, a part of one, or one without what tells of people.
+Lines are JSON. Recordings can be merged, sampled, and anonymised.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from llmc.files import writing
 
 
 def record_line(request: TrafficRequest) -> str:
-    """One line of a recording, its newline included: appended to a file of such lines, it is a trace that reads back.
+    """Return one line of a recording, including its newline; a file of such lines is a valid trace.
 
     `request.time` may count from any moment: a trace's times start at its first request.
     """
@@ -41,11 +41,11 @@ def record_line(request: TrafficRequest) -> str:
 
 
 def write(path: str | os.PathLike[str], requests: Iterable[TrafficRequest], *, start: float = 0.0) -> int:
-    """Write `requests` as a recording, compressed where the name ends in .gz; returns how many there were.
+    """Write `requests` as a recording, compressed where the name ends in .gz; return their number.
 
-    `start` is added to the times, which keep microseconds. The file appears whole or not at all: an error of the
-    requests, or none of them, leaves what was there. Memory does not grow with the requests. Raises InputError when
-    the file cannot be written, and where there is no request.
+    `start` is added to the times, which keep microseconds. The file is written atomically: an error of the requests, or
+    none of them, keeps the old file. Memory does not grow with the requests. Raises InputError when the file cannot be
+    written, and where there is no request.
     """
     number = 0
     with writing(path, "recording") as file, _text(file, Path(path)) as text:
@@ -59,7 +59,7 @@ def write(path: str | os.PathLike[str], requests: Iterable[TrafficRequest], *, s
 
 @contextmanager
 def _text(file: BinaryIO, path: Path) -> Iterator[TextIO]:
-    """A text file over `file`; the same requests give the same bytes, compressed too."""
+    """A text file over `file`; the same requests give the same bytes, also when compressed."""
     if path.suffix.lower() == ".gz":
         with gzip.GzipFile("", "wb", 6, file, mtime=0) as compressed, io.TextIOWrapper(compressed, "utf-8") as text:
             yield text
@@ -75,24 +75,24 @@ Align = Literal["recorded", "start", "after"]
 ALIGNMENTS: tuple[Align, ...] = ("recorded", "start", "after")
 
 MAX_JITTERED = 1 << 18
-"""Requests that are held back at most to bring jittered times into order."""
+"""Most requests buffered to sort jittered times."""
 
 
 @dataclass(frozen=True)
 class Merged:
-    """Requests in order of time from second 0, and the second since the epoch that this is, where that is known."""
+    """Requests in time order from second 0, and that second's time since the epoch, where known."""
 
     requests: Iterator[TrafficRequest]
     start: float
 
 
 def merged(traces: Sequence[Trace], align: Align = "recorded") -> Merged:
-    """The requests of all `traces` in one stream.
+    """Merge the requests of all `traces` into one stream.
 
-    align     "recorded": each at its own time, which all have to tell in the same way; "start": all begin at second
-              0; "after": one after the other, a mean gap between them
+    align     "recorded": each at its own time, which must be of one kind in all; "start": all begin at second 0;
+              "after": one after the other, a mean gap between them
 
-    Raises InputError, naming the traces, where their times do not tell how they lie to each other.
+    Raises InputError, naming the traces, where their times cannot be related to each other.
     """
     if align == "after":
         return Merged(_after(traces), 0.0)
@@ -110,15 +110,15 @@ def merged(traces: Sequence[Trace], align: Align = "recorded") -> Merged:
 
 
 def sampled(requests: Iterable[TrafficRequest], share: float, seed: int) -> Iterator[TrafficRequest]:
-    """Each of `requests` with the probability `share`, above 0 and at most 1, at its own time."""
+    """Yield each of `requests` with the probability `share`, above 0 and at most 1, at its own time."""
     if not 0 < share <= 1:
-        raise InputError(f"a share of {share:g} is none; give one above 0 and at most 100%")
+        raise InputError(f"the share {share:g} is out of range; give one above 0 and at most 100%")
     random = Random(seed)  # noqa: S311 - a sample, no secret
     return (request for request in requests if random.random() < share)
 
 
 def chosen(requests: Iterable[TrafficRequest], number: int, of: int, seed: int) -> Iterator[TrafficRequest]:
-    """`number` of the `of` requests, any such choice as likely as any other, at their own times and in order.
+    """Yield `number` of the `of` requests, any such choice equally likely, at their own times and in order.
 
     Knuth, The Art of Computer Programming, 3.4.2, algorithm S.
     """
@@ -134,10 +134,10 @@ def chosen(requests: Iterable[TrafficRequest], number: int, of: int, seed: int) 
 def anonymised(
     requests: Iterable[TrafficRequest], *, round_to: int = 1, jitter: float = 0.0, seed: int | None = None
 ) -> Iterator[TrafficRequest]:
-    """`requests` with lengths rounded up to multiples of `round_to`, and times moved by up to `jitter` seconds.
+    """Yield `requests` with lengths rounded up to multiples of `round_to`, and times moved by up to `jitter` seconds.
 
-    Times start at about 0 and stay in order. Without a seed the moves are drawn from the system's randomness, and
-    nobody can take them back.
+    Times start at about 0 and stay in order. Without a seed the moves come from the system's randomness, and cannot be
+    reversed.
     """
     if round_to < 1:
         raise InputError(f"--round-to {round_to} must be at least 1 token")
@@ -148,7 +148,7 @@ def anonymised(
 
 
 def _opened(trace: Trace) -> Iterator[TrafficRequest]:
-    """The requests of a trace, whose start is known from now on."""
+    """The requests of a trace, read far enough to know its start."""
     requests = iter(trace)
     first = next(requests)
     return chain([first], requests)
@@ -159,14 +159,14 @@ def _time(request: TrafficRequest) -> float:
 
 
 def _comparable(traces: Sequence[Trace], starts: Sequence[Moment | None]) -> float:
-    """The earliest start. Raises InputError where they are not of one kind, or none tells a date."""
+    """The earliest start. Raises InputError where they are not of one kind, or none has a date."""
     if len(traces) == 1:
         return 0.0 if starts[0] is None else starts[0].seconds
     kinds = [None if start is None else start.kind for start in starts]
     remedy = "let all begin together with --align start, or one after the other with --align after"
     for trace, kind in zip(traces, kinds, strict=True):
         if kind in (None, "relative"):
-            raise InputError(f"{trace.path}: its times tell no date, so that it cannot be put beside others; {remedy}")
+            raise InputError(f"{trace.path}: its times have no date, so it cannot be merged with others; {remedy}")
         if kind != kinds[0]:
             zones = {"utc": "have a time zone", "local": "have no time zone"}
             raise InputError(

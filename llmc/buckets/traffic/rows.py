@@ -1,6 +1,6 @@
 """The rows of a trace, CSV or JSON lines, as numbers: every error names the file, the line and the column.
 
-Both readers first try what a good row needs and nothing else; only when that fails is the row taken apart to say why.
+Both readers have a fast path for valid rows; only when it fails is the row examined to explain the error.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     ),
     "cached": ("cached_tokens", "cached_prompt_tokens", "prefix_tokens", "num_cached_tokens", "cached_len"),
 }
-"""For each thing a trace tells of a request, what its column may be called; the first is what llmc writes.
+"""Accepted column names for each value of a request; llmc writes the first.
 
 A name is compared in lower case and without anything but letters and digits, so that "Request tokens",
 "request_tokens" and "RequestTokens" are one. Columns that mean none of the four are ignored.
 """
 
 SHOWN = 12
-"""Columns that a message lists at most."""
+"""Most columns that a message lists."""
 
 
 class Columns(NamedTuple):
-    """Places of the columns in the header or record they were resolved from; None where there is no such column."""
+    """Indices of the columns in their header or record; None where there is no such column."""
 
     time: int | None
     prompt: int
@@ -50,7 +50,7 @@ class Columns(NamedTuple):
 
 
 def resolve(names: Sequence[str], where: str) -> Columns:
-    """The columns among `names`; `where` ("trace.csv: line 1") opens messages.
+    """Return the columns among `names`; `where` ("trace.csv: line 1") opens messages.
 
     Raises InputError, listing the names, when the prompt or the output column is missing or two names mean the same.
     """
@@ -92,18 +92,18 @@ LENGTH_BITS = 31
 """A length is below 2^31 tokens; a larger number is another column's."""
 
 MAX_LAYOUTS = 64
-"""Sets of keys that a JSON lines reader remembers the columns of."""
+"""Sets of keys whose columns a JSON lines reader caches."""
 
 Row = tuple[object, int, int, int]
-"""The time as written (None without one), then prompt, output and cached tokens, each from 0 to 2^31 − 1."""
+"""The time as written or None, then prompt, output and cached tokens, each from 0 to 2^31 − 1."""
 
 
 class Rows(Protocol):
     """The rows of one pass over a trace.
 
-    `line` is the physical line, from 1, where the last row ended; `time_column` what the times are called (None:
-    there are none) and `time_unit` what a number there means, in seconds. Making one raises InputError when the
-    columns cannot be told, iterating for a row that cannot be read.
+    `line` is the physical line, from 1, where the last row ended; `time_column` is the name of the times (None if there
+    are none) and `time_unit` their unit in seconds. The constructor raises InputError when the columns are unclear,
+    iteration for an invalid row.
     """
 
     time_column: str | None
@@ -115,7 +115,7 @@ class Rows(Protocol):
         ...
 
     def __iter__(self) -> Iterator[Row]:
-        """The rows that follow, in order; blank lines are skipped."""
+        """Yield the remaining rows in order, without blank lines."""
         ...
 
 
@@ -138,7 +138,7 @@ class CsvRows:
         return self._reader.line_num
 
     def __iter__(self) -> Iterator[Row]:
-        """The rows that follow, in order; blank lines are skipped."""
+        """Yield the remaining rows in order, without blank lines."""
         time, prompt, output, cached = self._columns
         width = len(self._header)
         try:
@@ -166,7 +166,7 @@ class CsvRows:
         raise InputError(f"{self._path}: the file is empty; a trace has a header line and a line for each request")
 
     def _explain(self, row: list[str]) -> tuple[int, int, int]:
-        """The lengths of a row that is unusual and yet fine ("44.0"); InputError for any other."""
+        """The lengths of an unusual but valid row ("44.0"); InputError for any other."""
         if len(row) < len(self._header) or any(extra.strip() for extra in row[len(self._header) :]):
             raise InputError(
                 f"{self._path}: line {self.line}: {len(row)} fields where the header has {len(self._header)}; "
@@ -188,10 +188,10 @@ class CsvRows:
 
 
 class JsonRows:
-    """Rows of JSON lines, an object each; the columns are its keys, and each object may have its own set of them.
+    """Rows of JSON lines, one object each; the columns are its keys, and each object may have its own set of them.
 
-    A number in `timestamp` is in milliseconds when the object spells its lengths `input_length` and `output_length`,
-    as Mooncake's traces do; every other time is in seconds.
+    A number in `timestamp` is in milliseconds when the object spells its lengths `input_length` and `output_length`, as
+    in Mooncake's traces; every other time is in seconds.
     """
 
     def __init__(self, path: str, lines: Iterator[str]) -> None:
@@ -212,7 +212,7 @@ class JsonRows:
         self._lines = chain([text], lines)
 
     def __iter__(self) -> Iterator[Row]:
-        """The rows that follow, in order; blank lines are skipped."""
+        """Yield the remaining rows in order, without blank lines."""
         layouts = self._layouts
         decode = json.JSONDecoder().decode
         for text in self._lines:
@@ -280,7 +280,7 @@ class JsonRows:
 
 
 def length(value: object, where: str, column: str) -> int:
-    """`value` as a number of tokens. Raises InputError, naming place and column, when it is none."""
+    """Parse `value` as a number of tokens. Raises InputError, naming location and column, when it is invalid."""
     number: int | float | None = None
     if isinstance(value, str):
         try:
@@ -299,7 +299,7 @@ def length(value: object, where: str, column: str) -> int:
 
 
 def shown(value: object) -> str:
-    """`value` for a message, shortened."""
+    """Return `value` for a message, shortened."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 

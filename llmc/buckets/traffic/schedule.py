@@ -1,4 +1,4 @@
-"""Continuous batching, simulated: which prompts a server admits together, and how full its decode steps are."""
+"""Simulation of continuous batching: the prompts that a server admits together, and the sizes of its decode batches."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ def schedule(
     mean_rate: float | None = None,
     prompt_batch: int | None = None,
 ) -> Iterator[PromptGroup | DecodeRun]:
-    """The steps that a server takes for `requests`, in order; they are read as the steps are asked for.
+    """Yield the steps that a server takes for `requests`, in order; requests are read lazily.
 
-    First come, first served, in max_num_seqs slots. Whenever a slot is free and a request has arrived, the waiting
-    ones are admitted together as one PromptGroup, before any further decode step (prefill has priority, as in vLLM
-    on Gaudi): as many as there are free slots, at most `prompt_batch` of them, and while their new tokens (prompt
-    less cached) add up to at most max_num_batched_tokens; the first is admitted in any case, since a long prompt
-    runs in chunks. Otherwise all running sequences take one decode step together. Prefill yields the first token
-    of an output, so a request of p prompt and o output tokens takes o − 1 decode steps, with p, p + 1, … tokens in
-    the cache. With nothing to run, time passes to the next arrival.
+    First come, first served, in max_num_seqs slots. Whenever a slot is free and a request has arrived, the waiting ones
+    are admitted together as one PromptGroup, before any further decode step (prefill has priority, as in vLLM on
+    Gaudi). A group has at most as many prompts as free slots, at most `prompt_batch`, and at most
+    max_num_batched_tokens new tokens (prompt less cached); its first is admitted in any case, since a long prompt runs
+    in chunks. Otherwise all running sequences take one decode step together. Prefill yields the first token of an
+    output, so a request of p prompt and o output tokens takes o − 1 decode steps, with p, p + 1, … tokens in the cache.
+    An idle server skips to the next arrival.
 
-    Consecutive decode steps of the same sequences are one DecodeRun; it ends when the first of them finishes, or
-    at the first step boundary at which an arrival can be admitted.
+    Consecutive decode steps of the same sequences are one DecodeRun; it ends when the first of them finishes, or at the
+    first step boundary at which an arrival can be admitted.
 
-    `requests` must keep to the limits, as those from `Admission` do, and arrive in order. `arrival_rate`, in
-    requests a second, moves them:
+    `requests` must be within the limits, as those from `Admission` are, and arrive in order. `arrival_rate`, in
+    requests per second, moves them:
+
     - None: they arrive at their own times; without times (all 0) the server is saturated from the start.
     - finite, with `mean_rate`, the trace's own mean rate (`TraceSummary.rate`): times are stretched to that rate,
       and bursts stay bursts.
@@ -46,7 +47,7 @@ def schedule(
     - infinite: all have arrived at time 0.
 
     Raises InputError when called, for an arrival_rate that is not above 0; and while iterated, for a step time that is
-    not above 0 and finite. Takes about O(log max_num_seqs) a request.
+    not above 0 and finite. Takes about O(log max_num_seqs) per request.
     """
     if arrival_rate is not None and not arrival_rate > 0:
         raise InputError(f"arrival_rate {arrival_rate} must be above 0 requests per second")
@@ -57,7 +58,7 @@ def schedule(
 def arrivals(
     requests: Iterable[TrafficRequest], arrival_rate: float | None, mean_rate: float | None
 ) -> Iterator[tuple[float, TrafficRequest]]:
-    """`requests` with the times when they arrive, see `schedule`."""
+    """Yield `requests` with their arrival times (`schedule` explains the rates)."""
     if arrival_rate is None:
         return ((request.time, request) for request in requests)
     if mean_rate is None or arrival_rate == math.inf:
@@ -68,7 +69,7 @@ def arrivals(
 def _steps(
     arrivals: Iterator[tuple[float, TrafficRequest]], limits: Limits, step_time: StepTime, prompt_batch: int
 ) -> Iterator[PromptGroup | DecodeRun]:
-    """The simulation. Sequences are never touched step by step: all grow by one token each decode step, so one with
+    """The simulation. All sequences grow by one token each decode step, so they are not updated step by step: one with
     p tokens at decode step d has, at any step s, its base p − d plus s tokens, and ends at a step known at the start.
     """
     clock = 0.0
@@ -123,7 +124,7 @@ def _steps(
 
 
 def positive(seconds: float) -> float:
-    """`seconds` of a step. Raises InputError where they are not above 0 and finite."""
+    """Return `seconds` of a step. Raises InputError where they are not above 0 and finite."""
     if not 0 < seconds < math.inf:
         raise InputError(f"a step time of {seconds} seconds; every step must take more than 0, and end")
     return seconds

@@ -1,4 +1,4 @@
-"""Recorded traffic as planning and evaluation use it: a trace, replayed under a server's limits."""
+"""Recorded traffic for planning and evaluation: a trace, replayed under a server's limits."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Traffic:
     `format`, `fields` and `end` are those of `Trace`.
 
     A server's steps are simulated (`schedule`), timed by `bench` or, without one, by `AssumedStepTime`. Requests above
-    the limits are left out, or with `clip` cut to them. `progress` is called with (bytes read, bytes in all). Raises
-    InputError when made, for a file that is no trace, and while events are read, for a line that is none.
+    the limits are dropped, or with `clip` cut to them. `progress` is called with (bytes read, total bytes). The
+    constructor raises InputError for a file that is not a trace, reading events raises it for an invalid line.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Traffic:
 
     @property
     def uncertain(self) -> bool:
-        """Whether the lengths are known by interval only, and the requests drawn at the `end` that was given."""
+        """Whether the lengths are known only by interval, and the requests drawn at the given `end`."""
         return self._trace.lengths is not None
 
     @cached_property
@@ -67,16 +67,16 @@ class Traffic:
 
     @cached_property
     def _mean_rate(self) -> float | None:
-        """The trace's own arrival rate; costs a pass over the file, so only asked for when arrivals are to move."""
+        """The trace's own arrival rate; costs a pass over the file, so it is read only when arrivals are to move."""
         return self._trace.summary().rate if self._trace.has_times else None
 
     @cached_property
     def step_time(self) -> StepTime:
-        """How long the steps of a server take, for the simulation."""
+        """Step times of a server, for the simulation."""
         return AssumedStepTime() if self.bench is None else BenchStepTime(self.bench.rising())
 
     def events(self, limits: Limits, prompt_batch: int) -> Iterator[PromptGroup | DecodeRun]:
-        """The steps of a server under `limits`, at most `prompt_batch` prompts admitted at a time."""
+        """Yield the steps of a server under `limits`, at most `prompt_batch` prompts admitted at a time."""
         return schedule(
             self._admitted(limits),
             limits,
@@ -87,7 +87,7 @@ class Traffic:
         )
 
     def requests(self, limits: Limits) -> Iterator[TrafficRequest]:
-        """The requests that `limits` admit, in order, at the times when they arrive."""
+        """Yield the requests that `limits` admit, in order, with their arrival times."""
         mean = None if self.arrival_rate is None else self._mean_rate
         for time, request in arrivals(self._admitted(limits), self.arrival_rate, mean):
             yield request._replace(time=time)
@@ -107,7 +107,7 @@ class Traffic:
             yield request
 
     def counts(self) -> dict[str, int]:
-        """Requests admitted, above each limit and clipped, and lines that were no whole request."""
+        """Return counts of requests admitted, above each limit and clipped, and of incomplete lines."""
         found = {"skipped_empty": self._trace.skipped_empty, "out_of_order": self._trace.out_of_order}
         if self._admission is None:
             return found
@@ -121,7 +121,7 @@ class Traffic:
         }
 
     def facts(self) -> dict[str, str | int | float]:
-        """What was read and how it was replayed, for a plan's provenance."""
+        """Return the input and the replay settings, for a plan's provenance."""
         admitted = self.counts().get("admitted", 0)
         facts: dict[str, str | int | float] = {"traffic_sha256": self._trace.digest(), "requests": admitted}
         if admitted:
@@ -142,7 +142,7 @@ class Traffic:
         return facts
 
     def notes(self) -> list[str]:
-        """What did not fit: requests above the limits, and lines that were left out."""
+        """Return notes on requests above the limits, and on skipped lines."""
         found = self._trace.counted()
         if self._admission is not None and (self._admission.left_out or self._admission.clipped):
             found.insert(0, self._admission.note())

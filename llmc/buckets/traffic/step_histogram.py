@@ -1,4 +1,4 @@
-"""Steps that a server counted itself: what its logs tell in place of requests."""
+"""Steps that a server counted itself, read from its logs in place of requests."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 StepPhase = Literal["prompt", "decode", "any"]
-"""What a step computes; "any" where the log does not tell, or prompts and decodes share steps."""
+"""Phase of a step; "any" where the log does not record it, or prompts and decodes share steps."""
 
 Shape = tuple[int, ...]
 """The sizes of a step, one for each axis of the histogram."""
 
 
 class StepKey(NamedTuple):
-    """A step of `shape` that the server ran as `ran`; None where the log does not tell."""
+    """A step of `shape` that the server ran as `ran`; None where the log does not record it."""
 
     phase: StepPhase
     shape: Shape
@@ -23,14 +23,12 @@ class StepKey(NamedTuple):
 
 @dataclass(frozen=True)
 class StepHistogram:
-    """How often a server took which step.
+    """Counts of a server's steps.
 
-    axes        what the numbers of a shape are: ("tokens",), or ("batch", "query", "blocks")
-    counts      steps by shape
-    counted     what is counted: all "steps", or "misses" alone, those that no prepared graph covered
-    padded      whether shapes are sizes after padding, so that the tokens of a step are not known below that
-    prepared    shapes by phase that the log says were prepared, where it does
-    notes       what was left out, or counts twice
+    axes        the numbers of a shape: ("tokens",), or ("batch", "query", "blocks") counts      steps by shape counted
+    all "steps", or only "misses", those that no prepared graph covered padded      whether shapes are sizes after
+    padding, which leaves a step's real tokens unknown prepared    prepared shapes by phase, where the log lists them
+    notes       skipped or double-counted contents
     """
 
     axes: tuple[str, ...]
@@ -42,12 +40,12 @@ class StepHistogram:
 
     @property
     def steps(self) -> int:
-        """Steps in all."""
+        """Total number of steps."""
         return sum(self.counts.values())
 
     @property
     def padding(self) -> float | None:
-        """(padded − real) / real in tokens, over the steps whose padded size the log tells; None where none is."""
+        """(padded − real) / real in tokens, over the steps with a recorded padded size; None without any."""
         if "tokens" not in self.axes:
             return None
         axis = self.axes.index("tokens")

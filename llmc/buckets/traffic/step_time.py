@@ -1,7 +1,7 @@
-"""How long the steps of a simulated server take.
+"""Step times of a simulated server.
 
-Only the simulation in `schedule.py` uses this, and only to learn how full the batches get at a given arrival rate.
-The times do not predict any device, and they never decide a plan.
+Only the simulation in `schedule.py` uses them, to estimate the batch sizes at a given arrival rate. The times do not
+predict any device, and never decide a plan.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MEMORY_BYTES_PER_SECOND = 2e12
 """Memory bandwidth of the assumed accelerator."""
 
 EFFECTIVE_FLOPS = 2e14
-"""Arithmetic it sustains in prefill, in operations a second."""
+"""Sustained arithmetic in prefill, in operations per second."""
 
 CACHE_BYTES_PER_TOKEN = 2 * 32 * 8 * 128 * 2
 """KV cache of a token, 128 KiB: key and value, 32 layers, 8 KV heads of 128 values, 2 bytes each."""
@@ -39,28 +39,30 @@ class StepTime(Protocol):
     """Seconds that one step takes, above 0; equal arguments give equal times."""
 
     def prompt(self, lengths: Sequence[int], cached: Sequence[int]) -> float:
-        """Prefill of a group: prompt i has lengths[i] tokens, the first cached[i] of them in the cache already."""
+        """Return the time to prefill a group: prompt i has lengths[i] tokens, the first cached[i] in the cache."""
         ...
 
     def decode(self, batch: int, longest: int, total: int) -> float:
-        """One decode step of `batch` sequences with `total` cached tokens together, and `longest` at most."""
+        """Return the time of one decode step of `batch` sequences with `total` cached tokens together, `longest` at
+        most.
+        """
         ...
 
 
 class AssumedStepTime:
-    """An 8B-parameter bf16 model on one accelerator, as a roofline; see the constants above."""
+    """An 8B-parameter bf16 model on one accelerator, as a roofline of the constants above."""
 
     def prompt(self, lengths: Sequence[int], cached: Sequence[int]) -> float:
-        """Computing the new tokens, and at least reading the weights."""
+        """Return the time to compute the new tokens, at least that of reading the weights."""
         return max(WEIGHTS_SECONDS, (sum(lengths) - sum(cached)) * NEW_TOKEN_SECONDS)
 
     def decode(self, batch: int, longest: int, total: int) -> float:
-        """Reading the weights and the cache of all sequences."""
+        """Return the time to read the weights and the cache of all sequences."""
         return WEIGHTS_SECONDS + total * CACHED_TOKEN_SECONDS
 
 
 GRAIN = 64
-"""Tokens that lengths are rounded up to when a bench file is asked how long a step takes, to ask it less often."""
+"""Multiple of tokens that lengths are rounded up to before a bench lookup, to save lookups."""
 
 
 class BenchStepTime:
@@ -71,12 +73,12 @@ class BenchStepTime:
         self._known: dict[tuple[Phase, int, int, int], float] = {}
 
     def prompt(self, lengths: Sequence[int], cached: Sequence[int]) -> float:
-        """Seconds of a step of these prompts, padded to the longest."""
+        """Return the seconds of a step of these prompts, padded to the longest."""
         new = max(length - past for length, past in zip(lengths, cached, strict=True))
         return self._seconds("prompt", len(lengths), -(-new // GRAIN) * GRAIN, -(-max(cached) // GRAIN) * GRAIN)
 
     def decode(self, batch: int, longest: int, total: int) -> float:
-        """Seconds of a decode step; `total` is not needed."""
+        """Return the seconds of a decode step; `total` is not needed."""
         return self._seconds("decode", batch, 1, -(-longest // GRAIN) * GRAIN)
 
     def _seconds(self, phase: Phase, batch: int, query: int, context: int) -> float:

@@ -1,4 +1,4 @@
-"""Times as traces and logs write them: seconds from the first one, or moments, absolute where a log says enough."""
+"""Times in traces and logs: seconds from the first one, or absolute moments where a log records enough."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ _SECONDS = re.compile(r"[0-5]\d(?:\.\d+)?\Z", re.ASCII).match
 _MINUTE_LENGTH = len("2023-11-16 18:15:")
 
 MAX_TIME = 1e300
-"""Times are below it either way, so that the time between two of them is finite."""
+"""Bound on the magnitude of times, so that the time between two of them is finite."""
 
 MIXED_ZONES = {
     True: "has no time zone, and the first time has one; write all times with their zone",
     False: "has a time zone, and the first time has none; write all times with their zone",
 }
-"""By whether the first time has a zone: why one that differs is refused. Nobody knows how far apart the two are."""
+"""Error for a time that differs from the first, by whether the first has a zone: their distance is unknown."""
 
 Clock = Callable[[object], float]
 """Seconds from the first time to the given one. Raises ValueError, with the reason, for any other value."""
 
 
 def clock_from(first: object, unit: float = 1.0) -> Clock:
-    """A clock that starts at `first` and understands later times of the same kind.
+    """Return a clock that starts at `first` and accepts later times of the same kind.
 
-    A kind is an ISO 8601 date-time ("T" or a blank between date and time, any number of decimals, UTC unless it ends
-    in an offset; all times of a trace have one, or none has), or a number of `unit` seconds. Raises ValueError, with
-    the reason, when `first` is neither.
+    A kind is an ISO 8601 date-time ("T" or a blank between date and time, any number of decimals, UTC unless it ends in
+    an offset; all times of a trace have one, or none has), or a number of `unit` seconds. Raises ValueError, with the
+    reason, when `first` is neither.
     """
     if isinstance(first, str) and _DATE_TIME.fullmatch(first.strip()):
         return _DateClock(first).since
@@ -59,7 +59,6 @@ class _DateClock:
         self._origin = self._parse(first)
 
     def since(self, value: object) -> float:
-        """Seconds from the first date-time to `value`."""
         if isinstance(value, str) and value[:_MINUTE_LENGTH] == self._prefix and _SECONDS(value, _MINUTE_LENGTH):
             minute, seconds = self._minute, float(value[_MINUTE_LENGTH:])
         else:
@@ -88,31 +87,31 @@ class _DateClock:
 
 
 Kind = Literal["utc", "local", "relative"]
-"""What a moment counts from: the epoch; the epoch in a time zone that is not told; or something of the log's own."""
+"""Origin of a moment: the epoch; the epoch in an unknown time zone; or an origin specific to the log."""
 
 _ISO = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d)(?::(\d\d)((?:[.,]\d+)?))? ?(Z|[+-]\d\d:?\d\d)?", re.ASCII)
 _COMMON_LOG = re.compile(r"(\d\d)/([A-Z][a-z]{2})/(\d{4}):(\d\d):(\d\d):(\d\d) ([+-]\d\d)(\d\d)", re.ASCII)
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 _UNITS = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3))
-"""A number from the first on counts in the second, of seconds: 1e11 s is the year 5138, 1e11 ms 1973."""
+"""A number from the first value on has the second as its unit in seconds: 1e11 s is the year 5138, 1e11 ms 1973."""
 
 EPOCH_FROM = 1e8
 """A number of seconds from here on, 1973, counts from the epoch; a smaller one is relative."""
 
 
 class Moment(NamedTuple):
-    """Seconds from what `kind` says."""
+    """Seconds from the origin that `kind` names."""
 
     seconds: float
     kind: Kind
 
 
 def moment(value: object) -> Moment:
-    """The moment that `value` writes.
+    """Parse `value` as a moment.
 
-    Understood are ISO 8601, the common log format's 23/Nov/2026:12:58:01 +0100, and numbers: seconds, or of the size
-    that milliseconds, microseconds or nanoseconds since the epoch have. Raises ValueError, with the reason, for others.
+    Accepts ISO 8601, the common log format's 23/Nov/2026:12:58:01 +0100, and numbers: seconds, or of the size of
+    milliseconds, microseconds or nanoseconds since the epoch. Raises ValueError, with the reason, for others.
     """
     text = value.strip() if isinstance(value, str) else ""
     if match := _ISO.fullmatch(text):

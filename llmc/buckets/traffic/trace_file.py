@@ -14,10 +14,10 @@ from typing import BinaryIO, NoReturn
 from llmc.errors import InputError
 
 Progress = Callable[[int], None]
-"""Called with the bytes of the file, as stored, that were read so far."""
+"""Called with the bytes of the stored file read so far."""
 
 CHUNK_BYTES = 1 << 18
-"""Text that is read and decoded at a time; what streaming a trace keeps in memory is a small multiple of it."""
+"""Bytes read and decoded at a time; streaming a trace takes a small multiple of it in memory."""
 
 MAX_LINE_BYTES = 1 << 24
 """Longest line, 16 MiB: a request with a prompt of a million tokens written out fits, a file on one line does not."""
@@ -47,7 +47,7 @@ class TraceFile:
         self.compressed = magic == _GZIP_MAGIC or self.path.suffix.lower() == ".gz"
 
     def start(self, size: int) -> tuple[str, bool]:
-        """The text of the first `size` bytes, decompressed, and whether that is all. What is no UTF-8 is replaced."""
+        """Return the decompressed text of the first `size` bytes, and whether that is all; replaces invalid UTF-8."""
         text = b""
         for chunk, _ in self._chunks():
             text += chunk
@@ -57,9 +57,9 @@ class TraceFile:
         return text[:size].removeprefix(_BOM).decode("utf-8", "replace"), whole
 
     def text(self, size: int, progress: Progress | None = None) -> str:
-        """The whole text, for what is no sequence of lines.
+        """Return the whole text, for a file that is not a sequence of lines.
 
-        Raises InputError as `lines` does, and where it has more than `size` bytes.
+        Raises InputError like `lines`, and where it has more than `size` bytes.
         """
         parts, found = [], 0
         for chunk, position in self._chunks():
@@ -77,7 +77,8 @@ class TraceFile:
             raise InputError(f"{self.path}: byte {error.start} is not UTF-8; save the file as UTF-8") from None
 
     def lines(self, progress: Progress | None = None) -> Iterator[str]:
-        """The physical lines in order, without their newline (a carriage return before it stays) and without a BOM.
+        """Yield the physical lines in order, without their newline (a carriage return before it stays) and without a
+        BOM.
 
         Raises InputError, naming the file and where known the line, for text that is not UTF-8, a line above
         MAX_LINE_BYTES, a truncated or damaged gzip, and a failing read.
@@ -96,7 +97,7 @@ class TraceFile:
             done += len(lines)
 
     def digest(self) -> str:
-        """SHA-256 of the file's bytes as stored, in hexadecimal. Raises InputError when it cannot be read."""
+        """Return the SHA-256 of the stored file in hexadecimal. Raises InputError when it cannot be read."""
         try:
             with self.path.open("rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest()
@@ -104,7 +105,7 @@ class TraceFile:
             _unreadable(self.path, error)
 
     def _blocks(self, progress: Progress | None) -> Iterator[bytes]:
-        """Whole lines, many at a time, each block without its last newline."""
+        """Blocks of whole lines, each without its last newline."""
         carry = b""
         start = True
         for chunk, position in self._chunks():
@@ -126,7 +127,7 @@ class TraceFile:
             yield carry
 
     def _chunks(self) -> Iterator[tuple[bytes, int]]:
-        """Pieces of the text, each with the place in the file as stored up to which it was read."""
+        """Pieces of the text, each with the offset in the stored file up to which it was read."""
         try:
             with self.path.open("rb") as stored:
                 reading: BinaryIO | gzip.GzipFile = gzip.GzipFile(fileobj=stored) if self.compressed else stored

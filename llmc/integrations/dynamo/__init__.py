@@ -1,4 +1,4 @@
-"""NVIDIA Dynamo: its frontend, as AIPerf's table of metrics lists it."""
+"""NVIDIA Dynamo: its frontend, from AIPerf's table of metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JAX, and its persistent compilation cache."""
+"""JAX and its persistent compilation cache."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 """JAX's persistent compilation cache: the folder in JAX_COMPILATION_CACHE_DIR; tpu-inference's in VLLM_XLA_CACHE_PATH.
 
-    <module>-<64 hex>-cache, and <module>-<64 hex>-atime beside it where jax_compilation_cache_max_size is set
+    <module>-<64 hex>-cache, and <module>-<64 hex>-atime next to it where jax_compilation_cache_max_size is set
     <module>-<64 hex>                                        before JAX 0.4.36
 
 Read in jax/_src/lru_cache.py, compilation_cache.py, cache_key.py and compiler.py of JAX 0.10.2. The key covers program,
-options, devices and versions, but only as a hash: the facts are versions that are recorded when a cache is packed, and
-what is given. It covers the folder too: one of the options is the path of XLA's own cache in it, unless
-JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES is "none". Seen with JAX 0.10.2 on CPU: in another folder nothing is found. JAX
-reads no times of files; "-atime" has the time as its content.
+options, devices and versions, but only as a hash. The facts are therefore the versions recorded when a cache is packed,
+and given values. The key also covers the folder: one of the options is the path of XLA's own cache in it, unless
+JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES is "none". Observed with JAX 0.10.2 on CPU: in another folder every look-up
+misses. JAX reads no file times; "-atime" has the time as its content.
 """
 
 from __future__ import annotations
@@ -38,16 +38,15 @@ class JaxCache(ThirdPartyCache):
         return path == ".lockfile" or super().leaves_out(path)
 
     def unit(self, path: str) -> str:
-        """One executable, its time of use first; or one of XLA's own caches."""
+        """Return one executable, its time of use first; or one of XLA's own caches."""
         match = _NAME.fullmatch(path)
         return match[1] if match is not None and "/" not in path else path.partition("/")[0]
 
     def entries(self, tree: Tree) -> Iterable[str]:
-        """The executables."""
         return {self.unit(path) for path in tree.files if _is_executable(path)}
 
     def incomplete(self, tree: Tree) -> Mapping[str, str]:
-        """Empty files, and what does not begin as compressed data does."""
+        """Return empty files, and files that do not begin like compressed data."""
         found = {}
         for path, file in tree.files.items():
             if _is_executable(path):
@@ -58,17 +57,16 @@ class JaxCache(ThirdPartyCache):
         return found
 
     def facts(self, tree: Tree) -> Iterable[Fact]:
-        """How executables are compressed, which JAX's key covers."""
+        """Yield the compression of executables, which JAX's key covers."""
         for path in tree.files:
             if _is_executable(path) and (compression := _compression(tree, path)) is not None:
                 yield Fact("compression", compression)
 
     def recorded(self, folder: Path) -> Mapping[str, str]:
-        """The folder, as JAX was told it."""
+        """Return the folder, as JAX was given it."""
         return {"path": str(folder.absolute())}
 
     def here(self, environment: Mapping[str, str], folder: Path) -> Mapping[str, str]:
-        """The folder and the machine."""
         return {"path": str(folder.absolute()), **machine_here()}
 
     def location(self, environment: Mapping[str, str]) -> str | None:

@@ -33,20 +33,20 @@ CONFIG = "--override-neuron-config"
 SWITCH = "enable_bucketing"
 NAMES = {ENCODING: "context_encoding_buckets", GENERATION: "token_generation_buckets"}
 LEAST = 128
-"""The least bucket that NxD Inference generates; chosen ones are multiples of it."""
+"""The least bucket that NxD Inference generates; proposed ones are multiples of it."""
 
 _LOGGED = {family: re.compile(rf"""['"]{name}['"]: \[([\d, ]+)\]""") for family, name in NAMES.items()}
 
 
 class Nxd(BucketRules):
-    """The rules of neuronx_distributed_inference/modules/autobucketing.py and models/config.py, with the neuron_config
-    that vLLM makes of its limits: one prompt a prefill, max_num_seqs sequences a decode step, contiguous caches.
+    """The rules of neuronx_distributed_inference/modules/autobucketing.py and models/config.py.
 
-    A prompt takes the least bucket that its tokens fit into; a decode step, of max_num_seqs rows however many run, the
-    least above its largest position, which is the number of cached tokens. A longer input is an error, unless
-    allow_input_truncation cuts it. Releases without the bucket kernels choose
-    on the host, and go one bucket up where a length equals one. Speculation, prefix caching, chunked prefill and batch
-    buckets (token_generation_batches) have lists of other shapes and are not modelled.
+    The neuron_config is the one that vLLM derives from its limits: one prompt per prefill, max_num_seqs sequences per
+    decode step, contiguous caches. A prompt takes the least bucket that fits its tokens. A decode step always has
+    max_num_seqs rows and takes the least bucket above its largest position, the number of cached tokens. A longer input
+    is an error, unless allow_input_truncation cuts it. Releases without the bucket kernels choose on the host, and go
+    one bucket up where a length equals one. Speculation, prefix caching, chunked prefill and batch buckets
+    (token_generation_batches) have lists of other shapes and are not modelled.
     """
 
     name = "nxd"
@@ -60,7 +60,7 @@ class Nxd(BucketRules):
         GraphFamily(GENERATION, ("context",), "tokens of context"),
     )
     settings = (
-        Setting(SWITCH, bool, True, "Whether it makes more than one graph of each by itself."),
+        Setting(SWITCH, bool, True, "Whether it generates more than one graph of each by itself."),
     )  # fmt: skip
     limit_flags = arguments.BLOCK_LIMITS
     cost = GraphCost(
@@ -68,7 +68,7 @@ class Nxd(BucketRules):
     )
 
     def limits(self, given: Mapping[str, int]) -> Limits:
-        """max_num_seqs 256, vLLM's default; prompts are prefilled whole, and a block is a whole sequence."""
+        """Return max_num_seqs 256, vLLM's default; prompts are prefilled whole, and a block is a whole sequence."""
         length, seqs = given["max_model_len"], given.get("max_num_seqs", 256)
         tokens = given.get("max_num_batched_tokens", max(length, seqs))
         if tokens < length:
@@ -79,7 +79,7 @@ class Nxd(BucketRules):
         return Limits(**{**given, "max_num_seqs": seqs, "max_num_batched_tokens": tokens, "block_size": length})
 
     def default(self, setup: Setup) -> Lists:
-        """Powers of two from 128 up to where one would be close to max_model_len, and max_model_len."""
+        """Return powers of two from 128 up to where one would be close to max_model_len, and max_model_len."""
         length = setup.limits.max_model_len
         values = [length]
         if setup.own[SWITCH]:
@@ -87,7 +87,7 @@ class Nxd(BucketRules):
         return {ENCODING: line.shapes(values), GENERATION: line.shapes(values)}
 
     def accept(self, setup: Setup, lists: Lists) -> Accepted:
-        """Every list as it is, sorted. Numbers above max_model_len are refused."""
+        """Accept every list unchanged but sorted. Raises InputError for numbers above max_model_len."""
         length = setup.limits.max_model_len
         for family, name in NAMES.items():
             if not lists[family]:
@@ -97,8 +97,10 @@ class Nxd(BucketRules):
         return Accepted({family: lists[family] for family in NAMES})
 
     def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
-        """A prompt's tokens, none of them cached; a decode step's longest context with the token it adds, and all its
-        tokens of context."""
+        """Yield a prompt's tokens, none cached; and a decode step's longest context including its new token.
+
+        The real work of a decode step is all its tokens of context.
+        """
         length = setup.limits.max_model_len
         whole = (request._replace(cached=0) for request in requests)
         for step in separate_steps(whole, setup.limits, step_time):
@@ -110,24 +112,24 @@ class Nxd(BucketRules):
                 yield Demand(GENERATION, (piece.context,), piece.steps, real)
 
     def work(self, setup: Setup, family: str, shape: Shape) -> int:
-        """The prompt's tokens, or max_num_seqs times the context."""
+        """Return the prompt's tokens, or max_num_seqs times the context."""
         return shape[0] * (setup.limits.max_num_seqs if family == GENERATION else 1)
 
     def propose(self, setup: Setup, demands: Demands, most: Mapping[str, int]) -> Lists:
-        """Multiples of 128, and max_model_len."""
+        """Propose multiples of 128, and max_model_len."""
         length = setup.limits.max_model_len
         values = [*range(LEAST, length, LEAST), length]
         return {family: line.choose(demands.get(family, {}), values, [length], most[family]) for family in NAMES}
 
     def from_plan(self, setup: Setup, plan: Plan) -> Lists:
-        """The queries of prompt buckets, and the contexts of decode buckets with the token they add."""
+        """Return the queries of prompt buckets, and the contexts of decode buckets plus the new token."""
         length = setup.limits.max_model_len
         queries = {bucket.query for bucket in plan.prompt if bucket.query < length}
         contexts = {bucket.context + 1 for bucket in plan.decode if bucket.context + 1 < length}
         return {ENCODING: line.shapes([*queries, length]), GENERATION: line.shapes([*contexts, length])}
 
     def export(self, setup: Setup, lists: Lists) -> Export:
-        """--override-neuron-config, also alone as a file, and the flags as a file for --config."""
+        """Export --override-neuron-config, also as a separate file, and the flags as a file for --config."""
         config: dict[str, object] = {SWITCH: True}
         config |= {name: line.values(lists[family]) for family, name in NAMES.items()}
         words = ["--device neuron", *arguments.limit_flags(setup.limits, self.limit_flags)]
@@ -136,7 +138,7 @@ class Nxd(BucketRules):
         return arguments.vllm_export(words, variables, {"config.json": json.dumps(config, indent=2) + "\n"})
 
     def read(self, given: Export, setup: Setup) -> Lists:
-        """The two lists of --override-neuron-config, in any order, as NxD Inference sorts them."""
+        """Return the two lists of --override-neuron-config, in any order, sorted as in NxD Inference."""
         found = arguments.stated(given, CONFIG, (SWITCH, *NAMES.values()))
         arguments.agree(found, setup.limits)
         values = {family: arguments.numbers(found, CONFIG, (name,)) for family, name in NAMES.items()}
@@ -152,6 +154,6 @@ class Nxd(BucketRules):
         return self.accept(setup, lists).lists
 
     def read_log(self, lines: Iterable[str]) -> Lists | None:
-        """The lists in the words that vLLM prints when it starts; NxD Inference prints none that it generated."""
+        """Return the lists that vLLM prints at start; NxD Inference does not print generated ones."""
         found = line.logged(lines, _LOGGED, NAMES)
         return found if found.keys() == NAMES.keys() else None

@@ -37,10 +37,13 @@ _LOGGED = re.compile(r"NPUW_LLM_(MAX_PROMPT_LEN|MIN_RESPONSE_LEN): (\d{1,9})\b")
 
 
 class OpenvinoGenai(BucketRules):
-    """One request at a time. The prompt graph holds the longest prompt, MAX_PROMPT_LEN; the other one attends over the
-    whole cache, MAX_PROMPT_LEN + MIN_RESPONSE_LEN, at every token. The variants of NPUW_LLM_GENERATE_PYRAMID and the
-    attention hints, all off by default, are left out. A longer prompt is refused, and an answer that outgrows the cache
-    is cut short."""
+    """One request at a time, with two graphs.
+
+    The prompt graph holds the longest prompt, MAX_PROMPT_LEN. The other graph attends over the whole cache,
+    MAX_PROMPT_LEN + MIN_RESPONSE_LEN, at every token. The variants of NPUW_LLM_GENERATE_PYRAMID and the attention
+    hints, all off by default, are not modelled. A longer prompt is refused, and an answer that exceeds the cache is cut
+    short.
+    """
 
     name = "openvino-genai"
     title = "OpenVINO GenAI on NPU"
@@ -59,18 +62,18 @@ class OpenvinoGenai(BucketRules):
     limit_flags: ClassVar[Mapping[str, str]] = {}
 
     def limits(self, given: Mapping[str, int]) -> Limits:
-        """One request at a time. Raises InputError for more."""
+        """Return limits for one request at a time. Raises InputError for more."""
         limits = Limits(**{"max_num_seqs": 1, **given})
         if limits.max_num_seqs != 1:
             raise InputError(f"openvino-genai: max_num_seqs {limits.max_num_seqs}: an NPU runs one request at a time")
         return limits
 
     def default(self, setup: Setup) -> Lists:
-        """MAX_PROMPT_LEN 1024 and MIN_RESPONSE_LEN 128, whatever the limits."""
+        """Return MAX_PROMPT_LEN 1024 and MIN_RESPONSE_LEN 128, regardless of the limits."""
         return self._lists(setup, 1024, 128)
 
     def accept(self, setup: Setup, lists: Lists) -> Accepted:
-        """One length of each, rounded up to multiples of 64, the prompt's to multiples of the chunk too."""
+        """Accept one length of each, rounded up to multiples of 64, the prompt's also to multiples of the chunk."""
         for family in (PROMPT, CACHE):
             if len(lists[family]) != 1:
                 raise InputError(
@@ -78,14 +81,16 @@ class OpenvinoGenai(BucketRules):
                 )
         prompt, total = lists[PROMPT][0][0], lists[CACHE][0][0]
         if total <= prompt:
-            raise InputError(f"openvino-genai: a cache of {total} tokens has no room behind {prompt} of the prompt")
+            raise InputError(
+                f"openvino-genai: a cache of {total} tokens has no room after {prompt} tokens of the prompt"
+            )
         kept = self._lists(setup, prompt, total - prompt)
         changed = [family for family in (PROMPT, CACHE) if kept[family] != lists[family]]
         dropped = (Dropped(name, lists[name][0], f"rounded up to {kept[name][0][0]}") for name in changed)
         return Accepted.of(lists, kept, dropped)
 
     def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
-        """The chunks of each whole prompt, since no prefix is kept, and its tokens behind the first."""
+        """Yield the chunks of each whole prompt, since no prefix is kept, and its tokens after the first."""
         chunk = self._chunk(setup)
         for request in requests:
             prompt, later = request.prompt, request.output - 1
@@ -95,25 +100,29 @@ class OpenvinoGenai(BucketRules):
                 yield Demand(CACHE, (prompt + request.output,), later, attended)
 
     def work(self, setup: Setup, family: str, shape: Shape) -> int:
-        """The tokens of a chunk, or of the longest prompt where that is less or prompts are not cut; cached tokens."""
+        """Return a chunk's tokens, or the longest prompt's where that is less or prompts are not split; or cached
+        tokens.
+        """
         chunk = self._chunk(setup)
         return chunk if family == PROMPT and 0 < chunk < shape[0] else shape[0]
 
     def propose(self, setup: Setup, demands: Demands, most: Mapping[str, int]) -> Lists:
-        """The least lengths for the longest prompt and the longest sequence that the limits admit: state
-        max_prompt_len, or the prompt graph is as long as the model's context."""
+        """Propose the least lengths for the longest prompt and the longest sequence that the limits admit.
+
+        Without max_prompt_len, the prompt graph is as long as the model's context.
+        """
         limits = setup.limits
         prompt = self._lists(setup, limits.longest_prompt, 1)[PROMPT][0][0]
         return self._lists(setup, prompt, max(1, limits.max_model_len - prompt))
 
     def from_plan(self, setup: Setup, plan: Plan) -> Lists:
-        """The longest prompt of its buckets, and the longest context with the token behind it."""
+        """Return the longest prompt of its buckets, and the longest context plus the next token."""
         prompt = max(bucket.context + bucket.query for bucket in plan.prompt)
         total = max(bucket.context for bucket in plan.decode) + 1
         return self._lists(setup, prompt, max(1, total - prompt))
 
     def export(self, setup: Setup, lists: Lists) -> Export:
-        """The pipeline's configuration, LLMPipeline(models_path, "NPU", **config), as config.json."""
+        """Export the pipeline's configuration, LLMPipeline(models_path, "NPU", **config), as config.json."""
         prompt, total = lists[PROMPT][0][0], lists[CACHE][0][0]
         config = {
             PROMPT_KEY: prompt,
@@ -124,9 +133,9 @@ class OpenvinoGenai(BucketRules):
         return Export({}, (), {"config.json": json.dumps(config, indent=2) + "\n"})
 
     def read(self, given: Export, setup: Setup) -> Lists:
-        """MAX_PROMPT_LEN and MIN_RESPONSE_LEN of a file, each its default where it is not stated.
+        """Return MAX_PROMPT_LEN and MIN_RESPONSE_LEN of a file, with defaults for missing ones.
 
-        Raises InputError where the file and the settings disagree on chunks, since prompts are padded otherwise then.
+        Raises InputError where the file and the settings disagree on chunks, since prompts are then padded differently.
         """
         prompt, response = 1024, 128
         for name, text in given.files.items():
@@ -142,7 +151,7 @@ class OpenvinoGenai(BucketRules):
         return self._lists(setup, prompt, response)
 
     def read_log(self, lines: Iterable[str]) -> Lists | None:
-        """The lengths among the properties that are printed with OPENVINO_LOG_LEVEL above 2."""
+        """Return the lengths among the properties that are printed with OPENVINO_LOG_LEVEL above 2."""
         found: dict[str, int] = {}
         for text in lines:
             for match in _LOGGED.finditer(text):

@@ -1,4 +1,4 @@
-"""Rebellions' NPUs: the requests of a decode step that optimum-rbln or vllm-rbln compiles graphs for."""
+"""Rebellions' NPUs: the decode batch sizes for which optimum-rbln or vllm-rbln compiles graphs."""
 
 from __future__ import annotations
 
@@ -27,9 +27,12 @@ _LOGGED = re.compile(r"Decode batch buckets: \[([\d,\s]+)\]")
 
 
 class OptimumRbln(DecodeBatches):
-    """Two ways to the same graphs: optimum-rbln compiles a model ahead with decoder_batch_sizes, vllm-rbln's own
-    models compile when it starts, with --rbln-decode-batch-bucket-*. Prompts run one at a time, in chunks of
-    prefill_chunk_size: one graph, which no list changes."""
+    """Two ways to the same graphs.
+
+    optimum-rbln compiles a model ahead with decoder_batch_sizes. vllm-rbln's own models compile at start, with
+    --rbln-decode-batch-bucket-*. Prompts run one at a time, in chunks of prefill_chunk_size: one graph, independent of
+    the lists.
+    """
 
     name = "optimum-rbln"
     title = "optimum-rbln and vllm-rbln on Rebellions NPUs"
@@ -39,7 +42,7 @@ class OptimumRbln(DecodeBatches):
     )
     settings = (
         Setting(
-            "decode_batch_bucket_strategy", str, "exponential", "How vllm-rbln makes its own list.", STRATEGY,
+            "decode_batch_bucket_strategy", str, "exponential", "How vllm-rbln generates its own list.", STRATEGY,
             VARIABLES[0], choices=("exponential", "exp", "linear", "manual"),
         ),
         Setting(
@@ -61,12 +64,14 @@ class OptimumRbln(DecodeBatches):
     miss = "error"
 
     def limits(self, given: Mapping[str, int]) -> Limits:
-        """max_num_seqs 1, as vllm-rbln sets it."""
+        """Return max_num_seqs 1, vllm-rbln's default."""
         return Limits(**{"max_num_seqs": 1, **given})
 
     def default(self, setup: Setup) -> Lists:
-        """max_num_seqs over the stages, then each divided by the step (exponential) or less by it (linear), down to
-        the least; only the first unless decode_batch_bucket_limit is set."""
+        """Return max_num_seqs over the stages, then repeatedly divided (exponential) or reduced (linear) by the step.
+
+        The list ends at the least value; it has only the first value unless decode_batch_bucket_limit is set.
+        """
         top, step = self._top(setup), setup.number("decode_batch_bucket_step")
         least, linear = setup.number("decode_batch_bucket_min"), setup.own["decode_batch_bucket_strategy"] == "linear"
         if least > top:
@@ -82,11 +87,15 @@ class OptimumRbln(DecodeBatches):
         return {DECODE: line.shapes(found)}
 
     def accept(self, setup: Setup, lists: Lists) -> Accepted:
-        """The largest batch must be max_num_seqs over the stages: vllm-rbln ends otherwise, and optimum-rbln too where
-        it is larger."""
+        """Require that the largest batch is max_num_seqs over the stages: vllm-rbln exits otherwise.
+
+        optimum-rbln also exits where it is larger.
+        """
         top, largest = self._top(setup), lists[DECODE][-1][0]
         if setup.number("prefill_chunk_size") % 64:
-            raise InputError(f"optimum-rbln: prefill_chunk_size {setup.own['prefill_chunk_size']} is no multiple of 64")
+            raise InputError(
+                f"optimum-rbln: prefill_chunk_size {setup.own['prefill_chunk_size']} is not a multiple of 64"
+            )
         if largest != top:
             raise InputError(
                 f"optimum-rbln: the largest batch {largest} must be {top}, max_num_seqs over pipeline_parallel_size; "
@@ -95,7 +104,7 @@ class OptimumRbln(DecodeBatches):
         return Accepted({DECODE: lists[DECODE]})
 
     def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
-        """Decode steps, which wait while prompts run, each prompt in steps of its own. Stages have equal batches."""
+        """Yield decode steps, which wait while prompts run in separate steps. Stages have equal batches."""
         stages = setup.number("pipeline_parallel_size")
         for event in schedule(requests, setup.limits, step_time=step_time, prompt_batch=1):
             if isinstance(event, DecodeRun):
@@ -105,17 +114,19 @@ class OptimumRbln(DecodeBatches):
                         yield Demand(DECODE, (size,), count, size * count)
 
     def graphs(self, setup: Setup, lists: Lists) -> int:
-        """One for each batch, and one for the chunks of prompts."""
+        """Return one for each batch, and one for the chunks of prompts."""
         return len(lists[DECODE]) + 1
 
     def propose(self, setup: Setup, demands: Demands, most: Mapping[str, int]) -> Lists:
-        """Any batches, max_num_seqs over the stages among them."""
+        """Propose any batches, including max_num_seqs over the stages."""
         top = self._top(setup)
         return {DECODE: line.choose(demands.get(DECODE, {}), range(1, top + 1), [top], most[DECODE])}
 
     def export(self, setup: Setup, lists: Lists) -> Export:
-        """rbln_config for optimum-rbln's from_pretrained as config.json; --additional-config of vllm-rbln, and the
-        variables that its older releases read."""
+        """Export rbln_config for optimum-rbln's from_pretrained as config.json, and --additional-config of vllm-rbln.
+
+        The variables for older releases of vllm-rbln are also exported.
+        """
         limits, sizes = setup.limits, line.values(lists[DECODE])
         config = {
             "batch_size": self._top(setup),
@@ -133,10 +144,10 @@ class OptimumRbln(DecodeBatches):
         return Export(environment, tuple(words), {"config.json": json.dumps(config, indent=2) + "\n"})
 
     def read(self, given: Export, setup: Setup) -> Lists:
-        """decoder_batch_sizes of a file, the manual list of the flags, of --additional-config, or of the variables;
-        else its own list.
+        """Return decoder_batch_sizes of a file, or the manual list of flags, --additional-config, or variables.
 
-        Raises InputError where they state different lists, and where a list is stated but the strategy is not manual.
+        Without any, the server's own list. Raises InputError where they state different lists, and where a list is
+        stated but the strategy is not manual.
         """
         stated: dict[str, tuple[Shape, ...]] = {}
         for name, text in given.files.items():
@@ -162,7 +173,7 @@ class OptimumRbln(DecodeBatches):
         return {DECODE: next(iter(stated.values()))} if stated else self.default(setup)
 
     def read_log(self, lines: Iterable[str]) -> Lists | None:
-        """The list that vllm-rbln prints when its runner starts."""
+        """Return the list that vllm-rbln prints when its runner starts."""
         return line.logged(lines, {DECODE: _LOGGED}, {DECODE: MANUAL}) or None
 
     def _top(self, setup: Setup) -> int:

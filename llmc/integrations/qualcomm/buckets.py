@@ -34,9 +34,9 @@ PREFILL, DECODE = "prefill", "decode"
 CONFIG, OVERRIDE = "--additional-config", "override_qaic_config"
 NAMES = {PREFILL: "comp_ctx_lengths_prefill", DECODE: "comp_ctx_lengths_decode"}
 LEAST = 1024
-"""Tokens of the least compute context length; shorter ones become it, and longer ones run best as its multiples."""
+"""The least compute context length in tokens; shorter ones are raised to it, longer ones run best as its multiples."""
 APART = 32
-"""How far below a multiple of 1024 prefill lengths are chosen, since the two lists must share no number."""
+"""Distance of prefill lengths below a multiple of 1024, since the two lists must share no number."""
 
 _LOGGED = {
     PREFILL: re.compile(r"Prefill context lengths: \[([\d, ]+)\]"),
@@ -49,9 +49,9 @@ class Qualcomm(BucketRules):
     _run_decode) and configuration (_clean_config).
 
     A program has one prefill shape, of one sequence and prefill_seq_len tokens, and one decode shape, of max_num_seqs
-    sequences. Each is specialised for the tokens of cache that its attention reads, its compute context lengths;
-    without them there is one, max_model_len. A chunk, or a step, takes the least above its largest position.
-    Lists that QEfficient makes by itself (ccl_enabled without lists) are not modelled.
+    sequences. Each is specialised for the cache tokens that its attention reads, its compute context lengths. Without
+    them there is one, max_model_len. A chunk, or a step, takes the least above its largest position. Lists that
+    QEfficient generates by itself (ccl_enabled without lists) are not modelled.
     """
 
     name = "qualcomm"
@@ -70,16 +70,19 @@ class Qualcomm(BucketRules):
     cost = GraphCost(None, None, "not published; all specialisations are in one program")
 
     def limits(self, given: Mapping[str, int]) -> Limits:
-        """A block is a whole sequence."""
+        """Return limits where a block is a whole sequence."""
         return arguments.vllm_limits({**given, "block_size": given["max_model_len"]})
 
     def default(self, setup: Setup) -> Lists:
-        """One length, max_model_len, for either."""
+        """Return one length, max_model_len, for both."""
         return dict.fromkeys(NAMES, line.shapes([setup.limits.max_model_len]))
 
     def accept(self, setup: Setup, lists: Lists) -> Accepted:
-        """Lengths below 1024 become 1024. Each list gets max_model_len. A prefill length that the decode list has too
-        is lowered until no list has it; with chunks of one token both lists become their union."""
+        """Raise lengths below 1024 to 1024, and add max_model_len to each list.
+
+        A prefill length that is also in the decode list is lowered until no list has it. With chunks of one token both
+        lists become their union.
+        """
         length = setup.limits.max_model_len
         if lists == self.default(setup):
             return Accepted(lists)
@@ -110,8 +113,11 @@ class Qualcomm(BucketRules):
         return Accepted.of(lists, full, (Dropped(*one, reason) for one in changed))
 
     def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
-        """The context of each chunk, its own tokens included, and the longest of each decode step, with the token it
-        adds. A step runs both, one after the other. No prefix is cached."""
+        """Yield the context of each chunk including its own tokens, and the longest of each decode step plus its new
+        token.
+
+        A step runs both, one after the other. No prefix is cached.
+        """
         length = setup.limits.max_model_len
         whole = (request._replace(cached=0) for request in requests)
         for steps in chunked_steps(whole, setup.limits, step_time, chunk_most=setup.number("prefill_seq_len")):
@@ -125,12 +131,14 @@ class Qualcomm(BucketRules):
                 yield Demand(DECODE, (piece.context,), piece.steps, piece.total(total + batch, batch))
 
     def work(self, setup: Setup, family: str, shape: Shape) -> int:
-        """The tokens that attention reads: of one sequence in prefill, of max_num_seqs in decode."""
+        """Return the tokens that attention reads: of one sequence in prefill, of max_num_seqs in decode."""
         return shape[0] * (setup.limits.max_num_seqs if family == DECODE else 1)
 
     def propose(self, setup: Setup, demands: Demands, most: Mapping[str, int]) -> Lists:
-        """Multiples of 1024 for decode, 32 less for prefill (1024, or one less where decode has it), and the longest of
-        either."""
+        """Propose multiples of 1024 for decode, and the longest of either.
+
+        Prefill lengths are 32 less (1024, or one less where decode has it).
+        """
         length = setup.limits.max_model_len
         if most[PREFILL] == most[DECODE] == 1:
             return self.default(setup)
@@ -145,7 +153,7 @@ class Qualcomm(BucketRules):
         return self.accept(setup, {PREFILL: chosen, DECODE: decode}).lists
 
     def _weighed(self, setup: Setup, demands: Demands) -> dict[Shape, Demand]:
-        """All steps as one family's, each as often as it has rows."""
+        """All steps as one family's, each weighted by its rows."""
         steps: Counter[Shape] = Counter()
         for family, shapes in demands.items():
             rows = setup.limits.max_num_seqs if family == DECODE else 1
@@ -153,14 +161,14 @@ class Qualcomm(BucketRules):
         return {shape: Demand(DECODE, shape, count, 0) for shape, count in steps.items()}
 
     def from_plan(self, setup: Setup, plan: Plan) -> Lists:
-        """The tokens that prompt buckets end with, and the contexts of decode buckets with the token they add."""
+        """Return the lengths at the end of prompt buckets, and the contexts of decode buckets plus the new token."""
         length = setup.limits.max_model_len
         prefill = [min(bucket.context + bucket.query, length) for bucket in plan.prompt]
         decode = [min(bucket.context + 1, length) for bucket in plan.decode]
         return self.accept(setup, {PREFILL: line.shapes(prefill), DECODE: line.shapes(decode)}).lists
 
     def export(self, setup: Setup, lists: Lists) -> Export:
-        """--additional-config, its override_qaic_config as a file, and the flags as a file for --config."""
+        """Export --additional-config, its override_qaic_config as a file, and the flags as a file for --config."""
         values = {name: line.values(lists[family]) for family, name in NAMES.items()}
         config = {OVERRIDE: {} if lists == self.default(setup) else values}
         words = [
@@ -170,8 +178,10 @@ class Qualcomm(BucketRules):
         return arguments.vllm_export(words, files={"config.json": json.dumps(config[OVERRIDE], indent=2) + "\n"})
 
     def read(self, given: Export, setup: Setup) -> Lists:
-        """The two lists of override_qaic_config, each a JSON list or numbers with commas; one alone is with
-        max_model_len for the other."""
+        """Return the two lists of override_qaic_config, each a JSON list or numbers with commas.
+
+        With only one list, the other is max_model_len.
+        """
         found = arguments.stated(given, CONFIG, tuple(NAMES.values()), OVERRIDE)
         arguments.agree(found, setup.limits)
         lengths = {family: _stated(found, name) for family, name in NAMES.items()}
@@ -182,13 +192,15 @@ class Qualcomm(BucketRules):
         return self.accept(setup, lists).lists
 
     def read_log(self, lines: Iterable[str]) -> Lists | None:
-        """The lists that QEfficient prints under "CCL Configuration:"."""
+        """Return the lists that QEfficient prints under "CCL Configuration:"."""
         found = line.logged(lines, _LOGGED, {family: family for family in NAMES})
         return found if found.keys() == NAMES.keys() else None
 
 
 def _built(given: Mapping[str, Collection[int]], length: int, chunk: int) -> dict[str, set[int]]:
-    """What QEfficient compiles of lists that have no number above `length`, with prefill chunks of `chunk` tokens."""
+    """The lengths that QEfficient compiles, for lists without a number above `length` and prefill chunks of `chunk`
+    tokens.
+    """
     built = {family: {min(max(value, LEAST), length) for value in values} for family, values in given.items()}
     built[DECODE].add(length)
     if max(built[PREFILL]) < length - 1:
@@ -210,7 +222,6 @@ def _apart(prefill: Iterable[int], decode: set[int]) -> set[int]:
 
 
 def _stated(found: Mapping[str, str], name: str) -> tuple[Shape, ...] | None:
-    """A list of override_qaic_config, or None where it is not stated."""
     value = within(CONFIG, found[CONFIG], (OVERRIDE, name)) if CONFIG in found else None
     spelling = f"{CONFIG}.{OVERRIDE}.{name}"
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""SGLang on CUDA and ROCm: CUDA graphs for the requests of a decode step, and for the tokens of a step of prompts."""
+"""SGLang on CUDA and ROCm: CUDA graphs by the requests of a decode step, and by the tokens of a prefill."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from llmc.integrations.steps import DECODE, DecodeBatches
 
 PREFILL = "prefill"
 FLAGS = {DECODE: ("--cuda-graph-bs-decode", "--cuda-graph-bs"), PREFILL: ("--cuda-graph-bs-prefill",)}
-"""Of each list; the second is what releases without graphs of prompts call it."""
+"""Flags of each list; the second is the name in releases without graphs of prompts."""
 CONFIG = "--cuda-graph-config"
 PROMPTS_OFF = "--disable-prefill-cuda-graph"
 OFF = {
@@ -43,9 +43,9 @@ OFF = {
     "--disable-decode-cuda-graph": "SGLang decodes without graphs; leave it out to plan them",
     PROMPTS_OFF: "state it as --cuda-graph-backend-prefill disabled",
 }
-"""Flags that take graphs away."""
+"""Flags that disable graphs."""
 FACTOR = 2
-"""A step of prompts runs eagerly where its graph has more than so many times its tokens."""
+"""A prefill runs eagerly where its graph has more than this many times its tokens."""
 
 LIMITS = {
     "--context-length": "max_model_len",
@@ -61,12 +61,14 @@ _LOGGED = {
 }
 
 TIERS = ((20, 8, 8), (35, 48, 160), (60, 32, 160), (160, 256, 512))
-"""Below so many GiB of a card's memory: the largest batch captured with tp_size below 4, and from there."""
+"""(GiB, batch, batch): below this GPU memory, the largest captured batch with tp_size below 4, and from 4 on."""
 
 
 class Sglang(DecodeBatches):
-    """Steps of prompts come before decode steps and are not mixed with them. Data-parallel attention, the DeepEP cap
-    and the prompt backend "full" are left out."""
+    """Prefills come before decode steps and are not mixed with them.
+
+    Data-parallel attention, the DeepEP cap and the prompt backend "full" are not modelled.
+    """
 
     name = "sglang"
     title = "SGLang on CUDA and ROCm"
@@ -76,7 +78,7 @@ class Sglang(DecodeBatches):
     )
     families = (*DecodeBatches.families, GraphFamily(PREFILL, ("tokens",), "tokens"))
     settings = (
-        Setting("gpu_memory_gib", int, 80, "Memory of one card, which the largest batch depends on.", least=1),
+        Setting("gpu_memory_gib", int, 80, "Memory of one GPU, which the largest batch depends on.", least=1),
         Setting("tp_size", int, 1, "Devices of one model.", "--tp-size", least=1,
                 also=("--tp", "--tensor-parallel-size")),
         Setting(
@@ -107,19 +109,25 @@ class Sglang(DecodeBatches):
     limit_flags = LIMITS
     cost = GraphCost(
         None, 2 << 20,
-        "SGLang itself reserves 2 MiB for each request of the largest batch (arg_groups/memory_hook.py); no seconds of "
-        'a graph were published: the log has them as "CUDA graph end. elapsed="',
+        "SGLang itself reserves 2 MiB for each request of the largest batch (arg_groups/memory_hook.py); seconds of a "
+        'graph were not published: the log has them as "CUDA graph end. elapsed="',
     )  # fmt: skip
 
     def limits(self, given: Mapping[str, int]) -> Limits:
-        """max_running_requests 2048, the least that SGLang derives from its memory, and chunked_prefill_size 8192, as
-        on cards of 60 to 160 GiB."""
+        """Return max_running_requests 2048, the least that SGLang derives from its memory, and chunked_prefill_size
+        8192.
+
+        The latter is the default on GPUs of 60 to 160 GiB.
+        """
         return Limits(**{"max_num_seqs": 2048, "max_num_batched_tokens": 8192, "block_size": 1, **given})
 
     def default(self, setup: Setup) -> Lists:
-        """Decode: 1, 2, 4, 8, 12, then steps of 8 to 256, of 16 to 512 and of 32, up to a batch that the card's memory
-        decides, which is always in it; finer with drafts; every number without padding. Prompts: steps of 4 to 32, of
-        16 to 256, of 32 to 512, of 64 to 1024, of 256 to 4096 and of 512, up to chunked_prefill_size."""
+        """Return SGLang's own lists.
+
+        Decode: 1, 2, 4, 8, 12, then steps of 8 to 256, of 16 to 512 and of 32, up to and including a batch that the GPU
+        memory determines; finer with drafts; every number without padding. Prompts: steps of 4 to 32, of 16 to 256, of
+        32 to 512, of 64 to 1024, of 256 to 4096 and of 512, up to chunked_prefill_size.
+        """
         most = self._largest(setup)
         if setup.own["disable_cuda_graph_padding"]:
             sizes = [*range(1, most + 1)]
@@ -131,8 +139,10 @@ class Sglang(DecodeBatches):
         return {DECODE: decode, PREFILL: line.shapes(self._tokens(setup))}
 
     def accept(self, setup: Setup, lists: Lists) -> Accepted:
-        """Batches above max_running_requests are left out and it takes their place; with two-batch overlap odd ones
-        are left out too. Tokens of prompts are taken as they are, unless their graphs are disabled."""
+        """Drop batches above max_running_requests and add it instead; with two-batch overlap also drop odd ones.
+
+        Token counts of prompts are unchanged, unless their graphs are disabled.
+        """
         given = line.values(lists[DECODE])
         if not given:
             raise InputError("sglang: no batch of decode steps in the list; give one")
@@ -151,8 +161,11 @@ class Sglang(DecodeBatches):
         return Accepted.of(lists, {DECODE: kept, PREFILL: prefill}, dropped)
 
     def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
-        """Decode steps, which wait while prompts run, and the steps of prompts: those admitted together, or the chunks
-        of one that is longer than chunked_prefill_size. A step is not filled up with a part of the next prompt."""
+        """Yield decode steps, which wait while prompts run, and prefills.
+
+        A prefill has the prompts admitted together, or a chunk of one that is longer than chunked_prefill_size. It is
+        not filled up with a part of the next prompt.
+        """
         most = setup.limits.max_num_batched_tokens
         for event in schedule(requests, setup.limits, step_time=step_time):
             if isinstance(event, DecodeRun):
@@ -165,16 +178,20 @@ class Sglang(DecodeBatches):
                     yield Demand(PREFILL, (rest,), 1, rest)
 
     def finder(self, setup: Setup, family: str, shapes: Sequence[Shape]) -> Finder:
-        """Decode: the next batch above, or the same one alone without padding. Prompts: the next number of tokens
-        above, if it is no more than twice the step's. Others run eagerly."""
+        """Decode: the next batch above, or only the same one without padding.
+
+        Prompts: the next number of tokens above, if it is at most twice the step's. Others run eagerly.
+        """
         if family == PREFILL:
             return WithinFactor(shapes, FACTOR)
         exact = setup.own["disable_cuda_graph_padding"]
         return line.Exact(shapes, self.miss) if exact else super().finder(setup, family, shapes)
 
     def propose(self, setup: Setup, demands: Demands, most: Mapping[str, int]) -> Lists:
-        """Up to where SGLang's own lists reach, so that no step loses its graph. Tokens of prompts are every number to
-        64, multiples of 4 to 256 and of 16 from there."""
+        """Propose lists that reach as far as SGLang's own, so that no step loses its graph.
+
+        Token counts of prompts are every number to 64, multiples of 4 to 256 and of 16 from there.
+        """
         step = self._step(setup)
         own = self.default(setup)
         top = own[DECODE][-1][0]
@@ -191,13 +208,13 @@ class Sglang(DecodeBatches):
         return {DECODE: decode, PREFILL: chosen}
 
     def from_plan(self, setup: Setup, plan: Plan) -> Lists:
-        """The batches of decode buckets, and the tokens of prompt buckets that SGLang's own list would reach."""
+        """Return the batches of decode buckets, and the token counts of prompt buckets within SGLang's own list."""
         tokens = self._tokens(setup)
         reached = [bucket.tokens for bucket in plan.prompt if tokens and bucket.tokens <= tokens[-1]]
         return {**super().from_plan(setup, plan), PREFILL: line.shapes(reached)}
 
     def export(self, setup: Setup, lists: Lists) -> Export:
-        """--cuda-graph-config, one word in a shell, with the limits and settings that it holds for."""
+        """Export --cuda-graph-config, one word in a shell, with the limits and settings that it holds for."""
         words = arguments.limit_flags(setup.limits, LIMITS)
         phases = {family: {"bs": line.values(sizes)} for family, sizes in lists.items() if sizes}
         words.append(arguments.json_flag(CONFIG, phases))
@@ -208,8 +225,10 @@ class Sglang(DecodeBatches):
         return Export({}, tuple(words))
 
     def read(self, given: Export, setup: Setup) -> Lists:
-        """--cuda-graph-bs-decode, whose older name is --cuda-graph-bs, and --cuda-graph-bs-prefill, or bs of a phase in
-        --cuda-graph-config; else SGLang's own lists."""
+        """Return the lists of --cuda-graph-bs-decode (older name: --cuda-graph-bs) and --cuda-graph-bs-prefill.
+
+        Also read is bs of a phase in --cuda-graph-config. Missing lists are SGLang's own.
+        """
         flags = arguments.flags(given)
         arguments.agree(flags, setup.limits, LIMITS)
         for name, says in OFF.items():
@@ -220,8 +239,10 @@ class Sglang(DecodeBatches):
         return {family: self._stated(flags, family) or own for family, own in self.default(setup).items()}
 
     def read_log(self, lines: Iterable[str]) -> Lists | None:
-        """The lists of the lines with which SGLang begins to capture graphs, the last of each; empty where it captured
-        none."""
+        """Return the lists of the lines with which SGLang begins to capture graphs, the last of each.
+
+        Empty where it captured none.
+        """
         found: dict[str, tuple[Shape, ...]] = {DECODE: (), PREFILL: ()}
         for text in lines:
             for family, pattern in _LOGGED.items():
@@ -239,7 +260,7 @@ class Sglang(DecodeBatches):
         return next(iter(stated.values()), ())
 
     def _check_phase(self, setup: Setup, text: str, family: str) -> None:
-        """Raise InputError where --cuda-graph-config says of a phase, beside its list, what the settings do not."""
+        """Raise InputError where --cuda-graph-config disagrees with the settings on a phase."""
         holds = {"backend": "full", "max_bs": setup.own[f"cuda_graph_max_bs_{family}"]}
         if family == PREFILL:
             holds["backend"] = "breakable" if self._prompts(setup) else "disabled"
@@ -254,7 +275,7 @@ class Sglang(DecodeBatches):
         return not setup.own["enable_two_batch_overlap"] if chosen is None else chosen == "breakable"
 
     def _tokens(self, setup: Setup) -> list[int]:
-        """SGLang's own list of tokens of prompts."""
+        """SGLang's own token counts of prompts."""
         most = setup.own["cuda_graph_max_bs_prefill"]
         most = most if isinstance(most, int) else setup.limits.max_num_batched_tokens
         sizes = [
@@ -264,7 +285,7 @@ class Sglang(DecodeBatches):
         return [size for size in sizes if size <= most] if self._prompts(setup) else []
 
     def _largest(self, setup: Setup) -> int:
-        """The largest batch of SGLang's own list: as stated, else by the card's memory and max_running_requests."""
+        """The largest batch of SGLang's own list: as stated, otherwise by the GPU memory and max_running_requests."""
         given = setup.own["cuda_graph_max_bs_decode"]
         if isinstance(given, int):
             return given
@@ -291,8 +312,10 @@ class Sglang(DecodeBatches):
 
 
 class WithinFactor:
-    """Takes the least number at or above the one asked for, unless it is above `factor` times that; then, and above
-    the largest, a step runs eagerly in its own shape."""
+    """Selects the least number at or above the requested one, unless it is above `factor` times that.
+
+    In that case, and above the largest, a step runs eagerly in its own shape.
+    """
 
     def __init__(self, shapes: Sequence[Shape], factor: int) -> None:
         self._values = [value for (value,) in shapes]
@@ -306,12 +329,12 @@ class WithinFactor:
 
 
 def _choose(demands: Mapping[Shape, Demand], candidates: Sequence[int], most: int, factor: int) -> tuple[Shape, ...]:
-    """At most `most` of `candidates`, ascending, that pad the steps of `demands` least and give a graph to every step
-    that all candidates together would; the first and the last are always among them.
+    """At most `most` of `candidates`, ascending, that pad the steps of `demands` least.
 
-    Exact: with D_k(i) the least work of the steps up to candidate i, the last of at most k chosen ones, D_k(i) is the
-    least over j of D_{k−1}(j) + candidate i times the steps in between, where no step is left behind: candidate i is
-    at most `factor` times the number behind candidate j. Takes O(most · candidates²). Raises InputError where `most`
+    Every step that has a graph with all candidates together keeps one; the first and the last candidate are always
+    chosen. Exact: with D_k(i) the least work of the steps up to candidate i, the last of at most k chosen ones, D_k(i)
+    is the minimum over j of D_{k−1}(j) + candidate i times the steps in between, where no step is left out: candidate i
+    is at most `factor` times the number after candidate j. Takes O(most · candidates²). Raises InputError where `most`
     numbers leave steps without a graph.
     """
     indices = np.asarray(candidates, np.int64)
@@ -345,7 +368,7 @@ def _choose(demands: Mapping[Shape, Demand], candidates: Sequence[int], most: in
 
 
 def _least(indices: NDArray[np.int64], factor: int) -> int:
-    """How many candidates it takes from the first to the last with no step left behind."""
+    """The number of candidates needed from the first to the last without leaving out a step."""
     count, index = 1, 0
     while index < len(indices) - 1:
         index = int(np.searchsorted(indices, factor * (indices[index] + 1), "right")) - 1

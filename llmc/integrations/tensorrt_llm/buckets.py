@@ -1,4 +1,4 @@
-"""TensorRT-LLM's PyTorch backend: the requests of a decode step that CUDA graphs are captured for."""
+"""TensorRT-LLM's PyTorch backend: the batch sizes of captured decode graphs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llmc.integrations.steps import DECODE, DecodeBatches
 
 CONFIG = "cuda_graph_config"
 KEY = "--cuda-graph-config"
-"""The key of the file as `arguments.flags` reads it."""
+"""The file's key in the form of `arguments.flags`."""
 LIMITS = {
     "--max_seq_len": "max_model_len",
     "--max_batch_size": "max_num_seqs",
@@ -56,13 +56,16 @@ class TensorrtLlm(DecodeBatches):
     limit_flags = LIMITS
 
     def limits(self, given: Mapping[str, int]) -> Limits:
-        """max_batch_size 2048 and max_num_tokens 8192, trtllm-serve's defaults, and blocks of 32."""
+        """Return max_batch_size 2048 and max_num_tokens 8192, trtllm-serve's defaults, and blocks of 32."""
         block_size = min(32, given["max_model_len"])
         return Limits(**{"max_num_seqs": 2048, "max_num_batched_tokens": 8192, "block_size": block_size, **given})
 
     def default(self, setup: Setup) -> Lists:
-        """With padding 1, 2, 4, multiples of 8 to 128 and of 64 from there; without it 1 to 32, 64, 128 and powers of
-        two; up to cuda_graph_config.max_batch_size, 128 unless it is set, which is always in it."""
+        """Return TensorRT-LLM's own list.
+
+        With padding 1, 2, 4, multiples of 8 to 128 and of 64 from there; without it 1 to 32, 64, 128 and powers of two.
+        The list ends with cuda_graph_config.max_batch_size, 128 by default.
+        """
         most = setup.own["cuda_graph_max_batch_size"]
         most = most if isinstance(most, int) else MOST_BY_DEFAULT
         if setup.own["enable_padding"]:
@@ -72,8 +75,9 @@ class TensorrtLlm(DecodeBatches):
         return {DECODE: self._captured(setup, sorted({*(size for size in sizes if size <= most), most}))}
 
     def accept(self, setup: Setup, lists: Lists) -> Accepted:
-        """Batches that max_batch_size or max_num_tokens exclude are left out; with padding the largest possible batch
-        takes their place."""
+        """Drop batches that max_batch_size or max_num_tokens exclude; with padding add the largest possible batch
+        instead.
+        """
         given = line.values(lists[DECODE])
         kept, reach = self._captured(setup, given), self._reach(setup)
         reason = f"above {reach}, the most requests of a decode step"
@@ -81,8 +85,10 @@ class TensorrtLlm(DecodeBatches):
         return Accepted.of(lists, {DECODE: kept}, dropped)
 
     def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
-        """Steps with no prompt in them. Prompts and decodes share steps of max_num_tokens; without chunked prefill a
-        prompt runs whole."""
+        """Yield steps without prompts. Prompts and decodes share steps of max_num_tokens.
+
+        Without chunked prefill a prompt runs whole.
+        """
         whole = not setup.own["enable_chunked_prefill"]
         for steps in chunked_steps(requests, setup.limits, step_time, whole=whole):
             if not steps.chunks:
@@ -90,12 +96,14 @@ class TensorrtLlm(DecodeBatches):
                 yield Demand(DECODE, (batch,), steps.steps, batch * steps.steps)
 
     def finder(self, setup: Setup, family: str, shapes: Sequence[Shape]) -> Finder:
-        """With padding the next batch above, without it the same one."""
+        """Return a look-up of the next batch above with padding, and of the same batch without."""
         return super().finder(setup, family, shapes) if setup.own["enable_padding"] else line.Exact(shapes, self.miss)
 
     def propose(self, setup: Setup, demands: Demands, most: Mapping[str, int]) -> Lists:
-        """With padding up to where its own list reaches, so that no step loses its graph; without it the batches that
-        most steps have, which is a reason to switch it on."""
+        """With padding, propose lists that reach as far as the server's own, so that no step loses its graph.
+
+        Without padding, propose the batches that most steps have; padding serves more steps.
+        """
         top = self.default(setup)[DECODE][-1:]
         if not top:
             raise InputError("tensorrt-llm: max_num_tokens leaves no room for one drafted step; raise it")
@@ -105,7 +113,7 @@ class TensorrtLlm(DecodeBatches):
         return {DECODE: line.most_frequent(found, candidates, most[DECODE]) or top}
 
     def export(self, setup: Setup, lists: Lists) -> Export:
-        """The file for trtllm-serve's --extra_llm_api_options, and the flags beside it."""
+        """Export the file for trtllm-serve's --extra_llm_api_options, and the other flags."""
         own = setup.own
         sizes = ", ".join(str(size) for (size,) in lists[DECODE])
         text = (
@@ -116,9 +124,10 @@ class TensorrtLlm(DecodeBatches):
         return Export({}, words, {"config.yaml": text})
 
     def read(self, given: Export, setup: Setup) -> Lists:
-        """batch_sizes of cuda_graph_config in a file, else its own list; none where the file has it as null.
+        """Return batch_sizes of cuda_graph_config in a file, or the server's own list; empty where the file has it as
+        null.
 
-        Raises InputError where the file and the settings disagree on padding, since the look-up is another then.
+        Raises InputError where the file and the settings disagree on padding, since the look-up then differs.
         """
         arguments.agree(arguments.flags(given), setup.limits, LIMITS)
         for name, text in given.files.items():
@@ -128,7 +137,7 @@ class TensorrtLlm(DecodeBatches):
         return self.default(setup)
 
     def read_log(self, lines: Iterable[str]) -> Lists | None:
-        """The list in the PyTorchConfig that releases up to 1.1 print at start; later ones print none."""
+        """Return the list in the PyTorchConfig that releases up to 1.1 print at start; later ones print none."""
         return line.logged(lines, {DECODE: _LOGGED}, {DECODE: "cuda_graph_batch_sizes"}) or None
 
     def _stated(self, setup: Setup, config: object, source: str) -> tuple[Shape, ...]:
@@ -155,12 +164,12 @@ class TensorrtLlm(DecodeBatches):
         return found
 
     def _reach(self, setup: Setup) -> int:
-        """The most requests of a step that only decodes."""
+        """The largest batch of a step that only decodes."""
         limits = setup.limits
         return min(limits.max_num_seqs, limits.max_num_batched_tokens // (1 + setup.number("max_draft_len")))
 
     def _captured(self, setup: Setup, sizes: Sequence[int]) -> tuple[Shape, ...]:
-        """Ascending `sizes` as far as they can be reached; with padding the reach itself in place of larger ones."""
+        """Ascending `sizes` up to the reach; with padding the reach itself replaces larger ones."""
         reach = self._reach(setup)
         kept = [size for size in sizes if size <= reach]
         if len(kept) < len(sizes) and setup.own["enable_padding"] and reach:

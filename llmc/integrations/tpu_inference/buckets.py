@@ -41,7 +41,7 @@ ROWS = 8
 """Rows of a TPU tile (openxla.org/xla/tiled_layout): fewer tokens than a multiple of it cost as much."""
 
 VARIABLES = {"min_token_bucket": LEAST, "padding_gap": GAP, "bucketized_requests": BUCKETIZED}
-"""Settings that only its own lists depend on. They are read with the lists, and no part of what these hold for."""
+"""Settings that affect only its own lists. They are read with the lists, and are not part of a list's setup."""
 
 _TOKENS = re.compile(r"Prepared token paddings: \[([\d, ]+)\]")
 _REQUESTS = re.compile(r"Prepared attn request paddings: \[([\d, ]+)\]")
@@ -53,10 +53,11 @@ class TpuInference(BucketRules):
     get_attn_req_paddings, get_padded_token_len), tpu_runner.py (_init_inputs, _prepare_inputs), compilation_manager.py.
 
     A step's tokens on the fullest data-parallel rank are padded to the next size, times the number of ranks; its
-    requests, for attention alone, likewise. `vllm serve` runs each rank in a process of its own, which pads alone,
-    unless TPU_MULTIPROCESS_DP=0. The server adds sizes to those it generates and takes none away, so a list of one's
-    own makes it generate as few as it can (`_generated_with`), and adds the others by compilation_sizes. From 0.30 on
-    it also adds the token budget, rounded up to a multiple of MIN_TOKEN_BUCKET, and drops what it generates above.
+    requests are padded likewise, for attention only. `vllm serve` runs each rank in a separate process with its own
+    padding, unless TPU_MULTIPROCESS_DP=0. The server adds given sizes to its generated ones and removes none. A custom
+    list therefore makes it generate as few as possible (`_generated_with`), and adds the others by compilation_sizes.
+    From 0.30 on it also adds the token budget, rounded up to a multiple of MIN_TOKEN_BUCKET, and drops larger generated
+    sizes.
     """
 
     name = "tpu-inference"
@@ -68,7 +69,7 @@ class TpuInference(BucketRules):
     )
     settings = (
         Setting("release", str, NEWEST, "tpu-inference's release; --server tpu-inference@0.29 is the same."),
-        Setting("multiprocess_dp", bool, True, "Whether each data-parallel rank is a process that pads alone.",
+        Setting("multiprocess_dp", bool, True, "Whether each data-parallel rank is a process with its own padding.",
                 variable="TPU_MULTIPROCESS_DP"),
         Setting("data_parallel_size", int, 1, "Data-parallel ranks, attention's included.", "--data-parallel-size",
                 least=1),
@@ -78,7 +79,7 @@ class TpuInference(BucketRules):
         Setting("bucketized_requests", bool, False,
                 f"Whether attention has powers of two of requests of its own ({BUCKETIZED})."),
         Setting("token_multiple", int, ROWS,
-                "What chosen token paddings are multiples of; 16 for MoE models with an odd number of experts a token, "
+                "Divisor of proposed token paddings; 16 for MoE models with an odd number of experts a token, "
                 "whose grouped matmul asserts it.", least=1),
         *SPECULATIVE,
     )  # fmt: skip
@@ -87,12 +88,14 @@ class TpuInference(BucketRules):
     )
 
     def limits(self, given: Mapping[str, int]) -> Limits:
-        """max_num_seqs and max_num_batched_tokens count for one rank."""
+        """Return the limits; max_num_seqs and max_num_batched_tokens apply to one rank."""
         return arguments.vllm_limits(given)
 
     def default(self, setup: Setup) -> Lists:
-        """Powers of two from min_token_bucket (with a gap: up to it, then by it) until a step fits; attention for
-        max_num_seqs requests, with bucketized_requests for powers of two from 8 too."""
+        """Return powers of two from min_token_bucket (with a gap: up to it, then by it) until a step fits.
+
+        Attention is for max_num_seqs requests; with bucketized_requests also for powers of two from 8.
+        """
         tokens = self._generated(setup, setup.number("min_token_bucket"), setup.number("padding_gap"))
         most = setup.limits.max_num_seqs
         requests = [most]
@@ -101,15 +104,15 @@ class TpuInference(BucketRules):
         return {TOKENS: line.shapes(tokens), REQUESTS: line.shapes(requests)}
 
     def accept(self, setup: Setup, lists: Lists) -> Accepted:
-        """A size that covers every step, and attention for max_num_seqs requests, are added where there is none."""
+        """Add a size that covers every step, and attention for max_num_seqs requests, where missing."""
         ranks, most = _ranks(setup), setup.limits.max_num_seqs
         cover = next((size for (size,) in lists[TOKENS] if self._one(setup, size)), self._cover(setup))
         generated = self._generated_with(setup, cover)
         for (size,) in lists[TOKENS]:
             if size % ranks and size not in generated:
                 raise InputError(
-                    f"tpu-inference: {SIZES} {size} is no multiple of {ranks}, the data-parallel ranks, so it cannot "
-                    f"be shared among them; use {-(-size // ranks) * ranks}"
+                    f"tpu-inference: {SIZES} {size} is not a multiple of {ranks}, the data-parallel ranks, so it "
+                    f"cannot be shared among them; use {-(-size // ranks) * ranks}"
                 )
         for (count,) in lists[REQUESTS]:
             if count > most:
@@ -123,9 +126,11 @@ class TpuInference(BucketRules):
         )
 
     def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
-        """All tokens of a step, and its requests. Of several ranks the fullest counts: decodes are spread evenly over
-        them, then each prompt's part goes where fewest tokens are. Of ranks in processes of their own the first
-        counts, with its share of the requests: every Nth."""
+        """Yield all tokens of a step, and its requests.
+
+        Of several ranks the fullest counts: decodes are spread evenly over them, then each prompt's part goes to the
+        rank with the fewest tokens. Of ranks in separate processes the first counts, with every Nth request.
+        """
         ranks, drafts, own = _ranks(setup), setup.number("num_speculative_tokens"), setup.limits
         if setup.own["multiprocess_dp"]:
             requests = islice(requests, 0, None, setup.number("data_parallel_size"))
@@ -139,23 +144,25 @@ class TpuInference(BucketRules):
             yield Demand(REQUESTS, (min(count, own.max_num_seqs),), steps.steps, running * steps.steps)
 
     def work(self, setup: Setup, family: str, shape: Shape) -> int:
-        """The padded tokens of all ranks, or their padded requests."""
+        """Return the padded tokens of all ranks, or their padded requests."""
         return shape[0] * (_ranks(setup) if family == REQUESTS else 1)
 
     def graphs(self, setup: Setup, lists: Lists) -> int:
-        """Each size of tokens with each of requests: the model itself. Small graphs come on top, of logits, sampling
-        and selection, whose number follows the same sizes."""
+        """Return the model's graphs: each size of tokens with each of requests.
+
+        Small graphs for logits, sampling and selection are not counted; their number follows the same sizes.
+        """
         return len(lists[TOKENS]) * len(lists[REQUESTS])
 
     def propose(self, setup: Setup, demands: Demands, most: Mapping[str, int]) -> Lists:
-        """Multiples of token_multiple and of the ranks' KV packing, and multiples of 8 requests."""
+        """Propose multiples of token_multiple and of the ranks' KV packing, and multiples of 8 requests."""
         seqs, cover = setup.limits.max_num_seqs, self._cover(setup)
         step = math.lcm(setup.number("token_multiple"), _ranks(setup) * _packing(setup))
         tokens = [*range(step, cover, step), cover]
         requests = [*range(MIN_NUM_SEQS, seqs, MIN_NUM_SEQS), seqs]
         unused = [size for size in self._generated_with(setup, cover) if size != cover]
         if most[TOKENS] <= len(unused):
-            raise InputError(f"tpu-inference: it generates {len(unused) + 1} sizes at least; allow as many")
+            raise InputError(f"tpu-inference: it generates at least {len(unused) + 1} sizes; allow as many")
         chosen = line.choose(demands.get(TOKENS, {}), tokens, [cover], most[TOKENS] - len(unused))
         return {
             TOKENS: line.shapes([*line.values(chosen), *unused]),
@@ -163,7 +170,7 @@ class TpuInference(BucketRules):
         }
 
     def from_plan(self, setup: Setup, plan: Plan) -> Lists:
-        """The tokens of prompt buckets and of decode steps, shared among the ranks; attention for max_num_seqs."""
+        """Return the tokens of prompt buckets and decode steps, shared among the ranks; attention for max_num_seqs."""
         ranks, cover = _ranks(setup), self._cover(setup)
         query = 1 + setup.number("num_speculative_tokens")
         sizes = {bucket.tokens for bucket in plan.prompt} | {bucket.batch * query for bucket in plan.decode}
@@ -174,7 +181,7 @@ class TpuInference(BucketRules):
         }
 
     def export(self, setup: Setup, lists: Lists) -> Export:
-        """Environment variables, --additional-config, and the flags as a file for --config."""
+        """Export environment variables, --additional-config, and the flags as a file for --config."""
         seqs = setup.limits.max_num_seqs
         tokens, requests = line.values(lists[TOKENS]), line.values(lists[REQUESTS])
         cover = next(size for size in tokens if self._one(setup, size))
@@ -198,7 +205,7 @@ class TpuInference(BucketRules):
         return arguments.vllm_export([*words, *arguments.drafts_flag(setup)], environment)
 
     def read(self, given: Export, setup: Setup) -> Lists:
-        """The sizes that the variables make the server generate, and compilation_sizes."""
+        """Return the sizes that the variables make the server generate, and compilation_sizes."""
         found = arguments.stated(given, CONFIG, (SIZES,))
         arguments.agree(found, setup.limits)
         variables = [replace(one, variable=VARIABLES[one.name]) for one in self.settings if one.name in VARIABLES]
@@ -220,7 +227,7 @@ class TpuInference(BucketRules):
         return self.accept(built, lists).lists
 
     def read_log(self, lines: Iterable[str]) -> Lists | None:
-        """The sizes that the log names while it compiles; without these lines, the ones it generated."""
+        """Return the sizes that the log names during compilation; without these lines, the generated ones."""
         generated: tuple[Shape, ...] = ()
         requests: tuple[Shape, ...] = ()
         compiled = set()
@@ -236,7 +243,7 @@ class TpuInference(BucketRules):
         return {TOKENS: line.shapes(compiled) or generated, REQUESTS: requests}
 
     def _cover(self, setup: Setup) -> int:
-        """The least size that every step fits into and that the server can generate alone."""
+        """The least size that fits every step and that the server can generate without others."""
         ranks = _ranks(setup)
         return max(setup.limits.max_num_batched_tokens * ranks, _power(ranks * _packing(setup)))
 
@@ -251,11 +258,11 @@ class TpuInference(BucketRules):
         return size >= cover and (size == _power(size) or _power(size) // 2 < full)
 
     def _generated_with(self, setup: Setup, cover: int) -> tuple[int, ...]:
-        """What the server generates where it is made to generate `cover`: from 0.30 on a power of two, too."""
+        """The generated sizes where the server is made to generate `cover`: from 0.30 on also a power of two."""
         return (cover,) if _release(setup) < (0, 30) else tuple(sorted({cover, _power(cover)}))
 
     def _generated(self, setup: Setup, least: int, gap: int) -> list[int]:
-        """What the server makes of MIN_TOKEN_BUCKET and the gap: build_token_paddings, 0.29 get_token_paddings."""
+        """The server's sizes for MIN_TOKEN_BUCKET and the gap: build_token_paddings, 0.29 get_token_paddings."""
         if least & (least - 1):
             raise InputError(f"{LEAST} {least} must be a power of two; use {_power(least)}")
         ranks = _ranks(setup)
@@ -290,7 +297,6 @@ def _ranks(setup: Setup) -> int:
 
 
 def _power(number: int) -> int:
-    """The least power of two at or above `number`."""
     return 1 << (number - 1).bit_length()
 
 

@@ -1,4 +1,4 @@
-"""The steps that tpu-inference writes with AGGREGATED_STATS_DIR: all_batches_stats_*.jsonl, a step a line."""
+"""Step statistics of tpu-inference, from AGGREGATED_STATS_DIR: all_batches_stats_*.jsonl, one step per line."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ REAL, PADDED, REQUESTS = "total_num_scheduled_tokens", "padded_total_num_schedul
 PREFILL, DECODE = "num_prefill_tokens", "num_decode_tokens"
 
 MAX_SHAPES = 1 << 18
-"""Distinct steps that are told apart."""
+"""Most distinct steps."""
 
 
 class TpuSteps(StepFormat):
-    """Steps of (tokens, requests), with the tokens that they were padded to; the requests' padding is not told."""
+    """Steps of (tokens, requests), with their padded tokens; the requests' padding is not recorded."""
 
     name = "tpu-steps"
     title = "tpu-inference batch statistics"
@@ -46,5 +46,5 @@ class TpuSteps(StepFormat):
             if len(counts) > MAX_SHAPES:
                 raise InputError(f"{path}: has more than {MAX_SHAPES} distinct steps; give a part of the file")
         if not counts:
-            raise InputError(f"{path}: no line tells of a step with {REAL}; start the server with AGGREGATED_STATS_DIR")
+            raise InputError(f"{path}: no line reports a step with {REAL}; start the server with AGGREGATED_STATS_DIR")
         return StepHistogram(("tokens", "requests"), counts)

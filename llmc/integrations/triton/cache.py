@@ -2,9 +2,9 @@
 
     <key>/__grp__<kernel>.json, <kernel>.json, <kernel>.cubin, …
 
-A group file names the files of a kernel by absolute path, and Triton takes those that it finds there
-(python/triton/runtime/cache.py at 10852d2e, FileCacheManager): a cache is of use in the folder alone that it was made
-in. Current vLLM leaves its kernels here, outside VLLM_CACHE_ROOT (mcv/docs/spec-compat.md of redhat-et/GKM, September
+A group file names the files of a kernel by absolute path, and Triton uses the ones at that path
+(python/triton/runtime/cache.py at 10852d2e, FileCacheManager). A cache is therefore only valid in its original folder.
+Current vLLM leaves its kernels here, outside VLLM_CACHE_ROOT (mcv/docs/spec-compat.md of redhat-et/GKM, September
 2026).
 """
 
@@ -37,15 +37,14 @@ class TritonCache(ThirdPartyCache):
         return _TEMPORARY.fullmatch(path.rpartition("/")[2]) is not None
 
     def unit(self, path: str) -> str:
-        """The folder of one key."""
         return path.partition("/")[0]
 
     def entries(self, tree: Tree) -> Iterable[str]:
-        """The folders with a group of files."""
+        """Return the folders with a group of files."""
         return {self.unit(path) for path in tree.files if _is_group(path) and path.count("/") == 1}
 
     def incomplete(self, tree: Tree) -> Mapping[str, str]:
-        """Groups that are no JSON."""
+        """Return groups that are not valid JSON."""
         groups = [path for path in tree.files if _is_group(path)]
         return {self.unit(path): "has a torn group file" for path in groups if tree.json_object(path) is None}
 
@@ -67,8 +66,11 @@ class TritonCache(ThirdPartyCache):
 
 
 def kernel_facts(tree: Tree, below: str = "") -> Iterator[Fact]:
-    """The facts of kernels in folders whose path has `below` in it: the root that they were written in ("path"), and
-    what they were compiled for ("target.backend", "target.arch" and "target.warp_size")."""
+    """Yield the facts of kernels in folders whose path contains `below`.
+
+    The facts are the root that they were written in ("path"), and the compile target ("target.backend", "target.arch"
+    and "target.warp_size").
+    """
     for path in tree.files:
         if not path.endswith(".json") or below not in path:
             continue
@@ -84,7 +86,7 @@ def _is_group(path: str) -> bool:
 
 
 def _written_in(tree: Tree, path: str) -> str | None:
-    """The root that a tree was written in, by the absolute paths in a group file of Triton."""
+    """The root that a tree was written in, from the absolute paths in a Triton group file."""
     group = tree.json_object(path) or {}
     children = group.get("child_paths")
     if not isinstance(children, dict):

@@ -1,4 +1,4 @@
-"""vLLM, on CUDA unless a plug-in of its has a package of its own here."""
+"""vLLM, on CUDA unless one of its plug-ins has a package here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM on CUDA and ROCm: one list, the tokens of a step that CUDA graphs are captured for."""
+"""vLLM on CUDA and ROCm: one list, the token counts of steps with captured CUDA graphs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from llmc.integrations.settings import SPECULATIVE, Setting, release, within
 TOKENS = "tokens"
 CONFIG, SIZES, LARGEST = "--compilation-config", "cudagraph_capture_sizes", "max_cudagraph_capture_size"
 MOST_BY_DEFAULT, MOST_ON_BLACKWELL = 512, 1024
-"""Tokens that vLLM's own list stops at."""
+"""Largest tokens in vLLM's own list."""
 NEWEST = "0.33"
 
 _LOGGED = re.compile(r"""(?:['"]cudagraph_capture_sizes['"]: ?|is overridden by config )\[([\d,\s]*)\]""")
@@ -46,7 +46,7 @@ class Vllm(BucketRules):
     vLLM's own functions. ROCm captures the same sizes; there, context parallelism turns full graphs into PIECEWISE
     (vllm/platforms/rocm.py).
 
-    What changed between releases:
+    Changes between releases:
 
         0.17  performance_mode
         0.21  max_num_batched_tokens joins the list
@@ -96,8 +96,11 @@ class Vllm(BucketRules):
     )  # fmt: skip
 
     def limits(self, given: Mapping[str, int]) -> Limits:
-        """What `vllm serve` takes on cards of less than 70 GiB, and on A100: max_num_seqs 256, max_num_batched_tokens
-        2048, each bounded by the other where it is not given. Larger cards take 1024 and 8192."""
+        """Return the limits of `vllm serve` on GPUs of less than 70 GiB, and on A100: max_num_seqs 256,
+        max_num_batched_tokens 2048.
+
+        Each is bounded by the other where it is not given. Larger GPUs use 1024 and 8192.
+        """
         length = given["max_model_len"]
         tokens = given.get("max_num_batched_tokens", min(2048, given.get("max_num_seqs", 256) * length))
         seqs = given.get("max_num_seqs", min(256, tokens))
@@ -105,9 +108,12 @@ class Vllm(BucketRules):
         return Limits(**{**block, **given, "max_num_seqs": seqs, "max_num_batched_tokens": tokens})
 
     def default(self, setup: Setup) -> Lists:
-        """1, 2, 4, multiples of 8 below 256 and of 16 from there, up to min(2 · max_num_seqs · (k + 1), 512), and
-        max_num_batched_tokens where it is no more than that; with interactivity all from 1 to 32 too. From 0.29 on the
-        tokens of decode steps with k drafts, and from 0.31 on max_num_seqs."""
+        """Return vLLM's own list: 1, 2, 4, multiples of 8 below 256 and of 16 from there, up to min(2 · max_num_seqs ·
+        (k + 1), 512).
+
+        It includes max_num_batched_tokens where that is no more, and with interactivity all from 1 to 32. From 0.29 on
+        it includes the tokens of decode steps with k drafts, and from 0.31 on max_num_seqs.
+        """
         if setup.own["cudagraph_mode"] == "NONE":
             return {TOKENS: ()}
         release, tokens, most = self._release(setup), setup.limits.max_num_batched_tokens, self._most(setup)
@@ -119,9 +125,12 @@ class Vllm(BucketRules):
         return {TOKENS: self._rounded(setup, sorted(size for size in sizes if size % self._devices(setup) == 0))}
 
     def accept(self, setup: Setup, lists: Lists) -> Accepted:
-        """Sizes above max_num_batched_tokens are left out, and with sequence parallelism those that are no multiple of
-        tensor_parallel_size; where decode steps have full graphs, k drafts round all up to multiples of k + 1, and
-        what then lies above the largest size is left out."""
+        """Drop sizes above max_num_batched_tokens, and with sequence parallelism other than multiples of
+        tensor_parallel_size.
+
+        Where decode steps have full graphs, k drafts round all sizes up to multiples of k + 1; results above the
+        largest size are dropped.
+        """
         if setup.own["cudagraph_mode"] == "NONE":
             raise InputError("vllm: cudagraph_mode NONE captures no graphs; choose another mode, or give no list")
         limit, devices = setup.limits.max_num_batched_tokens, self._devices(setup)
@@ -130,7 +139,7 @@ class Vllm(BucketRules):
             if size > limit:
                 dropped.append(Dropped(TOKENS, (size,), f"above max_num_batched_tokens {limit}"))
             elif size % devices:
-                dropped.append(Dropped(TOKENS, (size,), f"no multiple of tensor_parallel_size {devices}"))
+                dropped.append(Dropped(TOKENS, (size,), f"not a multiple of tensor_parallel_size {devices}"))
             else:
                 kept.append(size)
         if not kept:
@@ -140,13 +149,16 @@ class Vllm(BucketRules):
                 + "; give one"
             )
         rounded = self._rounded(setup, sorted(set(kept)))
-        reason = f"no multiple of {self._query(setup)}, the tokens of a drafted step"
+        reason = f"not a multiple of {self._query(setup)}, the tokens of a drafted step"
         dropped += [Dropped(TOKENS, (size,), reason) for size in kept if (size,) not in rounded]
         return Accepted.of(lists, {TOKENS: rounded}, dropped)
 
     def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
-        """All tokens of a step, prompts' and decodes' together; under FULL_DECODE_ONLY only of steps without prompts,
-        and under NONE of none, since no list changes how the others run."""
+        """Yield all tokens of a step, of prompts and decodes together.
+
+        Under FULL_DECODE_ONLY only steps without prompts count, and under NONE no step, since no list changes the
+        others.
+        """
         mode, drafts = setup.own["cudagraph_mode"], self._query(setup) - 1
         if mode == "NONE":
             return
@@ -156,22 +168,30 @@ class Vllm(BucketRules):
                 yield Demand(TOKENS, (tokens,), steps.steps, tokens * steps.steps)
 
     def finder(self, setup: Setup, family: str, shapes: Sequence[Shape]) -> Finder:
-        """Under FULL_DECODE_ONLY a size serves only where max_num_seqs sequences can fill it, and a step that would be
-        padded to a larger one runs eagerly."""
+        """Return the look-up of the next size above.
+
+        Under FULL_DECODE_ONLY a size serves only where max_num_seqs sequences can fill it, and a step that would be
+        padded to a larger one runs eagerly.
+        """
         if setup.own["cudagraph_mode"] == "FULL_DECODE_ONLY":
             shapes = line.shapes(self._full(setup, shapes))
         return super().finder(setup, family, shapes)
 
     def graphs(self, setup: Setup, lists: Lists) -> int:
-        """Each size once for steps with prompts (piecewise), and once for those that only decode (full), so far as
-        max_num_seqs sequences reach."""
+        """Return the number of graphs: each size once for steps with prompts (piecewise), and once for decode steps
+        (full).
+
+        Full graphs exist only for sizes that max_num_seqs sequences reach.
+        """
         sizes, full = len(lists[TOKENS]), len(self._full(setup, lists[TOKENS]))
         counts = {"NONE": 0, "FULL_DECODE_ONLY": full, "FULL_AND_PIECEWISE": sizes + full}
         return counts.get(str(setup.own["cudagraph_mode"]), sizes)
 
     def propose(self, setup: Setup, demands: Demands, most: Mapping[str, int]) -> Lists:
-        """Up to where vLLM's own list reaches, so that no step loses its graph. The most tokens that a step can
-        decode are in it, so that none falls back from a full graph to a piecewise one."""
+        """Propose a list that reaches as far as vLLM's own, so that no step loses its graph.
+
+        It includes the most tokens of a decode step, so that none falls back from a full graph to a piecewise one.
+        """
         own = self.default(setup)[TOKENS]
         if not own:
             raise InputError("vllm: there are no graphs to plan for; choose a cudagraph_mode other than NONE")
@@ -186,14 +206,14 @@ class Vllm(BucketRules):
         return {TOKENS: line.choose(demands.get(TOKENS, {}), candidates, required, most[TOKENS])}
 
     def from_plan(self, setup: Setup, plan: Plan) -> Lists:
-        """The batches of decode buckets, and the tokens of prompt buckets that vLLM's own list would reach."""
+        """Return the batches of decode buckets, and the tokens of prompt buckets within vLLM's own list."""
         query, most = self._query(setup), self._most(setup)
         sizes = {bucket.batch * query for bucket in plan.decode}
         sizes |= {bucket.tokens for bucket in plan.prompt if bucket.tokens <= most}
         return {TOKENS: line.shapes(sizes)}
 
     def export(self, setup: Setup, lists: Lists) -> Export:
-        """--compilation-config, and the same as a file for --config."""
+        """Export --compilation-config, also as a file for --config."""
         own = setup.own
         config: dict[str, object] = {SIZES: line.values(lists[TOKENS]), "cudagraph_mode": own["cudagraph_mode"]}
         if own["enable_sp"]:
@@ -204,8 +224,11 @@ class Vllm(BucketRules):
         return arguments.vllm_export([*words, arguments.json_flag(CONFIG, config), *arguments.drafts_flag(setup)])
 
     def read(self, given: Export, setup: Setup) -> Lists:
-        """cudagraph_capture_sizes of --compilation-config (-O), --cudagraph-capture-sizes or, before 0.11,
-        --cuda-graph-sizes, on the command line or in a file for --config; else vLLM's own list."""
+        """Return cudagraph_capture_sizes of --compilation-config (-O), or --cudagraph-capture-sizes.
+
+        Before 0.11 the latter is --cuda-graph-sizes. Flags are on the command line or in a file for --config; the
+        default is vLLM's own list.
+        """
         flags = arguments.flags(given)
         if flags.get("--enforce-eager", "false") != "false":
             raise InputError("--enforce-eager: vLLM runs without graphs; leave it out to plan them")
@@ -230,8 +253,7 @@ class Vllm(BucketRules):
         return {TOKENS: sizes}
 
     def read_log(self, lines: Iterable[str]) -> Lists | None:
-        """The list in the configuration that vLLM prints when the engine starts, or in its warning that it left sizes
-        out; the last one of them."""
+        """Return the last list in the configuration that vLLM prints at start, or in its warning on dropped sizes."""
         found: tuple[Shape, ...] = ()
         for text in lines:
             for match in _LOGGED.finditer(text):
@@ -239,7 +261,7 @@ class Vllm(BucketRules):
         return {TOKENS: found} if found else None
 
     def _check_largest(self, setup: Setup, flags: Mapping[str, str], sizes: Sequence[Shape]) -> None:
-        """Raise InputError where a stated max_cudagraph_capture_size is not the largest size that is kept."""
+        """Raise InputError where a stated max_cudagraph_capture_size is not the largest kept size."""
         largest: object = within(CONFIG, flags[CONFIG], (LARGEST,)) if CONFIG in flags else None
         if largest is None and "--max-cudagraph-capture-size" in flags:
             name = "--max-cudagraph-capture-size"
@@ -260,7 +282,7 @@ class Vllm(BucketRules):
         return 1 + setup.number("num_speculative_tokens")
 
     def _devices(self, setup: Setup) -> int:
-        """What sequence parallelism makes all sizes multiples of. Raises InputError for a release without it."""
+        """The divisor of all sizes under sequence parallelism. Raises InputError for a release without it."""
         if setup.own["enable_sp"] and self._release(setup) >= (0, 32):
             raise InputError("vllm: enable_sp does not exist from release 0.32 on; leave it out, or name the release")
         return setup.number("tensor_parallel_size") if setup.own["enable_sp"] else 1
@@ -274,7 +296,7 @@ class Vllm(BucketRules):
         return MOST_ON_BLACKWELL if wide else MOST_BY_DEFAULT
 
     def _most(self, setup: Setup) -> int:
-        """The largest size by the setting, or vLLM's own, as far as max_num_batched_tokens lets it be."""
+        """The largest size by the setting, or vLLM's own, limited by max_num_batched_tokens."""
         given = setup.own[LARGEST]
         most = given if isinstance(given, int) else min(2 * self._reach(setup), self._cap(setup))
         return min(most, setup.limits.max_num_batched_tokens)
@@ -289,8 +311,10 @@ class Vllm(BucketRules):
         return {count * query for count in counts if count <= seqs and count * query <= self._most(setup)}
 
     def _full(self, setup: Setup, shapes: Sequence[Shape]) -> list[int]:
-        """Tokens of the full graphs of decode steps, ascending: sizes that max_num_seqs sequences can fill. Model
-        Runner V2 rounds each up to whole sequences, V1 has rounded the list already."""
+        """Tokens of the full graphs of decode steps, ascending: sizes that max_num_seqs sequences can fill.
+
+        Model Runner V2 rounds each up to whole sequences; V1 has already rounded the list.
+        """
         query, reach = self._query(setup), self._reach(setup)
         sizes = [size for (size,) in shapes]
         if sizes and self._v2(setup):
@@ -298,8 +322,9 @@ class Vllm(BucketRules):
         return [size for size in sizes if query <= size <= reach]
 
     def _multiple(self, setup: Setup) -> int:
-        """What sizes for full graphs of decode steps are multiples of. Raises InputError where drafts and sequence
-        parallelism disagree."""
+        """The divisor of sizes for full graphs of decode steps. Raises InputError where drafts and sequence parallelism
+        disagree.
+        """
         query, devices = self._query(setup), self._devices(setup)
         if query == 1 or setup.own["cudagraph_mode"] == "PIECEWISE":
             return devices
@@ -312,7 +337,9 @@ class Vllm(BucketRules):
         return multiple
 
     def _rounded(self, setup: Setup, sizes: Sequence[int]) -> tuple[Shape, ...]:
-        """Ascending `sizes` rounded up to multiples by Model Runner V1, those above the largest of `sizes` left out."""
+        """Ascending `sizes` rounded up to multiples by Model Runner V1; results above the largest of `sizes` are
+        dropped.
+        """
         if not sizes or self._v2(setup) or (multiple := self._multiple(setup)) == self._devices(setup):
             return line.shapes(sizes)
         kept = {size for size in (-(-size // multiple) * multiple for size in sizes) if size <= sizes[-1]}

@@ -8,8 +8,8 @@
 Read in vllm/compilation/backends.py, caching.py and decorators.py of vllm-project/vllm (main of September 2026, which
 writes "compiler" and "config" whole, and 00185c66, which writes the latter as a hash) and torch 2.13's
 torch/_inductor/codecache.py (CacheBase.get_system). `model` and the artifacts hold pickles, which are never read here.
-A cache with kernels of Triton (triton.py) is of use in the folder alone that it was made in. So is one of a vLLM whose
-key covers VLLM_CACHE_ROOT (vllm#47573).
+A cache with Triton kernels (triton/cache.py) is only valid in its original folder, and so is one of a vLLM whose key
+covers VLLM_CACHE_ROOT (vllm#47573).
 """
 
 from __future__ import annotations
@@ -45,29 +45,28 @@ class VllmCache(ThirdPartyCache):
     must_match = ("version.*", "compiler*.device.name", "device.name", "machine", "path", "env.VLLM_CACHE_ROOT")
 
     def root(self, folder: Path) -> Path:
-        """`folder` may be torch_compile_cache itself."""
+        """Return the root; `folder` may be torch_compile_cache itself."""
         if (folder / COMPILED).is_dir():
             return folder
         return folder.parent if folder.resolve().name in {COMPILED, AOT} else folder
 
     def leaves_out(self, path: str) -> bool:
-        """Other folders of VLLM_CACHE_ROOT hold no compiled code (modelinfos, dummy_cache)."""
+        """Return True for other folders of VLLM_CACHE_ROOT, which hold no compiled code (modelinfos, dummy_cache)."""
         return (
             path.partition("/")[0] not in {COMPILED, AOT} or _TEMPORARY.fullmatch(path.rpartition("/")[2]) is not None
         )
 
     def unit(self, path: str) -> str:
-        """The folder of one hash."""
         parts = path.split("/")
         depth = 3 if parts[:2] == [COMPILED, AOT] else 2
         return "/".join(parts[:depth])
 
     def entries(self, tree: Tree) -> Iterable[str]:
-        """Hashes of which a rank has something."""
+        """Return hashes for which a rank has contents."""
         return {self.unit(path) for path in tree.files if any(map(_RANK.fullmatch, path.split("/")[2:-1]))}
 
     def incomplete(self, tree: Tree) -> Mapping[str, str]:
-        """Factors that are no JSON, and empty models and artifacts."""
+        """Return factors that are not JSON, and empty models and artifacts."""
         found = {}
         for path, file in tree.files.items():
             name = path.rpartition("/")[2]
@@ -78,7 +77,7 @@ class VllmCache(ThirdPartyCache):
         return found
 
     def facts(self, tree: Tree) -> Iterable[Fact]:
-        """What vLLM's key is made of, as far as its files say; hashes, ranks and prefixes."""
+        """Yield the inputs of vLLM's key, as far as its files record them; hashes, ranks and prefixes."""
         for path in tree.files:
             parts = path.split("/")
             yield Fact("aot_hash" if AOT in parts[:2] else "hash", self.unit(path).rpartition("/")[2])
@@ -89,12 +88,11 @@ class VllmCache(ThirdPartyCache):
         yield from machine(tree)
 
     def here(self, environment: Mapping[str, str], folder: Path) -> Mapping[str, str]:
-        """The folder, the machine and the card."""
         location = str(folder.absolute())
         return {"path": location, "env.VLLM_CACHE_ROOT": location, **machine_here(), **nvidia_card()}
 
     def location(self, environment: Mapping[str, str]) -> str | None:
-        """By vllm/envs.py."""
+        """Return the folder by the rules of vllm/envs.py."""
         if root := environment.get("VLLM_CACHE_ROOT"):
             return root
         if base := environment.get("XDG_CACHE_HOME"):
@@ -125,7 +123,7 @@ def _factors(factors: Mapping[str, object]) -> Iterator[Fact]:
 
 
 def _ranks(tree: Tree) -> list[dict[str, Any]]:
-    """Every folder of a rank (and prefix) with compiled artifacts in it, as the image's manifest has them."""
+    """Every folder of a rank (and prefix) with compiled artifacts, in the form of the image's manifest."""
     factors = [_rank(tree, path) for path in tree.files if path.rpartition("/")[2] == FACTORS]
     models = [path for path in tree.files if path.rpartition("/")[2] == MODEL and AOT in path.split("/")[:2]]
     return [*factors, *map(_model, models)]

@@ -1,6 +1,6 @@
-"""What vLLM logs: requests, batch sizes (VLLM_LOG_BATCHSIZE_INTERVAL) and the table of --cudagraph-metrics.
+"""vLLM's logs: requests, batch sizes (VLLM_LOG_BATCHSIZE_INTERVAL) and the table of --cudagraph-metrics.
 
-The token ids that a request log prints are counted, and never kept.
+The token ids in a request log are counted, and never kept.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PREFIX = re.compile(
     r"(?:\x1b\[[\d;]*m)?(?:DEBUG|INFO|WARNING|ERROR)(?:\x1b\[[\d;]*m)? (\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)",
     re.ASCII,
 )
-"""A line of vLLM's log as its issues and documents show it: process, level (coloured on a terminal), month-day and time
+"""A line of vLLM's log, from its issues and documents: process, level (coloured on a terminal), month-day and time
 without a year, [file:line], message."""
 
 _DAYS_BEFORE = (0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334)
@@ -29,7 +29,7 @@ _DAY = 86_400
 
 
 class LogClock:
-    """Moments of the lines of one log, which come in order, over a new year too. They tell no year and no time zone."""
+    """Times of the lines of one log, in order, also over a new year. The lines have no year and no time zone."""
 
     def __init__(self) -> None:
         self._added = 0
@@ -37,7 +37,7 @@ class LogClock:
         self._leap = False
 
     def read(self, line: str) -> Moment | None:
-        """When `line` was written; None for a line that does not tell."""
+        """Return the time of `line`; None for a line without one."""
         match = PREFIX.search(line, 0, 512)
         if match is None:
             return None
@@ -54,7 +54,9 @@ class LogClock:
 
 
 def process(line: str) -> tuple[str, str]:
-    """Which process wrote `line`: its name, as "Worker_TP0" or "VllmWorker rank=0", and its number; "" if not told."""
+    """Return the process that wrote `line`: its name, as "Worker_TP0" or "VllmWorker rank=0", and its number; "" if
+    missing.
+    """
     match = PREFIX.search(line, 0, 512)
     return ("", "") if match is None or match[1] is None else (match[1], match[2])
 
@@ -70,10 +72,10 @@ PROMPT_TEXT = re.compile(r"\bprompt: ('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")")
 OUTPUT_TEXT = re.compile(r"\boutput: ('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")")
 
 ESCAPE = re.compile(r"\\(?:x..|u.{4}|U.{8}|.)")
-"""One character of a text as Python's repr escapes it."""
+"""One character escaped by Python's repr."""
 
 WAITING, ANSWERED = 1 << 16, 1 << 10
-"""Requests that are remembered until they are answered, and then for further answers; the oldest are forgotten."""
+"""Most requests kept until they are answered, and then for further answers; the oldest are dropped."""
 
 REMEDY = "start vLLM with --enable-log-requests --enable-log-outputs and VLLM_LOGGING_LEVEL=DEBUG"
 
@@ -90,11 +92,10 @@ class _Request:
 class VllmRequests(RequestFormat):
     """Lines "Received request …" and "Generated response …" of a server's log, among any others.
 
-    A request counts when it is answered, and arrived when it was received. In older versions the first line has the
-    prompt's token ids, later a line "Request … details" at DEBUG; the ids of an answer are in a line "Generated
-    response … details" at DEBUG before it, from 0.32 on. Of a streamed answer the deltas are counted. Several
-    answers to one prompt are as many requests, whose prompt is cached for all but the first. Times are seconds without
-    a year.
+    A request counts when it is answered, and arrives when it is received. In older versions the first line has the
+    prompt's token ids, later a line "Request … details" at DEBUG. The ids of an answer are in a line "Generated
+    response … details" at DEBUG before it, from 0.32 on. The deltas of a streamed answer are counted. Several answers
+    to one prompt are as many requests, whose prompt is cached for all but the first. Times are seconds without a year.
     """
 
     name = "vllm-requests"
@@ -105,11 +106,13 @@ class VllmRequests(RequestFormat):
     )
 
     def recognises(self, head: Head) -> bool:
-        """Whether a line tells of a request, with lengths or without."""
+        """Return whether a line reports a request, with lengths or without."""
         return RECEIVED.search(head.text) is not None or GENERATED.search(head.text) is not None
 
     def rows(self, path: str, lines: Iterator[str], fields: Fields) -> Rows:
-        """The rows. Raises InputError too for a log without lengths, and for one that cuts them (--max-log-len)."""
+        """Return the rows. Also raises InputError for a log without lengths, and for one that cuts them
+        (--max-log-len).
+        """
         location = Location(path)
         return FoundRows(location, _Log(location).read(lines))
 
@@ -143,7 +146,7 @@ class _Log:
         if not self.answered:
             raise InputError(
                 f"{self._location.path}: the log has no lengths: {self.received} requests received, none with the "
-                f"token ids of prompt and output; {REMEDY}, or read the server's /metrics in its place"
+                f"token ids of prompt and output; {REMEDY}, or read the server's /metrics instead"
             )
 
     def _received(self, line: str, name: str) -> None:
@@ -187,7 +190,7 @@ class _Log:
         return request.arrived, request.prompt, output, 0 if request.answers == 1 else request.prompt
 
     def _check(self, line: str, literal: re.Pattern[str], ids: int) -> None:
-        """Whether text and ids are cut to the same number, as --max-log-len does; that shows at the longest ones."""
+        """Detect whether text and ids are cut to the same number, as by --max-log-len; the longest ones show it."""
         if ids < self._longest:
             return
         if ids > self._longest:
@@ -203,7 +206,7 @@ class _Log:
 
 
 def _ids(line: str, before: str) -> int:
-    """How many token ids are listed after the last `before`; text that a user wrote stands in front of it."""
+    """The number of token ids after the last `before`; user text comes before it."""
     start = line.rfind(before)
     if start < 0:
         return 0
@@ -218,10 +221,10 @@ RANK = re.compile(r"_(?:TP|PP|EP|DCP)\d+| rank=\d+")
 
 
 class VllmBatchSizes(StepFormat):
-    """The last line of each process, which counts all its steps since its start; sizes seen only once are not in it.
+    """The last line of each process, which counts all its steps since its start, except sizes seen only once.
 
     Sizes are tokens of a step after padding to a CUDA graph. Ranks of one tensor or pipeline parallel group take the
-    same steps, and the first that the log names is counted.
+    same steps, so only the first in the log is counted.
     """
 
     name = "vllm-batchsizes"
@@ -233,7 +236,7 @@ class VllmBatchSizes(StepFormat):
         return LINE in head.text
 
     def steps(self, path: str, lines: Iterator[str]) -> StepHistogram:
-        """The steps of all processes together."""
+        """Return the steps of all processes together."""
         first: dict[str, str] = {}
         ended: Counter[int] = Counter()
         running: dict[tuple[str, str], Counter[int]] = {}
@@ -270,9 +273,9 @@ EAGER = "NONE"
 
 
 class VllmCudagraphs(StepFormat):
-    """Every table in a server's log; each counts the steps since the one before it, and all are added up.
+    """Every table in a server's log; each counts the steps since the previous one, and all are summed.
 
-    The first engine of each process prints its own; with data parallelism the engines' steps are added up too.
+    The first engine of each process prints its own; with data parallelism the engines' steps are also summed.
     """
 
     name = "vllm-cudagraphs"

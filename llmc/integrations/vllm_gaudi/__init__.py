@@ -1,4 +1,4 @@
-"""vLLM on Intel Gaudi: the planner of the plug-in vllm-gaudi, restated, and Gaudi's recipe cache."""
+"""vLLM on Intel Gaudi: the restated planner of the plug-in vllm-gaudi, and Gaudi's recipe cache."""
 
 from __future__ import annotations
 

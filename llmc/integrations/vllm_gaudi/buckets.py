@@ -1,7 +1,7 @@
-"""vLLM on Gaudi: prompt and decode buckets, the one that a step takes, and the one that a miss adds.
+"""vLLM on Gaudi: prompt and decode buckets, their look-up, and the buckets that misses add.
 
 Look-up and fallback are those of vllm_gaudi/extension/bucketing/common.py (find_prompt_bucket, find_decode_bucket,
-generate_fallback_bucket, calc_fallback_value), August 2026: as summed up at commit 091bbad.
+generate_fallback_bucket, calc_fallback_value), August 2026, at commit 091bbad.
 """
 
 from __future__ import annotations
@@ -40,8 +40,11 @@ AXES = ("batch", "query", "context blocks")
 
 class VllmGaudi(BucketRules):
     """Two families: prompt buckets of (batch, query, context blocks of one sequence) and decode buckets of (batch, 1,
-    blocks of the whole batch). The modules beside this one name the file that each rule was read from. The sampler, the
-    defragmenter and images have graphs of their own, the same for every list; they are not counted."""
+    blocks of the whole batch).
+
+    The modules in this folder name the source file of each rule. The graphs of the sampler, the defragmenter and images
+    are the same for every list and not counted.
+    """
 
     name = "vllm-gaudi"
     title = "vLLM on Intel Gaudi"
@@ -63,11 +66,11 @@ class VllmGaudi(BucketRules):
     )
 
     def limits(self, given: Mapping[str, int]) -> Limits:
-        """Blocks of 128, as `vllm serve` on Gaudi has them."""
+        """Return blocks of 128, as in `vllm serve` on Gaudi."""
         return arguments.vllm_limits(given, block_size=128)
 
     def default(self, setup: Setup) -> Lists:
-        """The buckets of VLLM_BUCKETING_STRATEGY. Raises InputError for ranges that end the server."""
+        """Return the buckets of VLLM_BUCKETING_STRATEGY. Raises InputError for ranges with which the server exits."""
         view = GaudiView.of(setup)
         prompts = sizes.prompt_buckets(view, sizes.prompt_ranges(view))
         decodes = sizes.decode_buckets(view, sizes.decode_ranges(view))
@@ -76,10 +79,9 @@ class VllmGaudi(BucketRules):
         return _lists(prompts, sizes.expanded(view, decodes))
 
     def accept(self, setup: Setup, lists: Lists) -> Accepted:
-        """What a file with `lists` leaves: filtered and clipped, with the buckets that drafts add where they are not
-        there yet.
+        """Filter and clip the buckets of a file with `lists`, and add the missing buckets for drafts.
 
-        Raises InputError where a family has none left, which ends the server.
+        Raises InputError where a family has none left, with which the server exits.
         """
         view = GaudiView.of(setup)
         prompts, dropped = sizes.from_file(view, PROMPT, lists[PROMPT])
@@ -103,9 +105,9 @@ class VllmGaudi(BucketRules):
         return proposal.propose(GaudiView.of(setup), demands, most)
 
     def from_plan(self, setup: Setup, plan: Plan) -> Lists:
-        """Contexts in blocks, a decode's of all its sequences, each with room for the token of the step.
+        """Return contexts in blocks, a decode's of all its sequences, each with room for the new token.
 
-        Prompt batches above VLLM_PROMPT_BS_BUCKET_MAX, which the server never runs, are left out. Raises InputError for
+        Prompt batches above VLLM_PROMPT_BS_BUCKET_MAX, which the server never runs, are dropped. Raises InputError for
         a plan of other limits.
         """
         view = GaudiView.of(setup)
@@ -125,10 +127,10 @@ class VllmGaudi(BucketRules):
         return _lists(prompts, decodes)
 
     def export(self, setup: Setup, lists: Lists) -> Export:
-        """buckets.txt, the variables that it needs, and the flags of the limits it holds for.
+        """Export buckets.txt, its variables, and the flags of the limits it holds for.
 
-        The prefill batch is a variable of its own: without it larger prompt buckets are never used. The number of
-        blocks is pinned where it is given: compiled recipes are not reused for another one (vllm-fork#1054).
+        The prefill batch is a separate variable: without it larger prompt buckets are never used. The number of blocks
+        is pinned where it is given, since compiled recipes are not reused for another one (vllm-fork#1054).
         """
         view = GaudiView.of(setup)
         listed = {PROMPT: lists[PROMPT], DECODE: tuple(sorted(sizes.seeds(view, lists[DECODE])))}
@@ -147,11 +149,11 @@ class VllmGaudi(BucketRules):
         return Export(environment, tuple(flags), {config.BUCKET_FILE: config.write_buckets(listed)})
 
     def read(self, given: Export, setup: Setup) -> Lists:
-        """What the file of VLLM_BUCKETING_FROM_FILE lists, before the server's filters, with the buckets that drafts
-        add; without a file its own buckets.
+        """Return the buckets in the file of VLLM_BUCKETING_FROM_FILE, before the server's filters, with those for
+        drafts.
 
-        Raises InputError for lines that the server would skip, a file without buckets of a family, and flags that
-        state other limits than `setup`.
+        Without a file, the server's own buckets. Raises InputError for lines that the server would skip, a file without
+        buckets of a family, and flags that disagree with `setup`.
         """
         arguments.agree(arguments.flags(given), setup.limits, self.limit_flags)
         file = config.bucket_file(given.environment, given.files)
@@ -160,7 +162,7 @@ class VllmGaudi(BucketRules):
         lists = config.read_buckets(file[1], file[0])
         for family, query in ((PROMPT, "a query above 1"), (DECODE, "query 1")):
             if not lists[family]:
-                raise InputError(f"{file[0]}: lists no {family} bucket, one with {query}: the server ends; add one")
+                raise InputError(f"{file[0]}: lists no {family} bucket, one with {query}, so the server exits; add one")
         view = GaudiView.of(setup)
         kept, dropped = sizes.from_file(view, DECODE, lists[DECODE])
         return _lists(lists[PROMPT], sizes.with_drafts(view, kept).union(drop.shape for drop in dropped))
@@ -175,7 +177,7 @@ def _lists(prompts: Iterable[Shape], decodes: Iterable[Shape]) -> Lists:
 
 def _check_left(family: str, shapes: Iterable[Shape]) -> None:
     if not shapes:
-        words = f"no {family} bucket is left by the server's filters, which ends it"
+        words = f"the server's filters leave no {family} bucket, so it exits"
         raise InputError(f"vllm-gaudi: {words}; raise the limits or give other buckets")
 
 
@@ -183,7 +185,7 @@ BATCH_STEP, QUERY_STEP, BLOCKS_STEP = 2, 32, 32
 
 
 def fallback_value(number: int, step: int) -> int:
-    """`number` rounded up to a multiple of ceil(∛number) · step; 0 and 1 stay."""
+    """Return `number` rounded up to a multiple of ceil(∛number) · step; 0 and 1 stay."""
     if number <= 1:
         return number
     unit = math.ceil(math.pow(number, 1 / 3)) * step
@@ -204,11 +206,11 @@ def _rows(shapes: set[Shape]) -> Rows:
 class Lookup:
     """The buckets of one family while the server runs.
 
-    The first bucket in sort order that covers all three numbers is taken, not the cheapest. Where none does, a bucket
-    is added and compiled in traffic: each number by `fallback_value`, the batch at most max_num_seqs, the query at
-    most max_num_batched_tokens, a prompt's context at most what max_model_len needs, and a decode's at most the
-    largest one prepared at start; a decode that needs more than that is looked up with that many. So a found bucket
-    can be smaller than the step, which then runs unpadded and is compiled by itself.
+    The server takes the first bucket in sort order that covers all three numbers, not the cheapest. Where none does, a
+    bucket is added and compiled during serving, each number by `fallback_value`. The batch is at most max_num_seqs, the
+    query at most max_num_batched_tokens, and a prompt's context at most the need of max_model_len. A decode's context
+    is at most the largest one prepared at start; a decode that needs more is looked up with that many. A found bucket
+    can therefore be smaller than the step, which then runs unpadded and is compiled separately.
     """
 
     def __init__(self, view: GaudiView, family: str, shapes: Sequence[Shape]) -> None:
@@ -244,7 +246,6 @@ class Lookup:
         return Pick(bucket, "compile")
 
     def _first(self, requested: Shape) -> Shape | None:
-        """The first bucket in sort order that covers `requested`."""
         batch, query, context = requested
         for rows, queries in self._rows[bisect_left(self._rows, (batch,)) :]:
             for tokens, contexts in queries[bisect_left(queries, (query,)) :]:
@@ -254,7 +255,7 @@ class Lookup:
         return None
 
     def fallback(self, shape: Shape) -> Shape:
-        """The bucket that is added for a step of `shape`, which none covers."""
+        """Return the bucket that is added for an uncovered step of `shape`."""
         view = self._view
         batch, query, context = shape
         slice_size = view.number("sdpa_slice")

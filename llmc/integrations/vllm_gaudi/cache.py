@@ -1,11 +1,11 @@
 """The recipe cache of Gaudi: the folder in PT_HPU_RECIPE_CACHE_CONFIG=<folder>,<delete>,<MiB>.
 
-    <graph>_<device, hex>_syn<version>.recipe, and .metadata beside it
+    <graph>_<device, hex>_syn<version>.recipe, and .metadata next to it
 
-The names: mcv/pkg/cache/habana.go of redhat-et/GKM (September 2026). What it calls the device is a hash of the Gaudi
-libraries and of variables that compiling depends on (HabanaAI/gaudi-pytorch-bridge, habana_serialization/
-cache_version.h). With another number of KV cache blocks every
-recipe misses (HabanaAI/vllm-fork#1054). No file says that number: it is given when the cache is packed.
+The names are from mcv/pkg/cache/habana.go of redhat-et/GKM (September 2026). Its device is a hash of the Gaudi
+libraries and of variables that affect compilation (HabanaAI/gaudi-pytorch-bridge,
+habana_serialization/cache_version.h). With another number of KV cache blocks every recipe misses
+(HabanaAI/vllm-fork#1054). No file records that number: it is given when the cache is packed.
 """
 
 from __future__ import annotations
@@ -34,15 +34,13 @@ class GaudiCache(ThirdPartyCache):
     must_match = ("version.*", "device", "synapse", "num_hpu_blocks")
 
     def unit(self, path: str) -> str:
-        """A recipe and its metadata."""
         return path.rpartition(".")[0] if _NAME.fullmatch(path) else path
 
     def entries(self, tree: Tree) -> Iterable[str]:
-        """The recipes."""
         return {self.unit(path) for path in tree.files if path.endswith(RECIPE) and _NAME.fullmatch(path)}
 
     def incomplete(self, tree: Tree) -> Mapping[str, str]:
-        """Empty files, and recipes or metadata without the other."""
+        """Return empty files, and recipes or metadata without the other."""
         found = {}
         for path, file in tree.files.items():
             if _NAME.fullmatch(path) is None:
@@ -56,14 +54,14 @@ class GaudiCache(ThirdPartyCache):
         return found
 
     def facts(self, tree: Tree) -> Iterable[Fact]:
-        """Device and version in the names."""
+        """Yield device and version from the names."""
         for path in tree.files:
             if (match := _NAME.fullmatch(path)) is not None:
                 yield Fact("device", match[2])
                 yield Fact("synapse", match[3])
 
     def location(self, environment: Mapping[str, str]) -> str | None:
-        """Raises InputError where the server deletes the folder at its start."""
+        """Return the folder. Raises InputError where the server deletes it at start."""
         config = environment.get(VARIABLE)
         if config is None:
             return None

@@ -1,11 +1,11 @@
-"""The plug-in's settings, what it derives from them, and its bucket file, VLLM_BUCKETING_FROM_FILE.
+"""The plug-in's settings, its derived values, and its bucket file, VLLM_BUCKETING_FROM_FILE.
 
     file  = line…
     line  = [ "(" axis "," axis "," axis ")" ] [ "#" comment ]       batch, query, context blocks; query 1 is decode
     axis  = number | "[" number, … "]" | "range(" start, stop [, step ] ")"       at most 10,000 numbers
 
 Rules of vllm_gaudi/extension/bucketing/file_strategy.py, August 2026. The server skips any other line with a warning,
-or ends; here it is an error.
+or exits; here it is an error.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ DIMENSIONS = {
 }
 
 CLAMP = 3
-"""The exponential strategy prepares at most this many times the cache's blocks, where sequences may share some."""
+"""The exponential strategy prepares at most this many times the cache's blocks, since sequences may share some."""
 
 
 def _range_settings() -> tuple[Setting, ...]:
-    """VLLM_{PROMPT,DECODE}_{BS,QUERY,CTX,BLOCK}_BUCKET_*, and SEQ, the old spelling of QUERY (lin and pad alone)."""
+    """VLLM_{PROMPT,DECODE}_{BS,QUERY,CTX,BLOCK}_BUCKET_*, and SEQ, the old spelling of QUERY (only lin and pad)."""
     found = []
     for (phase, dimension), words in {**DIMENSIONS, ("prompt", "seq"): "new tokens of a prompt (old)"}.items():
         for parameter in PARAMETERS:
@@ -83,7 +83,7 @@ SETTINGS: tuple[Setting, ...] = (
 
 @dataclass(frozen=True)
 class GaudiView:
-    """The numbers that the plug-in's rules are written in; `own` has the rest of its settings."""
+    """The numbers of the plug-in's rules; `own` has the rest of its settings."""
 
     own: dict[str, Value]
     model_len: int
@@ -94,7 +94,7 @@ class GaudiView:
 
     @classmethod
     def of(cls, setup: Setup) -> GaudiView:
-        """The view of `setup`."""
+        """Return the view of `setup`."""
         limits = setup.limits
         return cls(
             dict(setup.own), limits.max_model_len, limits.max_num_seqs, limits.max_num_batched_tokens,
@@ -102,15 +102,15 @@ class GaudiView:
         )  # fmt: skip
 
     def number(self, name: str) -> int:
-        """A setting that has a number."""
+        """Return a setting that has a number."""
         value = self.own[name]
         if not isinstance(value, int):
-            raise TypeError(f"{name} is {value!r}, no number")
+            raise TypeError(f"{name} is {value!r}, which is not a number")
         return value
 
     @property
     def strategy(self) -> str:
-        """exp, lin or pad; VLLM_EXPONENTIAL_BUCKETING wins."""
+        """exp, lin or pad; VLLM_EXPONENTIAL_BUCKETING takes precedence."""
         old = self.own["exponential_bucketing"]
         return str(self.own["bucketing_strategy"]) if old is None else ("exp" if old else "lin")
 
@@ -122,7 +122,7 @@ class GaudiView:
 
     @property
     def defrag(self) -> bool:
-        """The defragmenter: by default with contiguous PA alone (features.py, 024a962)."""
+        """The defragmenter: by default only with contiguous PA (features.py, 024a962)."""
         given = self.own["defrag"]
         return self.contiguous if given is None else bool(given)
 
@@ -154,28 +154,28 @@ class GaudiView:
 
     @property
     def most_context(self) -> int:
-        """Most blocks of a prompt's context: the filter's and the fallback's bound."""
+        """Most blocks of a prompt's context: the bound of the filter and of the fallback."""
         return -(-(self.model_len - 1) // self.block)
 
     @property
     def pool(self) -> int:
-        """num_hpu_blocks; where it is not given, enough for all sequences at their longest, and vLLM's null block."""
+        """num_hpu_blocks; by default enough for all sequences at their longest, plus vLLM's null block."""
         given = self.own["num_hpu_blocks"]
         return given if isinstance(given, int) else self.seqs * self.blocks_each + 1
 
 
 BUCKET_FILE = "buckets.txt"
 MOST_OF_A_RANGE = 10_000
-"""Numbers of the longest range that the server expands."""
+"""Length of the longest range that the server expands."""
 
 _RANGE = re.compile(r"range\(([^)]*)\)")
 _SHORTEST_RANGE = 4
 
 
 def read_buckets(text: str, source: str) -> Lists:
-    """The buckets of a file's `text`, by family; `source` names it in messages.
+    """Return the buckets of a file's `text`, by family; `source` names it in messages.
 
-    Raises InputError, naming source, line and column, for a line that the server would skip, or that would end it.
+    Raises InputError, naming source, line and column, for a line that the server would skip, or exit on.
     """
     buckets = from_file.values(text, source)
     for number, line in enumerate(text.splitlines(), 1):
@@ -206,7 +206,7 @@ def _check_range(arguments: str, location: str) -> None:
 
 
 def write_buckets(lists: Lists, notes: Sequence[str] = ()) -> str:
-    """A file that lists just the buckets of `lists`, behind `notes` as comments."""
+    """Return a file that lists exactly the buckets of `lists`, after `notes` as comments."""
     lines = [f"# {note}" for note in notes]
     for family, axes in ((PROMPT, "batch, query, context blocks of one sequence"),
                          (DECODE, "batch, 1, blocks of the whole batch")):  # fmt: skip
@@ -216,7 +216,7 @@ def write_buckets(lists: Lists, notes: Sequence[str] = ()) -> str:
 
 
 def _lines(shapes: Iterable[Shape]) -> list[str]:
-    """One line for all batches and queries that have the same contexts, where their product is just the buckets."""
+    """One line for all batches and queries with the same contexts, where their product is exactly the buckets."""
     contexts: dict[tuple[int, int], list[int]] = {}
     for batch, query, context in sorted(shapes):
         contexts.setdefault((batch, query), []).append(context)
@@ -242,9 +242,9 @@ def _axis(values: Sequence[int]) -> str:
 
 
 def bucket_file(environment: Mapping[str, str], files: Mapping[str, str]) -> tuple[str, str] | None:
-    """(name, text) of the file that VLLM_BUCKETING_FROM_FILE names, else of buckets.txt or the one .txt; None without.
+    """Return (name, text) of the file that VLLM_BUCKETING_FROM_FILE names, or of buckets.txt or the only .txt file.
 
-    Raises InputError where the variable names a file that is not there.
+    None without a file. Raises InputError where the variable names a missing file.
     """
     named = environment.get("VLLM_BUCKETING_FROM_FILE")
     if not named:

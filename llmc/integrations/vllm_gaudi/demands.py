@@ -1,14 +1,14 @@
 """The steps of traffic: prompts in the runner's groups, decodes of all running sequences, both in blocks.
 
 Rules of vllm_gaudi/v1/worker/hpu_model_runner.py (_extract_prefill_batch_contents, _can_merge_prefill_contents,
-_create_decode_input_data, get_habana_paged_attn_buffers), August 2026. Contiguous paged attention pays for the highest
-block that a step reads (`BlockPool`).
+_create_decode_input_data, get_habana_paged_attn_buffers), August 2026. The cost of contiguous paged attention depends
+on the highest block that a step reads (`BlockPool`).
 
-vLLM V1 hands blocks out of a queue (vllm/v1/core/block_pool.py): block 0 is never used, a request takes the first of
-the queue, and what it gives back goes to its end, its last block first. So ids walk through the whole cache. The
-plug-in's defragmenter (vllm_gaudi/extension/defragmentation.py, on by default with contiguous PA) maps them to places:
-before a step whose highest used place is above the number of used ones plus VLLM_DEFRAG_THRESHOLD, it moves the
-highest ones, at most 512, to the lowest free places.
+vLLM V1 allocates blocks from a queue (vllm/v1/core/block_pool.py): block 0 is never used, a request takes the first of
+the queue, and its freed blocks go to the end, its last block first. Ids therefore walk through the whole cache. The
+plug-in's defragmenter (vllm_gaudi/extension/defragmentation.py, on by default with contiguous PA) maps them to slots.
+It runs before a step whose highest used slot is above the number of used ones plus VLLM_DEFRAG_THRESHOLD, and moves the
+highest ones, at most 512, to the lowest free slots.
 """
 
 from __future__ import annotations
@@ -25,12 +25,15 @@ from llmc.integrations.base import Demand, Shape
 from llmc.integrations.vllm_gaudi.config import DECODE, PROMPT, GaudiView
 
 MOST_MOVES = 512
-"""Blocks that one pass of the defragmenter moves."""
+"""Most blocks that one pass of the defragmenter moves."""
 
 
 class BlockPool:
-    """The blocks of the requests of a simulated server; nothing is cached beyond a request, and none is preempted: a
-    request that finds the cache empty takes a block beyond it."""
+    """The blocks of the requests of a simulated server.
+
+    Nothing is cached beyond a request, and none is preempted: a request that finds the cache full takes a block beyond
+    it.
+    """
 
     def __init__(self, view: GaudiView) -> None:
         self._block = view.block
@@ -46,7 +49,7 @@ class BlockPool:
         self._reach = 1
 
     def take(self, step: MixedSteps) -> Iterator[tuple[int, int, int]]:
-        """(decoding sequences, highest place + 1, steps) of the decode steps of `step`, in order."""
+        """Yield (decoding sequences, highest slot + 1, steps) of the decode steps of `step`, in order."""
         for number in step.finished:
             self._free(number)
         for chunk in step.chunks:
@@ -132,14 +135,14 @@ Ints = NDArray[np.int64]
 
 
 def count(view: GaudiView, steps: Iterable[MixedSteps]) -> Iterator[Demand]:
-    """The demands of `steps`, each shape once; memory grows with distinct shapes.
+    """Yield the demands of `steps`, each shape once; memory grows with distinct shapes.
 
-    A prompt step is (sequences, longest query, longest context in blocks). Sequences without context run together, in
+    A prefill is (sequences, longest query, longest context in blocks). Sequences without context run together, in
     order, at most VLLM_PROMPT_BS_BUCKET_MAX of them and while sequences · longest query stay within
-    max_num_batched_tokens (the runner asks that of the padded numbers); one with context runs alone; merged prefill
-    runs all as one sequence. A decode step is (sequences, 1, blocks): the blocks of all sequences, each with room for
-    the token of the step, or with contiguous PA the highest block id + 1. k drafts make k + 1 rows of each sequence,
-    each with all its blocks.
+    max_num_batched_tokens (the runner checks the padded numbers). One with context runs separately; merged prefill runs
+    all as one sequence. A decode step is (sequences, 1, blocks): the blocks of all sequences, each with room for the
+    new token, or with contiguous PA the highest block id + 1. k drafts give k + 1 rows per sequence, each with all its
+    blocks.
     """
     prompts: Counter[Shape] = Counter()
     real: Counter[Shape] = Counter()
@@ -166,7 +169,7 @@ def count(view: GaudiView, steps: Iterable[MixedSteps]) -> Iterator[Demand]:
 
 
 def groups(view: GaudiView, chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
-    """The chunks that run together, in their order."""
+    """Yield the chunks that run together, in their order."""
     group: list[Chunk] = []
     for chunk in chunks:
         rows = len(group) + 1
@@ -180,8 +183,10 @@ def groups(view: GaudiView, chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
 
 
 def blocks(cached: Ints, steps: int, block: int) -> tuple[int, Ints]:
-    """Blocks of all sequences in each of `steps` steps, in which every one grows by a token: (least, how many steps
-    have least, least + 1, … blocks)."""
+    """Return blocks of all sequences in each of `steps` steps, in which every sequence grows by a token.
+
+    The result is (least, numbers of steps with least, least + 1, … blocks).
+    """
     least = int((cached // block + 1).sum())
     if steps == 1:
         return least, np.ones(1, np.int64)
@@ -192,13 +197,11 @@ def blocks(cached: Ints, steps: int, block: int) -> tuple[int, Ints]:
 
 
 class _Decodes:
-    """Steps by sequences and blocks."""
-
     def __init__(self) -> None:
         self._rows: dict[int, Ints] = {}
 
     def add(self, batch: int, least: int, steps: Ints) -> None:
-        """steps[i] more steps of `batch` sequences with least + i blocks."""
+        """Add steps[i] steps of `batch` sequences with least + i blocks."""
         end = least + len(steps)
         row = self._rows.get(batch)
         if row is None or len(row) < end:

@@ -1,9 +1,9 @@
-"""What vLLM on Gaudi logs of its buckets: what it generates and warms up at start, and what was missing in traffic.
+"""Bucket logs of vLLM on Gaudi: buckets generated and warmed up at start, and misses during serving.
 
-INFO … Generated 36 prompt buckets [bs, query, num_blocks]: [(1, 128, 0), …]        vllm-gaudi, 2025 and 2026
-INFO … Generated 31 prompt buckets [bs, seq]: [(1, 128), …]                         HabanaAI's fork, 2024
-INFO … Generated 112 decode buckets [bs, total_blocks]: [(1, 128), …]
-INFO … [Warmup][Graph/prompt][1/36] batch_size:4 query_len:1024 num_blocks:0 free_mem:21.06 GiB
+INFO … Generated 36 prompt buckets [bs, query, num_blocks]: [(1, 128, 0), …]        vllm-gaudi, 2025 and 2026 INFO …
+Generated 31 prompt buckets [bs, seq]: [(1, 128), …]                         HabanaAI's fork, 2024 INFO … Generated 112
+decode buckets [bs, total_blocks]: [(1, 128), …] INFO … [Warmup][Graph/prompt][1/36] batch_size:4 query_len:1024
+num_blocks:0 free_mem:21.06 GiB
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ WARMUP = re.compile(
 PHASES: dict[str, StepPhase] = {"prompt": "prompt", "decode": "decode"}
 
 MAX_SHAPES = 100_000
-"""Distinct shapes that are kept; a server prepares a few thousand at most."""
+"""Most distinct shapes kept; a server prepares at most a few thousand."""
 
 
 class VllmGaudiLog(StepFormat):
     """Steps of (batch, query, blocks) that no prepared bucket covered, and the bucket that was added for each.
 
-    A bucket that was added serves the steps after it too, so each miss stands for one compilation, and not for how
-    often its shape was asked for. "was not warmed-up" names a bucket that was compiled in traffic although it is in the
-    list. Warm-up lines tell what was prepared.
+    An added bucket also serves later steps, so each miss means one compilation, not one per step of its shape. "was not
+    warmed-up" names a listed bucket that was compiled during serving. Warm-up lines list prepared buckets.
     """
 
     name = "vllm-gaudi"
@@ -49,7 +48,7 @@ class VllmGaudiLog(StepFormat):
         return any(known.search(head.text) is not None for known in (MISSING, COLD, WARMUP))
 
     def steps(self, path: str, lines: Iterator[str]) -> StepHistogram:
-        """The misses, and the buckets that were warmed up."""
+        """Return the misses, and the warmed-up buckets."""
         counts: Counter[StepKey] = Counter()
         prepared: dict[StepPhase, dict[Shape, None]] = {"prompt": {}, "decode": {}}
         cold = 0
@@ -66,7 +65,7 @@ class VllmGaudiLog(StepFormat):
             if len(counts) + len(prepared["prompt"]) + len(prepared["decode"]) > MAX_SHAPES:
                 raise InputError(f"{path}: names more than {MAX_SHAPES} shapes, which no server prepares")
         if not counts and not any(prepared.values()):
-            raise InputError(f"{path}: no line tells of a bucket: none missing, and none warmed up")
+            raise InputError(f"{path}: no line reports a bucket, neither a missing nor a warmed-up one")
         notes = [f"{cold} steps ran in buckets that were in the list and not warmed up"] if cold else []
         if not counts:
             notes.append("no step was without a prepared bucket")
@@ -84,9 +83,9 @@ _TUPLE = re.compile(r"\((\d{1,9}(?:, ?\d{1,9})*)\)")
 
 
 def start_lists(lines: Iterable[str]) -> Lists | None:
-    """The lists that `lines` of a log state, or None where a family has none.
+    """Return the lists in `lines` of a log, or None where a family has none.
 
-    Raises InputError for a printed list that is not whole.
+    Raises InputError for an incomplete printed list.
     """
     generated: dict[str, tuple[Shape, ...]] = {}
     warmed: dict[str, set[Shape]] = {}

@@ -1,8 +1,8 @@
-"""The lists of least padding under the server's own look-up, none of which its filters leave out.
+"""The lists of least padding under the server's own look-up, none of which its filters drop.
 
 `StepGrid` solves rows of columns exactly; then `polish` moves single buckets. The server takes the least prepared row
-at or above a step's, and there the least column at or above the step's. So rows R1 < R2 < …, each with columns of its
-own, cost what each row's steps cost on its own line.
+at or above a step's, and there the least column at or above the step's. Rows R1 < R2 < … with their own columns
+therefore cost the sum of each row's steps on its own line.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from llmc.integrations.vllm_gaudi.config import CLAMP, DECODE, PROMPT, GaudiView
 Floats = NDArray[np.float64]
 
 NEVER = 1e15
-"""The cost of what must not be chosen: above any sum of real ones, and finite, so that products of it are numbers."""
+"""Cost of points that must not be chosen: above any sum of real costs, and finite, so that its products are not NaN."""
 
 
 @dataclass(frozen=True, eq=False)
 class StepGrid:
-    """Steps on a grid of rows and columns, both ascending, and what one run costs at each point.
+    """Steps on a grid of rows and columns, both ascending, and the cost of one run at each point.
 
-    weights    float64 [rows, columns], at least 0: how often steps round up to the point
-    costs      float64 [rows, columns], ascending along a row; `NEVER` where there can be no shape
-    full       whether every row that is chosen has the last column; else it reaches its own last step
+    weights    float64 [rows, columns], at least 0: how often steps round up to the point costs      float64 [rows,
+    columns], ascending along a row; `NEVER` where there can be no shape full       whether every chosen row has the
+    last column; otherwise it reaches its own last step
 
     The last point of all is always chosen. No step leaves its row.
     """
@@ -42,11 +42,11 @@ class StepGrid:
     full: bool = False
 
     def solve(self, most: int) -> list[tuple[int, int]]:
-        """At most `most` points of least total cost, as (row, column), ascending.
+        """Return at most `most` points of least total cost, as (row, column), ascending.
 
-        E_k(b) is the least cost of all rows up to b with at most k points, b the last row that is chosen:
-        min over a < b and j of E_{k−j}(a) + C_j(a, b), with C_j(a, b) the cost of j columns for the steps of the rows
-        above a up to b, all in row b. Exact, and O(rows² · columns² · most).
+        E_k(b) is the least cost of all rows up to b with at most k points, b the last chosen row: min over a < b and j
+        of E_{k−j}(a) + C_j(a, b), with C_j(a, b) the cost of j columns for the steps of the rows above a up to b, all
+        in row b. Exact, and O(rows² · columns² · most).
         """
         rows, columns = self.weights.shape
         layers = min(most, columns)
@@ -70,7 +70,7 @@ class StepGrid:
         return sorted(points)
 
     def _prefixes(self, end: int, start: int | None = None) -> Floats:
-        """[starts, columns + 1]: cumulated weights of the rows start … end, for every start up to `end` or for one."""
+        """[starts, columns + 1]: cumulated weights of the rows start … `end`, for each start up to `end` or for one."""
         sums = np.cumsum(self.weights[end::-1], axis=0)[::-1]
         chosen = sums if start is None else sums[start : start + 1]
         return np.concatenate([np.zeros((len(chosen), 1)), np.cumsum(chosen, axis=1)], axis=1)
@@ -91,7 +91,7 @@ class StepGrid:
         return found
 
     def _ends(self, end: int, prefix: Floats) -> NDArray[np.bool_]:
-        """[starts, columns + 1]: where the last column of row `end` can be: no step is beyond it."""
+        """[starts, columns + 1]: possible last columns of row `end`: no step is beyond it."""
         ends: NDArray[np.bool_] = np.equal(prefix, prefix[:, -1:])
         if self.full or end == len(self.weights) - 1:
             ends[:, :-1] = False
@@ -128,7 +128,7 @@ ROUNDS = 40
 
 
 def thinned(values: Mapping[int, float], most: int, required: Iterable[int] = ()) -> list[int]:
-    """At most about `most` of `values`, which have weights: all where they are few, else quantiles; and `required`."""
+    """Return about `most` of the weighted `values`: all if few, otherwise quantiles; and `required`."""
     ordered = sorted(values)
     if len(ordered) > most:
         sums = np.cumsum([values[value] for value in ordered])
@@ -146,10 +146,10 @@ def grid(
     *,
     full: bool = False,
 ) -> list[tuple[int, int]]:
-    """At most `most` of (row, column) that serve `steps` at the least cost where no step leaves its row.
+    """Return at most `most` of (row, column) that serve `steps` at the least cost where no step leaves its row.
 
-    Rows and columns ascend, their last ones cover all steps, and that point is chosen in any case; with `full` the last
-    column of every row that is chosen. `cost` of a point is what one run costs, None where there can be no such shape.
+    Rows and columns ascend, and their last ones cover all steps; that point is always chosen. With `full`, so is the
+    last column of every chosen row. `cost` of a point is that of one run, None where there can be no such shape.
     """
     known = [[cost(row, column) for column in columns] for row in rows]
     costs = np.array([[NEVER if value is None else value for value in row] for row in known], np.float64)
@@ -160,7 +160,7 @@ def grid(
 
 
 def rounded(demands: Mapping[Shape, Demand], axes: Sequence[Sequence[int]]) -> dict[Shape, float]:
-    """Steps by shape, each number rounded up to the next of its axis (ascending, the last one above all)."""
+    """Return steps by shape, each number rounded up to the next of its axis (ascending, the last one above all)."""
     found: dict[Shape, float] = {}
     for shape, demand in demands.items():
         point = tuple(axis[bisect_left(axis, number)] for axis, number in zip(axes, shape, strict=True))
@@ -176,8 +176,11 @@ def polish(
     most: int,
     cost: Callable[[Shape], float],
 ) -> list[Shape]:
-    """`chosen` after moves that lower the cost by the server's own look-up: one added while there are fewer than
-    `most`, one left out, or one exchanged for another of `candidates`. `required` ones stay."""
+    """Return `chosen` after moves that lower the cost by the server's own look-up.
+
+    A move adds one of `candidates` while there are fewer than `most`, drops one, or exchanges one for another.
+    `required` ones stay.
+    """
     points = np.array(list(steps), np.int64)
     weights = np.array(list(steps.values()), np.float64)
     fixed = set(required)
@@ -200,7 +203,7 @@ def polish(
 
 
 def _first(kept: Sequence[int], covers: NDArray[np.bool_]) -> tuple[Ints, NDArray[np.bool_]]:
-    """The place among `kept` that serves each point, and whether one does."""
+    """The index in `kept` that serves each point, and whether one does."""
     rows = covers[list(kept)]
     served: NDArray[np.bool_] = np.any(rows, axis=0)
     return np.argmax(rows, axis=0), served
@@ -221,7 +224,7 @@ def _best_move(
     weights: NDArray[np.float64],
     most: int,
 ) -> list[int] | None:
-    """`kept` after the best addition, or the best exchange where it is full; None without any that helps."""
+    """`kept` after the best addition, or the best exchange where it is full; None if none helps."""
     if len(kept) < most:
         index, change = _best_addition(kept, covers, costs, weights)
         return sorted([*kept, index]) if change < 0 else None
@@ -249,7 +252,7 @@ def _best_move(
 def _best_addition(
     kept: list[int], covers: NDArray[np.bool_], costs: NDArray[np.float64], weights: NDArray[np.float64]
 ) -> tuple[int, float]:
-    """The candidate that lowers the cost most when it is added, and by how much (negative)."""
+    """The candidate that lowers the cost most when it is added, and the change (negative)."""
     first, served = _first(kept, covers)
     index = np.where(served, np.array(kept)[first], len(costs))
     paid = np.where(served, costs[np.minimum(index, len(costs) - 1)], NEVER)
@@ -260,27 +263,27 @@ def _best_addition(
 
 
 ALIGNED = 128
-"""Queries are multiples of this many tokens, as all that the plug-in generates with its block size are."""
+"""Queries are multiples of this many tokens, like all that the plug-in generates with its block size."""
 
 UNSEEN = 0.001
-"""Of all decode steps, the share that counts once more, spread over the server's own buckets: traffic to come is not
-just like that of the past, and graphs that would save next to nothing there go where steps may yet be."""
+"""Share of all decode steps that counts again, spread over the server's own buckets. Future traffic differs from the
+past, so graphs that would save almost nothing are placed where steps may occur."""
 
 Demands = Mapping[Shape, Demand]
 
 
 def work(family: str, shape: Shape) -> int:
-    """What one run of a bucket costs: batch · (query + context) of a prompt, batch + blocks of a decode.
+    """Return the cost of one run of a bucket: batch · (query + context) of a prompt, batch + blocks of a decode.
 
-    A new token, or a decode's row, passes all layers; a context block is read by attention. Both count 1, so that
-    neither is free: a bucket with a needlessly large context, or with needless rows, is never as good as a tight one.
+    A new token, or a decode's row, passes all layers; a context block is read by attention. Both count 1, so neither is
+    free: a bucket with an unnecessarily large context, or unnecessary rows, is never as good as a tight one.
     """
     batch, query, context = shape
     return batch * (query + context) if family == PROMPT else batch + context
 
 
 def propose(view: GaudiView, demands: Mapping[str, Demands], most: Mapping[str, int]) -> Lists:
-    """The buckets to prepare, those that drafts add among them.
+    """Return the buckets to prepare, including those for drafts.
 
     Raises InputError where `most` buckets do not reach every admissible step.
     """
@@ -302,10 +305,10 @@ def _check(family: str, needed: int, most: int) -> None:
 
 
 def required_prompts(view: GaudiView) -> list[Shape]:
-    """The buckets that cover all admissible prompt steps, whatever else is there.
+    """Return the buckets that cover all admissible prefills, independent of others.
 
-    One sequence with the longest query and the longest context, and for each larger batch, which runs without
-    context, the longest query that max_num_batched_tokens admits.
+    One sequence with the longest query and the longest context. For each larger batch, which runs without context, the
+    longest query that max_num_batched_tokens admits.
     """
     longest = min(view.longest_prompt, view.tokens)
     ceiling = min(view.tokens, view.model_len)
@@ -317,7 +320,7 @@ def required_prompts(view: GaudiView) -> list[Shape]:
 
 
 def _sliced(view: GaudiView, shape: Shape) -> Shape:
-    """A prompt bucket without context as a server takes it that slices long prompts: it would leave others out."""
+    """A prompt bucket without context that a server with sliced long prompts keeps; it would drop others."""
     if not sizes.unsliced(view, shape):
         return shape
     size = view.number("sdpa_slice")
@@ -327,10 +330,10 @@ def _sliced(view: GaudiView, shape: Shape) -> Shape:
 
 
 def required_decodes(view: GaudiView) -> list[Shape]:
-    """The bucket that covers all admissible decode steps, before drafts.
+    """Return the bucket that covers all admissible decode steps, before drafts.
 
-    All sequences with as many blocks as they can have; with contiguous PA as many as the cache has, and without it at
-    most three times that, since sequences share cached blocks, which is where the server's own list ends too.
+    All sequences with their most blocks. With contiguous PA at most the blocks of the cache. Without it at most three
+    times that, since sequences share cached blocks; the server's own list also ends there.
     """
     if view.contiguous:
         return [(view.seqs, 1, view.pool)]
@@ -367,11 +370,11 @@ def _accepted_prompt(view: GaudiView, shape: Shape) -> bool:
 
 
 def _decode(view: GaudiView, demands: Demands, most: int) -> set[Shape]:
-    """The seeds: with k drafts a step of n · (k + 1) rows is one of n sequences, and each seed makes three buckets.
+    """The seeds: with k drafts a step of n · (k + 1) rows is one of n sequences, and each seed gives three buckets.
 
-    With contiguous PA every row reaches the end of the cache: there the runner takes the batch from one look-up, by the
+    With contiguous PA every row reaches the end of the cache. There the runner takes the batch from one look-up, by the
     blocks in use, and the blocks from a second one, by the highest id. Where these end in different rows it runs the
-    batch of one with the blocks of the other, a graph that may not be there.
+    batch of one with the blocks of the other, a graph that may be missing.
     """
     each = 3 if view.drafts else 1
     _check(DECODE, each, most)
@@ -416,7 +419,7 @@ def _seeded(view: GaudiView, demands: Demands, top: int) -> Demands:
 
 
 def _fitted(view: GaudiView, shape: Shape) -> Shape:
-    """A decode bucket that the server keeps as it is: at least a block for each sequence, at most max_model_len's."""
+    """A decode bucket that the server keeps unchanged: at least a block for each sequence, at most max_model_len's."""
     batch, query, blocks = shape
     return sizes.clipped(view, (batch, query, blocks if view.contiguous else max(batch, blocks)))
 

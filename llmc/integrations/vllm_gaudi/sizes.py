@@ -1,9 +1,9 @@
-"""From ranges to buckets: the values of each dimension by the three strategies, their products, and what filters leave.
+"""From ranges to buckets: the values of each dimension by the three strategies, their products, and the filters.
 
-Rules of vllm_gaudi/extension/bucketing/{exponential,linear,padding_aware}.py, August 2026: as summed up at commit
-091bbad, with the decode range of #1122, #1552, #1700 and #1745, which their tests in tests/unit_tests state. Filters
-and the buckets that drafts add are those of common.py there (generate_buckets, generate_spec_decode_buckets); a
-prompt's context is bounded by itself since #1362.
+Rules of vllm_gaudi/extension/bucketing/{exponential,linear,padding_aware}.py, August 2026, at commit 091bbad, with the
+decode range of #1122, #1552, #1700 and #1745, which their tests in tests/unit_tests state. Filters and the buckets for
+drafts are those of common.py there (generate_buckets, generate_spec_decode_buckets); a prompt's context is bounded
+separately since #1362.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class PhaseValues(NamedTuple):
 
 
 def exponential(least: int, step: int, most: int, limit: int, exact_top: bool) -> list[int]:
-    """`limit` values in geometric steps from `least` to `most`, each rounded up to a multiple of `step`.
+    """Return `limit` values in geometric steps from `least` to `most`, each rounded up to a multiple of `step`.
 
     A `least` of 0 or 1 is kept, and the steps begin at `step`; a last value above `most` becomes `most`, and with
-    `exact_top` (contiguous PA) the last of the steps is `most` itself. In floats, as numpy's float_power gives them: a
-    power that is a multiple of `step` can come out just above it, and so one step higher. (1, 2, 64, 6) has 18 and 34
-    where the exact rule of strategies/exponential.py has 16 and 32; of 76,680 ranges up to 600, 29 differ.
-    Raises InputError for a limit below 1, which ends the server.
+    `exact_top` (contiguous PA) the last of the steps is `most` itself. The arithmetic is in floats, like numpy's
+    float_power: a power that is a multiple of `step` can come out just above it, and thus one step higher. (1, 2, 64,
+    6) has 18 and 34 where the exact rule of strategies/exponential.py has 16 and 32; of 76,680 ranges up to 600, 29
+    differ. Raises InputError for a limit below 1, with which the server exits.
     """
     if limit < 1:
         raise InputError(f"vllm-gaudi: the exponential range up to {most} has no value; raise the limit it comes from")
@@ -56,12 +56,12 @@ def exponential(least: int, step: int, most: int, limit: int, exact_top: bool) -
 
 
 def prompt_ranges(view: GaudiView) -> PhaseValues:
-    """The generated values of prompts. Raises InputError for ranges that end the server."""
+    """Return the generated values of prompts. Raises InputError for ranges with which the server exits."""
     return _prompt_exponential(view) if view.strategy == "exp" else _prompt_stepped(view)
 
 
 def decode_ranges(view: GaudiView) -> PhaseValues:
-    """The generated values of decodes; with contiguous PA the cache's blocks are one of them."""
+    """Return the generated values of decodes; with contiguous PA they include the cache's blocks."""
     built = _decode_exponential(view) if view.strategy == "exp" else _decode_stepped(view)
     if view.contiguous and built.contexts[-1] < view.pool:
         built.contexts.append(view.pool)
@@ -69,7 +69,6 @@ def decode_ranges(view: GaudiView) -> PhaseValues:
 
 
 def _log2_up(number: int) -> int:
-    """ceil(log2 number), for a number of at least 1."""
     return (number - 1).bit_length()
 
 
@@ -103,7 +102,7 @@ def _decode_exponential(view: GaudiView) -> PhaseValues:
 
 
 def _numbers(view: GaudiView, phase: str, dimension: str, *defaults: int) -> list[int]:
-    """Each number from its variable, else the default; PROMPT_SEQ stands in for PROMPT_QUERY."""
+    """Each number from its variable, or the default; PROMPT_SEQ replaces a missing PROMPT_QUERY."""
     found = []
     for parameter, default in zip(PARAMETERS, defaults, strict=False):
         value = view.own[f"{phase}_{dimension}_{parameter}"]
@@ -119,7 +118,6 @@ def _defaults(most: int) -> tuple[int, int]:
 
 
 def _values(view: GaudiView, numbers: list[int]) -> list[int]:
-    """The linear or padding-aware values of (min, step, max, pad_max, pad_percent)."""
     least, step, most, pad_max, pad_percent = numbers
     if view.strategy == "lin":
         return linear.values(least, step, most)
@@ -152,7 +150,7 @@ def _decode_stepped(view: GaudiView) -> PhaseValues:
 
 
 def _within_pool(view: GaudiView, numbers: list[int]) -> list[int]:
-    """A decode range, its max at most the cache's blocks with contiguous PA, and its min below them."""
+    """A decode range whose max, with contiguous PA, is at most the cache's blocks, and whose min is below them."""
     least, step, most, *rest = numbers
     if view.contiguous and most > view.pool:
         most = view.pool
@@ -162,15 +160,15 @@ def _within_pool(view: GaudiView, numbers: list[int]) -> list[int]:
 
 
 MOST_BUCKETS = 1 << 20
-"""Of a phase, far beyond what a server can warm up; it bounds memory."""
+"""Most buckets of a phase, far beyond what a server can warm up; bounds memory."""
 
 
 def prompt_buckets(view: GaudiView, ranges: PhaseValues) -> set[Shape]:
-    """The generated prompt buckets: the product, filtered.
+    """Return the generated prompt buckets: the product, filtered.
 
     From max_model_len 8192 on, the largest context of each query becomes the one with which it fills max_model_len, if
-    that is not negative and below VLLM_PROMPT_CTX_BUCKET_MAX; where it is not, the context stays what the query before
-    had, as it does in the plug-in's loop.
+    that is not negative and below VLLM_PROMPT_CTX_BUCKET_MAX. Otherwise the context stays that of the previous query,
+    as in the plug-in's loop.
     """
     most = view.own["prompt_ctx_max"]
     chunk = view.number("mamba_chunk_size")
@@ -194,7 +192,7 @@ def prompt_buckets(view: GaudiView, ranges: PhaseValues) -> set[Shape]:
 
 
 def decode_buckets(view: GaudiView, ranges: PhaseValues) -> set[Shape]:
-    """The generated decode buckets. The plug-in adds each one's neighbours, which the whole product has already."""
+    """Return the generated decode buckets. The product already contains the neighbours that the plug-in adds."""
     _check_count(ranges)
     product = ((batch, 1, context) for batch in ranges.batches for context in ranges.contexts)
     return {clipped(view, shape) for shape in product if not refused_decode(view, shape)}
@@ -203,11 +201,11 @@ def decode_buckets(view: GaudiView, ranges: PhaseValues) -> set[Shape]:
 def _check_count(ranges: PhaseValues) -> None:
     count = len(ranges.batches) * len(ranges.queries) * len(ranges.contexts)
     if count > MOST_BUCKETS:
-        raise InputError(f"vllm-gaudi: its ranges make {count} buckets, more than {MOST_BUCKETS}; raise their steps")
+        raise InputError(f"vllm-gaudi: its ranges give {count} buckets, more than {MOST_BUCKETS}; raise their steps")
 
 
 def refused_prompt(view: GaudiView, shape: Shape) -> str:
-    """Why the server leaves a prompt bucket out, or ""."""
+    """Return the reason why the server drops a prompt bucket, or ""."""
     batch, query, context = shape
     if view.merged:
         seqs = view.prefill_seqs
@@ -223,22 +221,22 @@ def refused_prompt(view: GaudiView, shape: Shape) -> str:
 
 
 def unsliced(view: GaudiView, shape: Shape) -> str:
-    """Why a prompt bucket falls out of a server that slices long prompts (PT_HPU_SDPA_QKV_SLICE_MODE_FWD), or ""."""
+    """Return why a server that slices long prompts (PT_HPU_SDPA_QKV_SLICE_MODE_FWD) drops a prompt bucket, or ""."""
     _, query, context = shape
     slice_size, threshold = view.number("sdpa_slice"), view.number("sdpa_threshold")
     if view.own["sdpa_slices"] and context == 0 and query >= threshold and query % slice_size:
-        return f"query from {threshold} on is no multiple of PT_HPU_SDPA_BC_FACTOR {slice_size}"
+        return f"query from {threshold} on is not a multiple of PT_HPU_SDPA_BC_FACTOR {slice_size}"
     return ""
 
 
 def refused_decode(view: GaudiView, shape: Shape) -> str:
-    """Why the server leaves a decode bucket out, or ""; with contiguous PA it takes all."""
+    """Return the reason why the server drops a decode bucket, or ""; with contiguous PA it keeps all."""
     batch, _, context = shape
     return "" if view.contiguous or batch <= context else "context below one block for each sequence"
 
 
 def clipped(view: GaudiView, shape: Shape) -> Shape:
-    """A decode bucket with at most as many blocks as its sequences can have; with contiguous PA as it is."""
+    """Return a decode bucket with at most the blocks that its sequences can have; unchanged with contiguous PA."""
     batch, query, context = shape
     if view.contiguous:
         return shape
@@ -246,7 +244,7 @@ def clipped(view: GaudiView, shape: Shape) -> Shape:
 
 
 def drafted(view: GaudiView, shape: Shape) -> set[Shape]:
-    """What speculation adds for one decode bucket."""
+    """Return the buckets that speculation adds for one decode bucket."""
     batch, query, context = shape
     tokens = 1 + view.drafts
     wide = [(batch * tokens, query, context * tokens)]
@@ -258,31 +256,31 @@ def drafted(view: GaudiView, shape: Shape) -> set[Shape]:
 
 
 def with_drafts(view: GaudiView, decode: set[Shape]) -> set[Shape]:
-    """`decode` and what speculation adds; a list that has this for some of its buckets already is whole."""
+    """Return `decode` plus the buckets that speculation adds, unless some of its buckets already have them."""
     if not view.drafts or expanded(view, _seeds(view, decode)) == decode:
         return decode
     return expanded(view, decode)
 
 
 def seeds(view: GaudiView, prepared: Iterable[Shape]) -> set[Shape]:
-    """Decode buckets of which the server prepares just `prepared`, or `prepared` where there are none such."""
+    """Return decode buckets for which the server prepares exactly `prepared`, or `prepared` where there are none."""
     known = set(prepared)
     found = _seeds(view, known)
     return found if expanded(view, found) == known else known
 
 
 def expanded(view: GaudiView, decode: set[Shape]) -> set[Shape]:
-    """`decode` and what speculation adds for each of its buckets."""
+    """Return `decode` plus the buckets that speculation adds for each of them."""
     return decode.union(*(drafted(view, shape) for shape in decode)) if view.drafts else decode
 
 
 def _seeds(view: GaudiView, prepared: set[Shape]) -> set[Shape]:
-    """All of `prepared` whose additions are there too: if any list gives `prepared`, this one does."""
+    """All of `prepared` whose additions are also there: if any list gives `prepared`, this one does."""
     return {shape for shape in prepared if not view.drafts or drafted(view, shape) <= prepared}
 
 
 def from_file(view: GaudiView, family: str, shapes: Iterable[Shape]) -> tuple[set[Shape], list[Dropped]]:
-    """What is left of a file's buckets, clipped, and what is not."""
+    """Return a file's buckets that are kept, clipped, and those that are dropped."""
     left: set[Shape] = set()
     dropped = []
     for shape in shapes:

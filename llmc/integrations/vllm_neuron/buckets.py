@@ -37,11 +37,11 @@ NAMES = {
 }
 SEGMENT = "kv_segment_size_buckets"
 SEGMENTS = (512, 1024, 2048, 4096)
-"""Tokens of a segment that the segmented attention kernel has."""
+"""Segment sizes in tokens that the segmented attention kernel supports."""
 SINGLE_SHOT = 16384
-"""Longest max_model_len whose prompts may run whole."""
+"""Largest max_model_len whose prompts may run whole."""
 TILE = 128
-"""What the attention kernel wants contexts to be multiples of, and the least of the server's own token buckets."""
+"""Divisor of contexts for the attention kernel, and the least of the server's own token buckets."""
 
 _LOGGED = {
     family: re.compile(rf"\b{name}(?: from (?:neuron_)?config| to match {SEGMENT})?(?:: |=)\[([\d, ]+)\]")
@@ -51,12 +51,12 @@ _LENGTH = re.compile(r"\bmax_(?:seq|model)_len['\"]?[=:] ?(\d{1,9})\b")
 
 
 class VllmNeuron(BucketRules):
-    """The rules of vllm_neuron/utils/bucket_utils.py, vllm_neuron/vllm/core/scheduler.py and the worker's warm-up,
-    as the documentation of Neuron SDK 2.33 states them too.
+    """The rules of vllm_neuron/utils/bucket_utils.py, vllm_neuron/vllm/core/scheduler.py and the worker's warm-up, also
+    in the documentation of Neuron SDK 2.33.
 
-    One prompt at a time is prefilled, in segments of max_num_batched_tokens, while decodes wait; each segment is
-    padded to a bucket of tokens. A decode step is padded to a bucket of requests and, where context buckets are
-    given, reads the cache up to the next one instead of max_model_len. With segments there is one bucket of tokens.
+    One prompt at a time is prefilled, in segments of max_num_batched_tokens, while decodes wait; each segment is padded
+    to a bucket of tokens. A decode step is padded to a bucket of requests. Where context buckets are given, it reads
+    the cache up to the next one instead of max_model_len. With segments there is one bucket of tokens.
     """
 
     name = "vllm-neuron"
@@ -79,15 +79,17 @@ class VllmNeuron(BucketRules):
     cost = GraphCost(None, None, "not published by graph; see Neuron's compilation cache and the log's warm-up lines")
 
     def limits(self, given: Mapping[str, int]) -> Limits:
-        """max_num_seqs 256 and max_num_batched_tokens 2048 (vLLM's least defaults), at most max_model_len, of which a
-        prefill has to be all, up to 16,384, or a segment that the kernel has."""
+        """Return max_num_seqs 256 and max_num_batched_tokens 2048 (vLLM's least defaults), at most max_model_len.
+
+        A prefill must be all of max_model_len, up to 16,384, or a segment that the kernel supports.
+        """
         given = {"max_num_seqs": 256, **given}
         length = given["max_model_len"]
         tokens = min(given.get("max_num_batched_tokens", 2048), length)
         if tokens < length and tokens not in SEGMENTS:
             whole = f", or {length}, for whole prompts" if length <= SINGLE_SHOT else ""
             raise InputError(
-                f"vllm-neuron: max_num_batched_tokens {tokens} is no segment that Neuron prefills in; "
+                f"vllm-neuron: max_num_batched_tokens {tokens} is not a segment size of Neuron's prefill; "
                 f"set one of {', '.join(map(str, SEGMENTS))}{whole}"
             )
         if tokens == length > SINGLE_SHOT:
@@ -98,8 +100,10 @@ class VllmNeuron(BucketRules):
         return Limits(**{**given, "max_num_batched_tokens": tokens})
 
     def default(self, setup: Setup) -> Lists:
-        """Tokens doubled from 128 to max_num_batched_tokens, or one segment; requests from 1 to max_num_seqs; context
-        max_model_len."""
+        """Return tokens doubled from 128 to max_num_batched_tokens, or one segment; requests from 1 to max_num_seqs.
+
+        The context is max_model_len.
+        """
         limits = setup.limits
         tokens = [limits.max_num_batched_tokens]
         if not _segmented(limits):
@@ -112,8 +116,10 @@ class VllmNeuron(BucketRules):
         }
 
     def accept(self, setup: Setup, lists: Lists) -> Accepted:
-        """Each list must end with its limit. Contexts get max_model_len. With a cache that several ranks share, tokens
-        that are no multiple of their blocks are left out."""
+        """Require that each list ends with its limit, and add max_model_len to contexts.
+
+        With a cache that several ranks share, tokens that are not a multiple of their blocks are dropped.
+        """
         limits = setup.limits
         tokens, requests, contexts = (line.values(lists[name]) for name in (TOKENS, REQUESTS, CONTEXT))
         for family, values, limit in (
@@ -139,7 +145,7 @@ class VllmNeuron(BucketRules):
         return Accepted.of(lists, full, dropped)
 
     def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
-        """A prefill segment's tokens; a decode step's requests, and its longest context with the tokens it adds."""
+        """Yield a prefill segment's tokens; a decode step's requests, and its longest context plus its new tokens."""
         query = 1 + setup.number("num_speculative_tokens")
         length = setup.limits.max_model_len
         for step in separate_steps(requests, setup.limits, step_time):
@@ -153,13 +159,17 @@ class VllmNeuron(BucketRules):
                 yield Demand(CONTEXT, (piece.context,), piece.steps, real)
 
     def graphs(self, setup: Setup, lists: Lists) -> int:
-        """One a bucket of tokens, and one a pair of requests and context; with drafts a second of each pair, for
-        decodes without them. The drafter's own come on top."""
+        """Return one per bucket of tokens, and one per pair of requests and context.
+
+        With drafts, each pair has a second graph for decodes without them. The drafter's own graphs are not counted.
+        """
         pairs = len(lists[REQUESTS]) * len(lists[CONTEXT])
         return len(lists[TOKENS]) + pairs * (2 if setup.number("num_speculative_tokens") else 1)
 
     def propose(self, setup: Setup, demands: Demands, most: Mapping[str, int]) -> Lists:
-        """Tokens and contexts in multiples of 128, any number of requests; with segments the one bucket of tokens."""
+        """Propose tokens and contexts in multiples of 128, any number of requests; with segments the one bucket of
+        tokens.
+        """
         limits, stride = setup.limits, self._stride(setup)
         tokens, seqs, length = limits.max_num_batched_tokens, limits.max_num_seqs, limits.max_model_len
         step = math.lcm(TILE, stride)
@@ -173,7 +183,7 @@ class VllmNeuron(BucketRules):
         }
 
     def from_plan(self, setup: Setup, plan: Plan) -> Lists:
-        """The queries of prompt buckets, the batches and the contexts of decode buckets, with the limits."""
+        """Return the queries of prompt buckets, the batches and the contexts of decode buckets, with the limits."""
         limits = setup.limits
         tokens, seqs, length = limits.max_num_batched_tokens, limits.max_num_seqs, limits.max_model_len
         queries = set() if _segmented(limits) else {bucket.query for bucket in plan.prompt if bucket.query < tokens}
@@ -185,8 +195,10 @@ class VllmNeuron(BucketRules):
         }
 
     def export(self, setup: Setup, lists: Lists) -> Export:
-        """--additional-config, and the flags as a file for --config. Prefix caching is turned off where the server
-        demands it: without segments."""
+        """Export --additional-config, and the flags as a file for --config.
+
+        Without segments, prefix caching is off, which the server requires.
+        """
         values = {family: line.values(lists[family]) for family in NAMES}
         config: dict[str, object] = {NAMES[TOKENS]: values[TOKENS], NAMES[REQUESTS]: values[REQUESTS]}
         if contexts := [value for value in values[CONTEXT] if value < setup.limits.max_model_len]:
@@ -201,7 +213,7 @@ class VllmNeuron(BucketRules):
         )
 
     def read(self, given: Export, setup: Setup) -> Lists:
-        """The three lists of neuron_config; kv_segment_size_buckets must agree with the limits."""
+        """Return the three lists of neuron_config; kv_segment_size_buckets must agree with the limits."""
         found = arguments.stated(given, CONFIG, (NEURON,))
         arguments.agree(found, setup.limits)
         segment = arguments.numbers(found, CONFIG, (NEURON, SEGMENT))
@@ -230,8 +242,10 @@ class VllmNeuron(BucketRules):
         return self.accept(setup, lists).lists
 
     def read_log(self, lines: Iterable[str]) -> Lists | None:
-        """The lists that the scheduler and the runner print, each as "… buckets: [128, 256]", and vLLM's max_seq_len,
-        the last context; where vLLM's line is missing, `accept` adds it."""
+        """Return the lists that the scheduler and the runner print, each as "… buckets: [128, 256]".
+
+        The last context is vLLM's max_seq_len; where vLLM's line is missing, `accept` adds it.
+        """
         found: dict[str, tuple[Shape, ...]] = {}
         length: list[int] = []
         for text in lines:
@@ -245,7 +259,7 @@ class VllmNeuron(BucketRules):
         return {**found, CONTEXT: line.shapes([*line.values(found.get(CONTEXT, ())), *length])}
 
     def _stride(self, setup: Setup) -> int:
-        """What buckets of tokens must be multiples of, where ranks share a sequence's cache block by block."""
+        """The divisor of token buckets, where ranks share a sequence's cache block by block."""
         ranks = setup.number("decode_context_parallel_size")
         return ranks * setup.limits.block_size if ranks > 1 else 1
 
@@ -254,14 +268,13 @@ class VllmNeuron(BucketRules):
         stride = self._stride(setup)
         if tokens[-1] % stride:
             raise InputError(
-                f"vllm-neuron: max_num_batched_tokens {tokens[-1]} is no multiple of {stride}, "
+                f"vllm-neuron: max_num_batched_tokens {tokens[-1]} is not a multiple of {stride}, "
                 "decode_context_parallel_size times block_size; change one of the three"
             )
-        reason = f"no multiple of {stride}, decode_context_parallel_size times block_size"
+        reason = f"not a multiple of {stride}, decode_context_parallel_size times block_size"
         dropped = tuple(Dropped(TOKENS, (value,), reason) for value in tokens if value % stride)
         return [value for value in tokens if value % stride == 0], dropped
 
 
 def _segmented(limits: Limits) -> bool:
-    """Whether prompts are prefilled in segments."""
     return limits.max_num_batched_tokens < limits.max_model_len

@@ -37,19 +37,17 @@ class VllmNeuronCache(ThirdPartyCache):
     must_match = ("version.*", "target", "compiler")
 
     def root(self, folder: Path) -> Path:
-        """`folder` may be the VLLM_CACHE_ROOT."""
+        """Return the root; `folder` may be the VLLM_CACHE_ROOT."""
         return below if (below := folder.joinpath(*POSITION)).is_dir() else folder
 
     def unit(self, path: str) -> str:
-        """The folder of one graph."""
         return path.partition("/")[0]
 
     def entries(self, tree: Tree) -> Iterable[str]:
-        """The complete folders."""
         return {self.unit(path) for path in tree.files if path.partition("/")[2] == COMPLETE}
 
     def incomplete(self, tree: Tree) -> Mapping[str, str]:
-        """Folders without the mark, or whose NEFF is not as large as the mark says."""
+        """Return folders without the mark, or whose NEFF size differs from the mark's."""
         graphs = {self.unit(path) for path in (*tree.files, *tree.folders) if self._is_graph(path, tree)}
         found = {}
         for graph in sorted(graphs):
@@ -65,7 +63,7 @@ class VllmNeuronCache(ThirdPartyCache):
         return found
 
     def facts(self, tree: Tree) -> Iterable[Fact]:
-        """Target, arguments and version of the compiler, and the format of the metadata."""
+        """Yield target, arguments and version of the compiler, and the format of the metadata."""
         for path in tree.files:
             name = path.partition("/")[2]
             if name == COMMAND:
@@ -76,7 +74,7 @@ class VllmNeuronCache(ThirdPartyCache):
                 yield Fact("metadata", metadata[1])
 
     def here(self, environment: Mapping[str, str], folder: Path) -> Mapping[str, str]:
-        """The chip that is compiled for, where the environment says."""
+        """Return the target chip, where the environment names it."""
         target = environment.get("NEURON_PLATFORM_TARGET_OVERRIDE")
         return {"target": target} if target else {}
 

@@ -222,13 +222,15 @@ def test_a_device_whose_free_memory_never_changes_is_charged_with_what_it_says()
 
 @pytest.mark.parametrize("shown", [-1, None, 1.5, True, float("nan"), "8 GiB"])
 def test_free_memory_that_is_no_number_of_bytes_is_an_error(shown):
-    with pytest.raises(DeviceError, match="as bytes of its memory, so no budget for graphs can be kept"):
+    with pytest.raises(DeviceError, match="bytes of memory, so graphs have no memory budget"):
         capture(SimulatedDevice(1000, tokens_of(1), shows=lambda _: shown), PROMPTS, 0, ALL)
 
 
 def test_a_first_graph_of_unknown_size_above_the_budget_is_noted():
     outcome = capture(SimulatedDevice(10 * GIB, tokens_of(MIB)), [prompt(1, 1024)], 10 * GIB - MIB, ALL)
-    assert outcome.notes == ("graphs took 1023 MiB more than the 1 MiB for them: the margin is smaller by as much",)
+    assert outcome.notes == (
+        "graphs took 1023 MiB more than their budget of 1 MiB; the margin shrinks by the same amount",
+    )
 
 
 def test_without_buckets_of_a_phase_the_other_has_all():

@@ -60,7 +60,7 @@ def test_memory_is_divided_as_logged():
         "profile run                               504 MiB  15.46 GiB  79.16 GiB",
         "KV cache: 1,519 blocks, 194,432 tokens  23.73 GiB   39.2 GiB  55.43 GiB",
         "graphs                                  14.19 GiB  53.39 GiB  41.24 GiB",
-        "margin, never taken                     39.58 GiB",
+        "margin, kept free                       39.58 GiB",
     ]
 
 

@@ -35,7 +35,7 @@ def test_nothing_is_lost_nor_counted_twice(free, utilisation, reserved, block):
 
 
 def test_weights_that_do_not_fit_are_refused():
-    with pytest.raises(InputError, match=r"8 GiB of device memory do not hold 14\.97 GiB of weights and 504 MiB"):
+    with pytest.raises(InputError, match=r"8 GiB of device memory cannot hold 14\.97 GiB of weights and 504 MiB"):
         Memory(8 * GIB, int(14.97 * GIB), 504 * MIB, 16 * MIB, 128, 2048, DEFAULT)
 
 
@@ -43,6 +43,6 @@ def test_a_cache_below_one_sequence_is_refused_with_what_would_help():
     with pytest.raises(InputError) as error:
         Memory(16 * GIB, 15 * GIB, 900 * MIB, 16 * MIB, 128, 2048, DEFAULT)
     assert str(error.value) == (
-        "100.4 MiB for the KV cache are 6 blocks of 16 MiB; one sequence of 2048 tokens needs 16: raise "
+        "100.4 MiB for the KV cache hold 6 blocks of 16 MiB; one sequence of 2048 tokens needs 16: raise "
         "--gpu-memory-utilization, lower --graph-reserved-mem or plan for a shorter --max-model-len"
     )

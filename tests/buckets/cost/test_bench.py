@@ -160,7 +160,7 @@ def test_a_file_that_cannot_be_read_or_written_is_named(tmp_path):
 
 
 def test_a_further_field_cannot_have_the_name_of_a_field():
-    with pytest.raises(InputError, match="further field 'device'"):
+    with pytest.raises(InputError, match="extra field 'device'"):
         Bench("x", Bench.from_json(document()).measurements, None, {"device": "y"})
 
 

@@ -32,7 +32,7 @@ def test_what_the_other_half_runs_is_reported() -> None:
     plan = toy_plan()
     dropped = half(plan, "decode").provenance.notes[-1]
     assert (dropped.kind, dropped.phase, dropped.count) == ("dropped", "prompt", len(plan.prompt) - 1)
-    assert "the other half of a hybrid runs them" in dropped.text
+    assert "the other device runs them" in dropped.text
 
 
 def test_a_plan_that_does_not_cover_its_limits_has_no_halves() -> None:

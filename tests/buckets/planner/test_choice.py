@@ -139,7 +139,7 @@ def test_a_rule_within_a_budget_keeps_its_best_buckets():
     assert Bucket("prompt", 1, 8192, 0) in kept.prompt
     (note,) = [note for note in kept.provenance.notes if note.phase == "prompt" and note.kind == "dropped"]
     assert note.count == len(whole.prompt) - 10
-    assert "padding least on the recorded traffic (--max-graphs)" in note.text
+    assert "have the least padding on the recorded traffic (--max-graphs)" in note.text
 
 
 def test_a_rule_without_traffic_keeps_what_serves_everything_alike():
@@ -345,7 +345,7 @@ def test_cached_prefixes_are_taken_over_where_contexts_are_allowed(tmp_path):
     path.write_text("".join(lines))
     again = make_plan(Limits(1024, 1), traffic=Traffic(path), budget=Budget(max_graphs=6))
     (note,) = [note for note in again.provenance.notes if note.kind == "warning"]
-    assert "30 prompts find a part of themselves in the cache and compute it again" in note.text
+    assert "30 prompts have a cached prefix and recompute it" in note.text
     assert padding(again, path=path) > 0.5
     reused = make_plan(
         Limits(1024, 1), traffic=Traffic(path), budget=Budget(max_graphs=6), prompt_context=Range(0, 128, 1024)
@@ -359,7 +359,7 @@ def test_a_count_of_the_whole_batchs_blocks_is_pointed_out():
     settings = Settings.from_environment({"VLLM_DECODE_BLOCK_BUCKET_STEP": "128"})
     plan = make_plan(Limits(2048, 4), settings=settings)
     (warning,) = [note.text for note in plan.provenance.notes if note.kind == "warning"]
-    assert warning.startswith("VLLM_DECODE_BLOCK_BUCKET_STEP=128 counts the blocks of one sequence here")
+    assert warning.startswith("VLLM_DECODE_BLOCK_BUCKET_STEP=128 counts the blocks of one sequence, which exceed")
     assert warning.endswith("divide by max_num_seqs")
 
 

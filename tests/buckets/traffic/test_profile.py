@@ -95,4 +95,4 @@ def test_requests_without_times_have_neither_concurrency_nor_drift():
     found = profile([TrafficRequest(0, 5, 2, 1)] * 3, has_times=False)
     assert (found.duration, found.rate, found.running, found.windows) == (None, None, None, [])
     assert found.cached == pytest.approx(0.2)
-    assert "3 requests, which tell no times, 20.0% of the prompts' tokens cached" in profile_text(found)
+    assert "3 requests, which record no times, 20.0% of the prompts' tokens cached" in profile_text(found)

@@ -35,7 +35,7 @@ def test_contexts_are_planned_for_models_that_read_cached_tokens(
     plan = plan_for(str(config), max_model_len=512, max_num_seqs=2)
     assert plan.limits.contexts is contexts
     assert any(bucket.context for bucket in plan.decode) is contexts
-    assert ("contexts: none, the model keeps states alone (model config)" in plan_text(plan)) is not contexts
+    assert ("contexts: none, the model has only recurrent state (model config)" in plan_text(plan)) is not contexts
 
 
 def test_a_configuration_that_does_not_say_its_cache_keeps_contexts(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_lengths_are_rounded_up_to_64_and_prompts_to_chunks(built: Setup, given_
     ("built", "given_lists", "words"),
     [
         (setup(), {"prompt": ((64,), (128,)), "cache": ((256,),)}, "2 lengths for 'prompt'"),
-        (setup(), lengths(64, 64), "a cache of 64 tokens has no room behind 64"),
+        (setup(), lengths(64, 64), "a cache of 64 tokens has no room after 64"),
         (setup(prefill_chunk_size=100), lengths(1024, 2048), "NPUW_LLM_PREFILL_CHUNK_SIZE 100 is not a power of two"),
     ],
 )

@@ -67,7 +67,7 @@ def test_the_largest_batch_is_that_of_all_requests() -> None:
     for largest, words in ((16, "16 must be 32, .*; add 32"), (64, "64 must be 32, .*; remove those above 32")):
         with pytest.raises(InputError, match=words):
             RBLN.accept(setup(), {"decode": ((largest,),)})
-    with pytest.raises(InputError, match="prefill_chunk_size 100 is no multiple of 64"):
+    with pytest.raises(InputError, match="prefill_chunk_size 100 is not a multiple of 64"):
         RBLN.accept(setup(prefill_chunk_size=100), {"decode": ((32,),)})
 
 

@@ -72,7 +72,7 @@ def test_what_covers_every_step_is_added() -> None:
 
 
 def test_sizes_that_ranks_cannot_share_and_requests_above_the_most_are_refused() -> None:
-    with pytest.raises(InputError, match=r"compilation_sizes 97 is no multiple of 4.*use 100"):
+    with pytest.raises(InputError, match=r"compilation_sizes 97 is not a multiple of 4.*use 100"):
         TPU.accept(setup(data_parallel_size=4, multiprocess_dp=False), {"tokens": shapes(97), "requests": shapes(256)})
     with pytest.raises(InputError, match="300 is above max_num_seqs 256"):
         TPU.accept(setup(), {"tokens": shapes(2048), "requests": shapes(8, 300)})

@@ -85,7 +85,7 @@ def test_sequence_parallelism_keeps_multiples_of_its_devices() -> None:
     built = setup(8, release="0.31", enable_sp=True, tensor_parallel_size=4)
     accepted = VLLM.accept(built, {"tokens": ((2,), (8,), (12,))})
     assert sizes(accepted.lists["tokens"]) == [8, 12]
-    assert [drop.reason for drop in accepted.dropped] == ["no multiple of tensor_parallel_size 4"]
+    assert [drop.reason for drop in accepted.dropped] == ["not a multiple of tensor_parallel_size 4"]
     with pytest.raises(InputError, match="that is a multiple of tensor_parallel_size 4; give one"):
         VLLM.accept(built, {"tokens": ((2,), (3,))})
     with pytest.raises(InputError, match=r"no size is a multiple of both 3 .* and 4"):
@@ -99,7 +99,7 @@ def test_sequence_parallelism_is_refused_where_vllm_no_longer_has_it() -> None:
 
 @pytest.mark.parametrize("release", ["", "v0.24", "0", "newest"])
 def test_what_is_no_release_is_refused(release: str) -> None:
-    with pytest.raises(InputError, match=r"is no release; write it as 0\.24"):
+    with pytest.raises(InputError, match=r"is not a release; write it as 0\.24"):
         VLLM.default(setup(8, release=release))
 
 
@@ -265,7 +265,7 @@ def test_no_list_of_its_length_pads_less_than_a_proposal(counts: dict[int, int],
 
 def test_a_proposal_reaches_as_far_as_its_own_list_and_has_the_largest_decode_step() -> None:
     assert VLLM.propose(setup(100), {}, {"tokens": 9}) == {"tokens": ((100,), (200,))}
-    with pytest.raises(InputError, match="at most 1 graphs, but 2 are needed in any case: 100, 200"):
+    with pytest.raises(InputError, match="at most 1 graphs, but at least 2 are needed: 100, 200"):
         VLLM.propose(setup(100), {}, {"tokens": 1})
 
 
@@ -278,7 +278,7 @@ def test_a_file_for_config_states_limits_and_settings_too(tmp_path: Path) -> Non
     found = load(VLLM, str(file), {}, {})
     assert (found.setup.limits.max_num_seqs, found.setup.own["cudagraph_mode"]) == (8, "FULL_DECODE_ONLY")
     assert found.lists == {"tokens": ((1,), (8,))}
-    with pytest.raises(InputError, match="says max_num_seqs 8, and 9 was given beside it"):
+    with pytest.raises(InputError, match="says max_num_seqs 8, but 9 was given"):
         load(VLLM, str(file), {"max_num_seqs": 9}, {})
 
 

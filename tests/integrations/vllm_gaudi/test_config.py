@@ -54,18 +54,18 @@ def test_products_are_written_as_one_line() -> None:
     ("line", "message"),
     [
         ("(1, 128)", "2 entries instead of 3"),
-        ("[1, 128, 0]", "this is no bucket"),
+        ("[1, 128, 0]", "this is not a bucket"),
         ("(1, 128, 0", "was never closed"),
         ("(1, 1, range(128))", "range of one number"),
         ("(1, 1, range(0, 20002, 2))", "more than 10000 numbers"),
         ("(1, 1, range(0, 20, 0))", "step 0"),
         ("(1, (128, 256), 0)", "reads no tuple here"),
-        ("(1, 128.5, 0)", "no place in a bucket"),
-        ("(1, '128', 0)", "no place in a bucket"),
+        ("(1, 128.5, 0)", "not allowed in a bucket"),
+        ("(1, '128', 0)", "not allowed in a bucket"),
         ("(0, 128, 0)", "batch 0"),
         ("(1, -128, 0)", "negative"),
         ("(1, [], 0)", "no value"),
-        ("(1, __import__('os'), 0)", "no place in a bucket"),
+        ("(1, __import__('os'), 0)", "not allowed in a bucket"),
     ],
 )
 def test_a_line_that_the_server_would_skip_is_an_error(line: str, message: str) -> None:

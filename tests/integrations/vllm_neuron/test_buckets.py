@@ -50,8 +50,8 @@ def test_its_own_lists(built: Setup, tokens: list[int], requests: list[int]) -> 
 @pytest.mark.parametrize(
     ("length", "tokens", "match"),
     [
-        (4096, 3000, "3000 is no segment.*512, 1024, 2048, 4096, or 4096, for whole prompts"),
-        (32768, 3000, "3000 is no segment.*set one of 512, 1024, 2048, 4096$"),
+        (4096, 3000, "3000 is not a segment.*512, 1024, 2048, 4096, or 4096, for whole prompts"),
+        (32768, 3000, "3000 is not a segment.*set one of 512, 1024, 2048, 4096$"),
         (32768, 32768, "cannot be prefilled whole, only up to 16384"),
     ],
 )
@@ -111,7 +111,7 @@ def test_ranks_that_share_a_cache_leave_buckets_out() -> None:
     assert accepted.lists["tokens"] == shapes(1024, 4096)
     assert [drop.shape for drop in accepted.dropped] == [(128,)]
     assert accepted.added == (("context", (4096,)),)
-    with pytest.raises(InputError, match="4096 is no multiple of 384"):
+    with pytest.raises(InputError, match="4096 is not a multiple of 384"):
         NEURON.default(setup(4096, block_size=128, decode_context_parallel_size=3))
 
 

@@ -258,7 +258,7 @@ def test_a_device_that_states_no_bytes_or_too_many_is_named(
 ) -> None:
     monkeypatch.setattr(FakeGraphDevice, "free_memory", lambda self: shown)
     _, capturing = opened(toy)
-    with pytest.raises(DeviceError, match=r"the device states .* of (its )?memory"):
+    with pytest.raises(DeviceError, match=r"the device reports .* of memory"):
         capturing.divide()
 
 
@@ -281,7 +281,7 @@ def test_a_budget_too_small_for_one_graph_says_so_and_serves(toy: Toy, caplog: p
     warm_up(executor, capturing, toy.plan)
     assert captured(capturing) == []
     assert re.fullmatch(
-        r"[\d.]+ B for graphs hold none: the smallest, prompt\[1x4\+0\], takes about 1.176 KiB; raise "
+        r"no graph fits in [\d.]+ B: the smallest, prompt\[1x4\+0\], takes about 1.176 KiB; raise "
         r"--graph-reserved-mem or --gpu-memory-utilization, or run without graphs \(--graph-reserved-mem 0\)",
         capturing.failure,
     )

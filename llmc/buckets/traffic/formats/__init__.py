@@ -1,4 +1,4 @@
-"""Traffic formats by name, each imported when a file is looked at, and the recognition of a file by what it says."""
+"""Traffic formats by name, each imported when a file is examined, and detection of a file's format."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ FORMATS = Registry("traffic format", own=_OWN, parts="llmc.integrations:logs")
 """Classes that take no arguments, see base.py. Logs and metrics of single systems are read by their integrations."""
 
 FIELDS = "fields"
-"""The format that has no look of its own: its lines are read by the names that --fields gives."""
+"""The format that cannot be detected: its lines are read by the names that --fields gives."""
 
 HEADS = (1 << 16, 1 << 22)
-"""Bytes of a file that formats are recognised by: few first, and more where a server's start-up comes before."""
+"""Bytes of a file used to detect its format: few first, then more for a log that begins with a server's start-up."""
 
 FALLBACKS = {".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl"}
-"""By suffix, whose messages a file gets that looks like nothing."""
+"""Format by suffix for a file that no format recognises; its error messages then apply."""
 
 
 def create(name: str) -> Format:
-    """A format by name. Raises UnknownNameError, listing the known names."""
+    """Create a format by name. Raises UnknownNameError, listing the known names."""
     built: Format = FORMATS.get(name)()
     return built
 
 
 def recognise(file: TraceFile) -> Format:
-    """The format that a file is written in. Raises InputError for one that looks like none."""
+    """Return the format of a file. Raises InputError if no format matches."""
     others = (name for name in FORMATS.names() if name not in _OWN)
     known = sorted(map(create, [*_OWN, *others]), key=lambda one: one.tried)
     path = str(file.path)
@@ -56,7 +56,7 @@ def recognise(file: TraceFile) -> Format:
     if head.suffix in FALLBACKS:
         return create(FALLBACKS[head.suffix])
     raise InputError(
-        f"{path}: looks like no traffic that is known: {', '.join(one.title for one in known if one.name != FIELDS)}; "
-        f"say which it is with --traffic-format ({', '.join(FORMATS.names())}), or name the fields of its lines with "
+        f"{path}: matches no known traffic format: {', '.join(one.title for one in known if one.name != FIELDS)}; "
+        f"name the format with --traffic-format ({', '.join(FORMATS.names())}), or the fields of its lines with "
         "--fields prompt=…,output=…"
     )

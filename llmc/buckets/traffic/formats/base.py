@@ -1,11 +1,11 @@
-"""The contract of a traffic format: what a server or a gateway writes, read as one of three kinds of traffic.
+"""Interface of a traffic format: files of servers and gateways, read as one of three kinds of traffic.
 
     file ──Head──► which format ──► requests   Rows            one row a request            (RequestFormat)
                                 ├─► lengths    Lengths         histograms of lengths        (LengthFormat)
                                 └─► steps      StepHistogram   steps that a server counted  (StepFormat)
 
-A format that many write is one file beside this one and one line in the registry; that of one system is in its
-integration.
+A format that several systems write is one file in this folder and one line in the registry; that of one system is in
+its integration.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from llmc.buckets.traffic.trace_file import Progress, TraceFile
 from llmc.errors import InputError
 
 Fields = dict[str, str]
-"""What a request's "prompt", "output", "cached" and "time" are called in a log, as --fields says."""
+"""Names of a request's "prompt", "output", "cached" and "time" in a log, from --fields."""
 
 
 class Head:
@@ -40,7 +40,7 @@ class Head:
 
     @property
     def suffix(self) -> str:
-        """The last suffix of the name, in lower case; not .gz, but the one before it."""
+        """The last suffix of the name in lower case; for .gz, the suffix before it."""
         suffixes = [suffix.lower() for suffix in PurePath(self.path).suffixes]
         if suffixes and suffixes[-1] == ".gz":
             suffixes.pop()
@@ -48,7 +48,7 @@ class Head:
 
     @cached_property
     def objects(self) -> list[dict[str, Any]]:
-        """The JSON objects among the first whole lines, one a line; at most 16."""
+        """The JSON objects among the first whole lines, one per line; at most 16."""
         lines = self.text.split("\n")
         if not self.whole:
             lines.pop()
@@ -64,46 +64,46 @@ class Head:
 
 
 class Format(ABC):
-    """A way to write traffic. `title` is what people call it, `source` where it was read: project, version, files."""
+    """A file format. `title` is its common name, `source` its specification: project, version, files."""
 
     name: ClassVar[str]
     title: ClassVar[str]
     source: ClassVar[str]
     tried: ClassVar[int] = 0
-    """The order in which a file is tried: formats of a lower number first, of equal ones those of the registry."""
+    """Order of detection: formats with a lower number first, ties in registry order."""
 
     @abstractmethod
     def recognises(self, head: Head) -> bool:
-        """Whether a file that begins so is written in this format."""
+        """Return whether a file with this beginning is in this format."""
 
 
 class RequestFormat(Format):
-    """A format whose files tell of each request."""
+    """A format whose files record each request."""
 
     @abstractmethod
     def rows(self, path: str, lines: Iterator[str], fields: Fields) -> Rows:
-        """The requests in `lines` of the file `path`. Raises InputError as `Rows` does."""
+        """Return the requests in `lines` of the file `path`. Raises InputError like `Rows`."""
 
 
 class LengthFormat(Format):
-    """A format whose files tell how often lengths were in some interval."""
+    """A format whose files count lengths by interval."""
 
     @abstractmethod
     def lengths(self, file: TraceFile, progress: Progress | None = None) -> Lengths:
-        """The histograms in a file. Raises InputError, naming the file, for what cannot be read as them."""
+        """Return the histograms in a file. Raises InputError, naming the file, for invalid contents."""
 
 
 class StepFormat(Format):
-    """A format whose files tell which steps a server took."""
+    """A format whose files record the steps of a server."""
 
     @abstractmethod
     def steps(self, path: str, lines: Iterator[str]) -> StepHistogram:
-        """The steps in `lines` of the file `path`. Raises InputError where there are none."""
+        """Return the steps in `lines` of the file `path`. Raises InputError where there are none."""
 
 
 @dataclass
 class Location:
-    """Where a reader is, for messages, and what it has to say in the end."""
+    """A reader's position, for messages, and its final notes."""
 
     path: str
     line: int = 0
@@ -113,7 +113,7 @@ class Location:
         return f"{self.path}: line {self.line}"
 
     def counted(self, lines: Iterator[str]) -> Iterator[str]:
-        """`lines`, counted as they pass."""
+        """Yield `lines`, counting them."""
         for line in lines:
             self.line += 1
             yield line
@@ -124,7 +124,7 @@ Found = tuple[Moment | None, int, int, int]
 
 
 class FoundRows:
-    """`Rows` of requests that a reader finds at its own pace; the times of a log are of one kind."""
+    """`Rows` of requests from a reader with its own line handling; all times of a log are of one kind."""
 
     time_unit = 1.0
 
@@ -149,11 +149,11 @@ class FoundRows:
 
     @property
     def notes(self) -> list[str]:
-        """What was left out, once all rows were read."""
+        """Notes on skipped contents, once all rows were read."""
         return self._location.notes()
 
     def __iter__(self) -> Iterator[Row]:
-        """The rows in order; those without a prompt or without output have two lengths of 0."""
+        """Yield the rows in order; those without a prompt or without output have two lengths of 0."""
         yield from repeat((None, 0, 0, 0), self._empty)
         if self._first is None:
             return

@@ -1,4 +1,4 @@
-"""Comma-separated text with a header: the Azure traces, BurstGPT, and what people export."""
+"""Comma-separated text with a header: the Azure traces, BurstGPT, and user exports."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from llmc.errors import InputError
 
 
 class CommaSeparated(RequestFormat):
-    """A header line, then a line for each request; `columns.py` has the spellings of columns."""
+    """A header line, then a line for each request; rows.py lists the column spellings."""
 
     name = "csv"
     title = "CSV with a header"
     source = "Azure Public Dataset (LLM inference traces 2023 and 2024), BurstGPT 1.1"
 
     def recognises(self, head: Head) -> bool:
-        """Whether the first line that is not blank is a header with the two lengths."""
+        """Return whether the first non-blank line is a header with the two lengths."""
         first = next((line for line in head.text.split("\n") if line.strip()), "")
         try:
             return isinstance(resolve(next(csv.reader([first]), []), ""), Columns)
@@ -26,5 +26,5 @@ class CommaSeparated(RequestFormat):
             return False
 
     def rows(self, path: str, lines: Iterator[str], fields: Fields) -> Rows:
-        """The rows."""
+        """Return the rows."""
         return CsvRows(path, lines)

@@ -1,4 +1,4 @@
-"""Lines whose fields are named by the user: nginx and Envoy access logs as JSON, logs of gateways, any CSV."""
+"""Lines with user-named fields: nginx and Envoy access logs as JSON, logs of gateways, any CSV."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MEANINGS = ("prompt", "output", "cached", "time")
 
 
 def parse(text: str) -> Fields:
-    """ "prompt=usage.prompt_tokens,output=…" as fields. Raises InputError for what is no such list."""
+    """Parse "prompt=usage.prompt_tokens,output=…" as fields. Raises InputError for invalid text."""
     found: Fields = {}
     for part in text.split(","):
         meaning, equals, name = (piece.strip() for piece in part.partition("="))
@@ -32,9 +32,9 @@ def parse(text: str) -> Fields:
 
 
 class FieldLog(RequestFormat):
-    """JSON objects, a line each, or CSV with a header. A name with dots, as in a.b, is field b of object a.
+    """JSON objects, one per line, or CSV with a header. A name with dots, such as a.b, is field b of object a.
 
-    Lines without a length (health checks, refused requests) are counted and left out.
+    Lines without a length (health checks, refused requests) are counted and skipped.
     """
 
     name = "fields"
@@ -42,11 +42,11 @@ class FieldLog(RequestFormat):
     source = "nginx, ngx_http_log_module: log_format with escape=json; $msec, $time_iso8601 and $time_local"
 
     def recognises(self, head: Head) -> bool:
-        """Nothing: what the fields are called has to be told."""
+        """Return False: the user must name the fields."""
         return False
 
     def rows(self, path: str, lines: Iterator[str], fields: Fields) -> Rows:
-        """The rows. Raises InputError too where no line has the named fields."""
+        """Return the rows. Also raises InputError where no line has the named fields."""
         if not fields:
             raise InputError(f"{path}: --traffic-format fields reads the fields that --fields names; give it")
         first = next((line for line in lines if line.strip()), "")

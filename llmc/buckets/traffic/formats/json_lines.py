@@ -1,4 +1,4 @@
-"""JSON lines with the lengths in their own keys: llmc's recordings, Mooncake's traces, and what people export."""
+"""JSON lines with the lengths as top-level keys: llmc's recordings, Mooncake's traces, and user exports."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from llmc.errors import InputError
 
 
 class JsonLines(RequestFormat):
-    """An object for each request; `columns.py` has the spellings of keys."""
+    """An object for each request; rows.py lists the key spellings."""
 
     name = "jsonl"
     title = "JSON lines"
     source = "llmc's own recordings; Mooncake's FAST'25 traces"
 
     def recognises(self, head: Head) -> bool:
-        """Whether the first object has the two lengths."""
+        """Return whether the first object has the two lengths."""
         try:
             return bool(head.objects) and isinstance(resolve(list(head.objects[0]), ""), Columns)
         except InputError:
             return False
 
     def rows(self, path: str, lines: Iterator[str], fields: Fields) -> Rows:
-        """The rows."""
+        """Return the rows."""
         return JsonRows(path, lines)

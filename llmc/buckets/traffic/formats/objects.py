@@ -1,4 +1,4 @@
-"""What formats of JSON lines share: their objects, and values that may be missing."""
+"""Shared parsing for formats of JSON lines: objects, and values that may be missing."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from llmc.buckets.traffic.timestamps import Moment, moment
 from llmc.errors import InputError
 
 ABSENT = (None, "", "-")
-"""What stands for a value that is not there; proxies write "-"."""
+"""Spellings of a missing value; proxies write "-"."""
 
 
 def objects(location: Location, lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    """The JSON object of each line; lines that start no object are passed over, as access logs have them.
+    """Yield the JSON object of each line; lines that do not start an object are skipped, as in access logs.
 
-    Raises InputError, naming the line, for an object that is damaged.
+    Raises InputError, naming the line, for a damaged object.
     """
     for line in location.counted(lines):
         if not line.lstrip().startswith("{"):
@@ -34,9 +34,9 @@ def objects(location: Location, lines: Iterator[str]) -> Iterator[dict[str, Any]
 
 
 def tokens(value: object, location: Location, name: str) -> int:
-    """A number of tokens, written as a number or as text; 0 where it is absent.
+    """Return a number of tokens, written as a number or as text; 0 where it is absent.
 
-    Raises InputError, naming the line and the field, for what is no length.
+    Raises InputError, naming the line and the field, for an invalid length.
     """
     if value in ABSENT:
         return 0
@@ -54,7 +54,7 @@ def tokens(value: object, location: Location, name: str) -> int:
 
 
 def time(value: object, location: Location, name: str) -> Moment | None:
-    """The moment that a field tells; None where it is absent. Raises InputError, naming the line and the field."""
+    """Return the moment in a field; None where it is absent. Raises InputError, naming the line and the field."""
     if value in ABSENT:
         return None
     try:

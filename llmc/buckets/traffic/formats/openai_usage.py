@@ -1,4 +1,4 @@
-"""Logs of answers with their `usage`, as OpenAI's API gives it: of gateways, proxies, batches and access logs."""
+"""Logs of responses with `usage` in the form of OpenAI's API: of gateways, proxies, batches and access logs."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from llmc.buckets.traffic.timestamps import Moment
 from llmc.errors import InputError
 
 DEEPEST = 4
-"""Objects inside each other in which `usage` is looked for: a log's line, its response, the body of that."""
+"""Nesting depth of the search for `usage`: a log's line, its response, the response's body."""
 
 TIMES = (*SPELLINGS["time"], "@timestamp", "ts", "date", "startTime", "created", "created_at")
-"""Where the time stands, the likeliest to be that of arrival first; `created` is the API's own."""
+"""Keys of the time, the likeliest arrival time first; `created` is the API's own."""
 
 
 class OpenAIUsage(RequestFormat):
-    """JSON objects, a line each, that hold `usage` with prompt_ and completion_tokens, or input_ and output_tokens.
+    """JSON objects, one per line, that hold `usage` with prompt_ and completion_tokens, or input_ and output_tokens.
 
-    The cached tokens are those of prompt_tokens_details or input_tokens_details. Anthropic's usage, in which input
-    tokens do not include those read from the cache and written to it, is understood too. Objects without usage (chunks
-    of a stream, errors) are passed over.
+    The cached tokens are those of prompt_tokens_details or input_tokens_details. Anthropic's usage is also read; its
+    input tokens exclude those read from the cache and written to it. Objects without usage (chunks of a stream, errors)
+    are skipped.
     """
 
     name = "openai"
@@ -31,11 +31,11 @@ class OpenAIUsage(RequestFormat):
     source = "OpenAI's usage of chat completions, completions, responses and batches; Anthropic's of Messages"
 
     def recognises(self, head: Head) -> bool:
-        """Whether one of the first objects has `usage`."""
+        """Return whether one of the first objects has `usage`."""
         return any(_usage(one) is not None for one in head.objects)
 
     def rows(self, path: str, lines: Iterator[str], fields: Fields) -> Rows:
-        """The rows. Raises InputError too where no object has usage."""
+        """Return the rows. Also raises InputError where no object has usage."""
         location = Location(path)
         return FoundRows(location, _found(location, lines))
 

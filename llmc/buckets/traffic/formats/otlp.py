@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of LLM calls, in OTLP's JSON: a batch a line, as the Collector's file exporter writes them."""
+"""OpenTelemetry spans of LLM calls, in OTLP's JSON: one batch per line, as written by the Collector's file exporter."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ CACHED = ("gen_ai.usage.cache_read.input_tokens",)
 
 START = "startTimeUnixNano"
 NANOSECOND_DIGITS = 20
-"""Digits of an unsigned number of 64 bits."""
+"""Digits of an unsigned 64-bit number."""
 
 OPERATION = "gen_ai.operation.name"
 AGENT_OPERATIONS = frozenset({"create_agent", "invoke_agent", "invoke_workflow", "execute_tool"})
 """Spans of these operations repeat the usage of the calls below them."""
 
 REMEMBERED = 1 << 14
-"""Spans whose family is known, to count a call once that a client and its server both tell of."""
+"""Spans whose relations are kept, to count a call once when both client and server report it."""
 
 
 class OtlpSpans(RequestFormat):
     """Spans with `gen_ai.usage.*`: each is a request that arrived when the span started.
 
     Of two such spans, parent and child, the first in the file counts: a client's span ends after its server's. Spans of
-    agents, which add up what their calls used, do not count.
+    agents do not count, since they sum the usage of their calls.
     """
 
     name = "otlp"
@@ -41,11 +41,11 @@ class OtlpSpans(RequestFormat):
     source = "OpenTelemetry's conventions for generative AI at a064dcc (after 1.37), docs/gen-ai/gen-ai-spans.md"
 
     def recognises(self, head: Head) -> bool:
-        """Whether the first object is a batch of spans."""
+        """Return whether the first object is a batch of spans."""
         return head.text.lstrip()[:32].replace(" ", "").startswith('{"resourceSpans"')
 
     def rows(self, path: str, lines: Iterator[str], fields: Fields) -> Rows:
-        """The rows. Raises InputError too where no span tells its usage."""
+        """Return the rows. Also raises InputError where no span reports its usage."""
         location = Location(path)
         return FoundRows(location, _found(location, lines))
 
@@ -88,7 +88,7 @@ def _start(span: Mapping[str, Any], location: Location) -> Moment | None:
     if value is None:
         return None
     if not (str(value).isdecimal() and len(str(value)) <= NANOSECOND_DIGITS):
-        raise InputError(f"{location}, field {START!r}: found {shown(value)}, which is no number of nanoseconds")
+        raise InputError(f"{location}, field {START!r}: found {shown(value)}, which is not a number of nanoseconds")
     return Moment(int(value) / 1e9, "utc")
 
 

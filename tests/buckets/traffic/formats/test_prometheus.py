@@ -70,7 +70,7 @@ def test_servers_with_other_buckets_are_not(tmp_path):
     [
         ('_prompt_tokens_bucket{model_name="m",le="+Inf"} 6.0', "", r'has no bucket le="\+Inf"'),
         ('le="100.0"} 5.0', 'le="100.0"} 2.0', "2 lengths are at most 100, but 3 at most 10; such counts do not fall"),
-        ('le="10.0"', 'le="ten"', 'whose bound le="ten" is no length'),
+        ('le="10.0"', 'le="ten"', 'whose bound le="ten" is not a length'),
         ("_generation_tokens", "_gen", "no histogram of the output tokens; known are .*vllm:request_prompt_tokens, "),
     ],
 )
@@ -149,7 +149,7 @@ class TestApi:
             ('{"status":"success","data":{"resultType":"matrix","result":[]}}', "no series of token histograms"),
             ('{"status":"error","error":"bad query"}', "Prometheus refused the query: bad query"),
             ('{"status":"success","data":{"result":[{"metric":{},"val', "not valid JSON"),
-            ('{"status":"success","data":{"result":3}}', "is no answer of a query"),
+            ('{"status":"success","data":{"result":3}}', "is not the answer to a Prometheus query"),
             (
                 '{"status":"success","data":{"result":[{"metric":{"__name__":"x_sum"},"values":[3]}]}}',
                 "no series of token",
@@ -163,7 +163,7 @@ class TestApi:
     def test_native_histograms_and_damaged_values(self, tmp_path):
         with pytest.raises(InputError, match="native histograms, which are not read"):
             Trace(written(tmp_path, "q.json", self.answer((1, [1, 1, 1]), histograms=[])))
-        with pytest.raises(InputError, match="whose values are no pairs"):
+        with pytest.raises(InputError, match="whose values are not pairs"):
             Trace(written(tmp_path, "q.json", self.answer((1, [1, 1, 1])).replace('[1, "1"]', '["1"]')))
 
     def test_an_answer_of_hostile_size(self, tmp_path, monkeypatch):
@@ -229,7 +229,7 @@ class TestLive:
         monkeypatch.setattr(live, "fetch", fetch)
         found = live.sample("http://x", 60, 1, sleep=lambda _: None)
         assert found.prompt.intervals == (Interval(1, 10, 2),)
-        assert "of 60 seconds is kept" in found.notes[-1]
+        assert "of 60 seconds are kept" in found.notes[-1]
         answers = iter([ONE, end])
         with pytest.raises(type(end)):
             live.sample("http://x", 60, 1, sleep=lambda _: None)
@@ -273,7 +273,7 @@ class TestLive:
 
     @pytest.mark.parametrize("url", ["file:///etc/passwd", "http://", "http://x:port/", "http://[::1"])
     def test_what_is_no_url_of_a_server(self, url):
-        with pytest.raises(InputError, match=r"is no URL"):
+        with pytest.raises(InputError, match=r"is not (a|the) URL"):
             live.fetch(url)
 
     def test_only_http_is_a_url(self):

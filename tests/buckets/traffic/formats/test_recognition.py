@@ -59,7 +59,7 @@ def test_every_format_says_what_it_is_and_where_it_was_read():
 
 
 def test_what_looks_like_nothing_is_refused_with_what_is_known(tmp_path):
-    with pytest.raises(InputError, match=r"log: looks like no traffic that is known: .*vLLM request log.*--fields"):
+    with pytest.raises(InputError, match=r"log: matches no known traffic format: .*vLLM request log.*--fields"):
         recognise(TraceFile(written(tmp_path, "log", "hello\n" * 50)))
     with pytest.raises(InputError, match="log: the file is empty"):
         recognise(TraceFile(written(tmp_path, "log", "\n \n")))
@@ -77,7 +77,7 @@ def test_the_format_can_be_said(tmp_path):
 
 
 def test_steps_are_no_requests(tmp_path):
-    with pytest.raises(InputError, match="is a vLLM batch-size log, which counts steps and tells no requests"):
+    with pytest.raises(InputError, match="is a vLLM batch-size log, which counts steps and records no requests"):
         Trace(written(tmp_path, "log", SIZES))
 
 

@@ -1,1 +1,1 @@
-"""Prometheus histograms of prompt and generation lengths: scrape files, the HTTP API's answers, a live server."""
+"""Prometheus histograms of prompt and generation lengths: scrape files, HTTP API responses, a live server."""

@@ -1,4 +1,4 @@
-"""Answers of Prometheus' HTTP API: a range query (a matrix), or an instant one (a vector)."""
+"""Responses of Prometheus' HTTP API: a range query (a matrix), or an instant one (a vector)."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from llmc.buckets.traffic.trace_file import Progress, TraceFile
 from llmc.errors import InputError
 
 MAX_BYTES = 24 << 20
-"""Bytes of an answer: forty series at 11,000 points, which is the most that Prometheus gives, are 10 MB."""
+"""Most bytes of a response; forty series at 11,000 points, Prometheus' maximum, are 10 MB."""
 
 _START = re.compile(r'\s*\{\s*"status"\s*:\s*"(?:success|error)"')
 
 
 class Api(LengthFormat):
-    """The JSON that /api/v1/query_range answers to a query of the raw series; what they grew by counts."""
+    """The JSON response of /api/v1/query_range to a query of the raw series; only their increase counts."""
 
     name = "prometheus-api"
     title = "a query's JSON from Prometheus"
     source = "Prometheus HTTP API v1 (docs/querying/api.md)"
 
     def recognises(self, head: Head) -> bool:
-        """Whether the text starts as every answer does."""
+        """Return whether the text starts like a response."""
         return _START.match(head.text) is not None
 
     def lengths(self, file: TraceFile, progress: Progress | None = None) -> Lengths:
-        """The histograms of the file."""
+        """Return the histograms of the file."""
         where = str(file.path)
         try:
             answer = json.loads(file.text(MAX_BYTES, progress))
@@ -70,11 +70,11 @@ def _result(answer: object, where: str) -> list[dict[str, Any]]:
     document = _object(answer)
     if document.get("status") == "error":
         raise InputError(
-            f"{where}: Prometheus refused the query: {str(document.get('error'))[:200]}; query anew: {QUERY}"
+            f"{where}: Prometheus refused the query: {str(document.get('error'))[:200]}; query again: {QUERY}"
         )
     result = _object(document.get("data")).get("result")
     if not isinstance(result, list) or len(result) > MAX_SERIES or not all(isinstance(one, dict) for one in result):
-        raise InputError(f"{where}: is no answer of a query to Prometheus; save that of /api/v1/query_range")
+        raise InputError(f"{where}: is not the answer to a Prometheus query; save that of /api/v1/query_range")
     return result
 
 
@@ -83,7 +83,7 @@ def _values(one: dict[str, Any], where: str) -> list[tuple[float, float]]:
     for pair in one.get("values") or [one.get("value")]:
         moment = number(str(pair[0])) if isinstance(pair, list) and len(pair) == 2 else None
         if moment is None:
-            raise InputError(f"{where}: a series whose values are no pairs of time and value; query anew: {QUERY}")
+            raise InputError(f"{where}: a series whose values are not pairs of time and value; query again: {QUERY}")
         value = number(str(pair[1]))
         if value is not None:
             found.append((moment, value))

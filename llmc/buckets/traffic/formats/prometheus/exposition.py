@@ -1,8 +1,8 @@
-"""Prometheus' text format: the samples of the histograms that are looked for.
+"""Prometheus' text format, reduced to the samples of token histograms.
 
     sample = name [ "{" label "=" quoted { "," label "=" quoted } "}" ] number [ milliseconds ] [ exemplar ]
 
-Comments, other series, and what is no sample are passed over (OpenMetrics' exemplars and "# EOF" too).
+Comments, other series, and other lines are skipped, including OpenMetrics' exemplars and "# EOF".
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"')
 
 
 class Sample(NamedTuple):
-    """The value of one series of a scrape; `time` in seconds since the epoch where the line tells it."""
+    """The value of one series of a scrape; `time` in seconds since the epoch where the line has it."""
 
     series: Series
     labels: dict[str, str]
@@ -28,7 +28,7 @@ class Sample(NamedTuple):
 
 
 def samples(lines: Iterable[str]) -> Iterator[Sample]:
-    """The samples of token histograms in `lines`, in order."""
+    """Yield the samples of token histograms in `lines`, in order."""
     for line in lines:
         match = None if line.startswith("#") else _SAMPLE.match(line)
         if match is None:
@@ -42,7 +42,7 @@ def samples(lines: Iterable[str]) -> Iterator[Sample]:
 
 
 def number(text: str) -> float | None:
-    """A sample's value; None for what is no number, or no finite one, as an idle summary has it."""
+    """Parse a sample's value; None for anything but a finite number, as in an idle summary."""
     try:
         found = float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Histograms over some time: what the cumulative counts of a server grew by, from scrape to scrape."""
+"""Histograms over a period: the increase of a server's cumulative counts from scrape to scrape."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class _Counter:
 
 
 class Increase:
-    """What the token histograms of some servers grew by over scrapes that are added in order.
+    """The increase of servers' token histograms over scrapes that are added in order.
 
-    After one scrape that is all that the servers counted since they started. A histogram that is smaller than in the
-    scrape before was reset, by a restart: what it has now was counted since then.
+    After one scrape it is everything counted since the servers started. A histogram that is smaller than in the
+    previous scrape was reset by a restart: all of its counts are since then.
     """
 
     def __init__(self, where: str) -> None:
@@ -90,9 +90,10 @@ class Increase:
         return round(sum(max(of.values(), default=0.0) for of in self._found("prompt")))
 
     def lengths(self, duration: float | None = None) -> Lengths:
-        """The histograms of all servers together; `duration` defaults to the time between the first and last scrape.
+        """Return the histograms of all servers together; `duration` defaults to the time between the first and last
+        scrape.
 
-        Raises InputError where one of the two is not there, is empty, or has other bounds on another server.
+        Raises InputError where one of the two is missing, is empty, or has other bounds on another server.
         """
         prompt, output = self._joined("prompt"), self._joined("output")
         if duration is None and len(self._times) > 1 and self._times[-1] > self._times[0]:
@@ -144,12 +145,12 @@ def _bound(text: str, where: str) -> float:
     except ValueError:
         bound = math.nan
     if not 0 <= bound < LARGEST and bound != math.inf:
-        raise InputError(f'{where}: a bucket whose bound le="{text:.40}" is no length; give the buckets as scraped')
+        raise InputError(f'{where}: a bucket whose bound le="{text:.40}" is not a length; give the buckets as scraped')
     return bound
 
 
 def apart(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
-    """The samples of several scrapes that follow each other, scrape by scrape: one ends where a series comes again."""
+    """Split the samples of consecutive scrapes, scrape by scrape: one ends where a series repeats."""
     scrape: list[Sample] = []
     seen: set[tuple[object, ...]] = set()
     for sample in samples:

@@ -1,4 +1,4 @@
-"""A server's /metrics, scraped again and again for some time: what came in between."""
+"""Sampling of a server's /metrics over a period: repeated scrapes and their increase."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ MAX_ANSWER_BYTES = 16 << 20
 """Bytes of one answer; a vLLM server's are 200 KB."""
 
 ANSWER_SECONDS = 10.0
-"""How long one answer may take, from the connection to its last byte."""
+"""Seconds that one answer may take, from the connection to its last byte."""
 
 CHUNK_BYTES = 1 << 16
 
 SCHEMES = ("http", "https")
 
 Report = Callable[[float, float, int], None]
-"""Called after each scrape with the seconds gone, the seconds in all, and the requests seen so far."""
+"""Called after each scrape with the elapsed seconds, the total seconds, and the requests seen so far."""
 
 
 def is_url(text: str) -> bool:
-    """Whether traffic is named by a URL, not by a file."""
+    """Return whether traffic is named by a URL, not by a file."""
     return text.partition("://")[0] in SCHEMES and "://" in text
 
 
@@ -42,12 +42,12 @@ def sample(
     sleep: Callable[[float], None] = time.sleep,
     now: Callable[[], float] = time.monotonic,
 ) -> Lengths:
-    """The histograms of what the server at `url` was asked during `seconds`, scraped each `every` seconds.
+    """Return the histograms of requests to the server at `url` during `seconds`, scraped every `every` seconds.
 
-    The duration is that from the first answer to the last. A restart in between costs what came since the scrape
-    before it. An interrupt, or a server that answers no more, ends the sampling: what came till then is returned, with
-    a note. Raises KeyboardInterrupt where that is nothing, and InputError, naming the URL, for one that does not answer
-    in time, answers with an error, with more than MAX_ANSWER_BYTES, or without the histograms.
+    The duration is from the first answer to the last. A restart in between loses the requests since the previous
+    scrape. An interrupt, or a server that stops answering, ends the sampling: the requests until then are returned,
+    with a note. Raises KeyboardInterrupt where there are none. Raises InputError, naming the URL, for a server that
+    does not answer in time, answers with an error, with more than MAX_ANSWER_BYTES, or without the histograms.
     """
     if not seconds > 0 or not every > 0:
         raise InputError(f"sampling for {seconds} seconds, each {every}: both must be above 0")
@@ -72,20 +72,20 @@ def sample(
         report(min(last - first, seconds), seconds, found.requests if location > 1 else 0)
     lengths = found.lengths(last - first)
     if ended:
-        note = f"{ended}; what came in {last - first:.0f} of {seconds:.0f} seconds is kept"
+        note = f"{ended}; the requests of {last - first:.0f} of {seconds:.0f} seconds are kept"
         lengths = replace(lengths, notes=(*lengths.notes, note))
     return lengths
 
 
 def fetch(url: str, seconds: float = ANSWER_SECONDS) -> str:
-    """The text at `url`, whole within `seconds`. Raises InputError as `sample` does."""
+    """Return the text at `url`, complete within `seconds`. Raises InputError like `sample`."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise InputError(f"{url}: is no URL: {error}; give one like http://localhost:8000/metrics") from None
+        raise InputError(f"{url}: is not a URL: {error}; give one like http://localhost:8000/metrics") from None
     if parts.scheme not in SCHEMES or not host:
-        raise InputError(f"{url}: is no URL of a server; give one like http://localhost:8000/metrics")
+        raise InputError(f"{url}: is not the URL of a server; give one like http://localhost:8000/metrics")
     connect = HTTPConnection if parts.scheme == "http" else HTTPSConnection
     connection = connect(host, port, timeout=seconds)
     target = (parts.path or "/metrics") + (f"?{parts.query}" if parts.query else "")

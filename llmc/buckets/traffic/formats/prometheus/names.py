@@ -1,4 +1,4 @@
-"""What servers call their histograms of the prompt and output tokens of a request."""
+"""Names of servers' histograms of the prompt and output tokens of a request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OWN: Mapping[str, Role] = {"llmc:request_prompt_tokens": "prompt", "llmc:request
 
 @cache
 def histograms() -> Mapping[str, Role]:
-    """Those of llmc and of the systems that it knows (llmc/integrations/), without their suffixes."""
+    """Return the names for llmc and its known systems (llmc/integrations/), without their suffixes."""
     found: Mapping[str, Role] = import_module("llmc.integrations").histograms()
     return {**found, **OWN}
 
@@ -24,7 +24,7 @@ TOKEN_TYPES: Mapping[str, Mapping[str, Role]] = {
     for name in ("gen_ai_client_token_usage", "gen_ai_server_token_usage")
     for unit in ("", "_tokens", "_token")
 }
-"""OpenTelemetry's gen_ai.client.token.usage (docs/gen-ai/gen-ai-metrics.md): one histogram, told apart by a label."""
+"""OpenTelemetry's gen_ai.client.token.usage (docs/gen-ai/gen-ai-metrics.md): one histogram, split by a label."""
 
 TOKEN_TYPE = "gen_ai_token_type"  # noqa: S105 - the name of a label
 
@@ -34,7 +34,7 @@ QUERY = '{__name__=~"vllm:request_(prompt|generation)_tokens_(bucket|sum|count)"
 
 
 class Series(NamedTuple):
-    """One series of a histogram: which lengths it counts, of which family, and what of them."""
+    """One series of a histogram: its lengths' role, its family, and its part of the histogram."""
 
     role: Role
     family: str
@@ -42,7 +42,7 @@ class Series(NamedTuple):
 
 
 def series(name: str, labels: Mapping[str, str]) -> Series | None:
-    """What the series `name` with `labels` tells of; None for any other series."""
+    """Return the meaning of the series `name` with `labels`; None for any other series."""
     for part in (BUCKET, SUM, COUNT):
         if name.endswith(part):
             family = name.removesuffix(part)
@@ -54,5 +54,5 @@ def series(name: str, labels: Mapping[str, str]) -> Series | None:
 
 
 def families() -> list[str]:
-    """The histograms that are known, for messages."""
+    """Return the known histograms, for messages."""
     return [*histograms(), "gen_ai_client_token_usage"]

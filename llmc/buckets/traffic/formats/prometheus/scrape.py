@@ -1,4 +1,4 @@
-"""Files of what /metrics answered: one scrape, or several one after another."""
+"""Files with /metrics responses: one scrape, or several in sequence."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from llmc.buckets.traffic.length_histogram import LengthHistogram, Lengths
 from llmc.buckets.traffic.trace_file import Progress, TraceFile
 
 DURATION = "llmc_sampled_seconds"
-"""The series that a sample of llmc tells its duration by."""
+"""The series with the duration of a sample by llmc."""
 
 _DURATION = re.compile(rf"^{DURATION} (\d{{1,12}}(?:\.\d{{1,9}})?)$")
 
 
 class Scrape(LengthFormat):
-    """Prometheus' text format, as `curl /metrics` writes it.
+    """Prometheus' text format, as written by `curl /metrics`.
 
-    Of several scrapes (`curl /metrics >> file`, again and again) what came between the first and the last counts; of
-    one, all that the server has counted.
+    Of several scrapes (repeated `curl /metrics >> file`), the increase between the first and the last counts; of one,
+    everything that the server has counted.
     """
 
     name = "prometheus"
@@ -30,12 +30,12 @@ class Scrape(LengthFormat):
     source = "Prometheus text exposition format 0.0.4, OpenMetrics 1.0; names: see prometheus/names.py"
 
     def recognises(self, head: Head) -> bool:
-        """Whether a line has one of the histograms."""
+        """Return whether a line has one of the histograms."""
         names = "|".join(map(re.escape, (*histograms(), *TOKEN_TYPES)))
         return re.search(rf"^(?:# TYPE )?(?:{names})(?:_bucket|_sum|_count| )", head.text, re.M) is not None
 
     def lengths(self, file: TraceFile, progress: Progress | None = None) -> Lengths:
-        """The histograms of the file."""
+        """Return the histograms of the file."""
         found = Increase(str(file.path))
         duration: list[float] = []
 
@@ -51,7 +51,7 @@ class Scrape(LengthFormat):
 
 
 def text(lengths: Lengths) -> str:
-    """`lengths` as a scrape that reads back, without any label of the server they are from."""
+    """Return `lengths` as a scrape that reads back, without any label of their server."""
     lines = [] if lengths.duration is None else [f"{DURATION} {lengths.duration:.3f}"]
     for role, histogram in (("prompt", lengths.prompt), ("output", lengths.output)):
         name = next(name for name, of in OWN.items() if of == role)
