@@ -292,14 +292,14 @@ def test_a_padding_beyond_the_last_bin_counts_as_the_last():
 # text
 
 
-def test_the_report_says_what_was_padded_share_used_and_never_used(guide_plan):
+def test_the_report_says_what_was_padded_used_and_never_used(guide_plan):
     events = [group(412, 20, 300), DecodeRun(3, 412, 732, 111)]
     lines = evaluation_text(evaluate(guide_plan, events, bench=bench("prompt"))).splitlines()
     assert lines[0] == "prompt: 3 requests in 1 steps"
     assert lines[1] == "padding 179.8% (steps: p50 179.8%, p95 179.8%, p99 179.8%), 732 tokens padded to 2048"
     assert lines[2] == "of it 68.9% by unequal lengths in one step, which no bucket avoids"
     assert lines.pop(3) == "0.1 s by the bench"
-    assert lines[4:6] == ["bucket   steps  rows   padding   share", "4x512+0      1     3  179.8%  100.0%"]
+    assert lines[4:6] == ["bucket   steps  rows  padding   share", "4x512+0      1     3   179.8%  100.0%"]
     assert lines[7] == "never used: 23 of 24 buckets: 1x128+0 1x256+0 1x384+0 1x512+0 1x640+0 1x768+0 … 4x1024+0"
     assert lines[9].startswith("decode: 3 requests in 111 steps")
     assert any(line.startswith("4x1+640 ") for line in lines)
@@ -326,11 +326,11 @@ def test_a_comparison_has_a_row_for_every_plan_and_phase(guide_plan):
     events = [group(412, 20, 300), DecodeRun(3, 412, 732, 111), DecodeRun(1, 600, 600, 2)]
     named = [("guide", evaluate(guide_plan, events)), ("one", evaluate(small, events))]
     assert comparison_text(named).splitlines() == [
-        "plan   phase   graphs  steps   padding     p50     p95     p99  unused",
-        "guide  prompt      24      1  179.8%  179.8%  179.8%  179.8%    23",
-        "guide  decode      48    113  131.9%  135.4%  174.2%  178.6%    45",
-        "one    prompt       1      1  179.8%  179.8%  179.8%  179.8%     0",
-        "one    decode       1    112  168.4%  167.6%  222.6%  227.9%     0",
+        "plan   phase   graphs  steps  padding     p50     p95     p99  unused",
+        "guide  prompt      24      1   179.8%  179.8%  179.8%  179.8%      23",
+        "guide  decode      48    113   131.9%  135.4%  174.2%  178.6%      45",
+        "one    prompt       1      1   179.8%  179.8%  179.8%  179.8%       0",
+        "one    decode       1    112   168.4%  167.6%  222.6%  227.9%       0",
         "one: 1 decode step covered by no bucket: plan anew",
     ]
     silent = comparison_text([("guide", evaluate(guide_plan, events[:1]))]).splitlines()
