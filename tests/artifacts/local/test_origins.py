@@ -165,7 +165,7 @@ def test_a_store_that_cannot_be_written_does_without(
     nowhere = Store(tmp_path / "file" / "store")
     with caplog.at_level(logging.WARNING):
         remember(nowhere, built(), HERE)
-    assert "is not remembered" in caplog.text
+    assert "is not recorded" in caplog.text
     assert Origins(nowhere, keyring(tmp_path / "trusted", us)).of_bundle(built(), None) == UNSIGNED
 
 
