@@ -195,7 +195,7 @@ def origin_words(origin: Origin, verification: Mapping[str, Any]) -> str:
     if origin.name == "signed":
         return f"signed by {', '.join(map(short_id, origin.signers))}, which is trusted"
     if origin.name != "unsigned":
-        return {"here": "made here", "none": "no outcome is recorded"}[origin.name]
+        return {"here": "created here", "none": "no outcome is recorded"}[origin.name]
     taken = unsigned_of(verification)
     if taken is not None and taken[0]:
         return f"{taken[0]} of {taken[1]} outcomes came from elsewhere, unsigned"

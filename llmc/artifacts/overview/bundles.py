@@ -85,7 +85,7 @@ def _content(blob: Blob, blobs: Blobs, source: str) -> bytes:
     if blob.size > MAX_BYTES:
         raise ArtifactError(f"{source}: larger than {MAX_BYTES} bytes")
     if blobs.find(*blob, verify=False) is None or (data := blobs.read(blob.digest)) is None:
-        raise ArtifactError(f"{source}: missing or damaged; `llmc cache verify` tells more")
+        raise ArtifactError(f"{source}: missing or damaged; `llmc cache verify` shows details")
     return data
 
 

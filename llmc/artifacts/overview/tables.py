@@ -137,7 +137,7 @@ def _disk(survey: Survey, form: _Form) -> Section:
         tables.append(_table(heading, names, 1, rows))
     notes = [f"{survey.usage.entries:,} entries and {usage.blobs:,} blobs; each file and each blob counts once."]
     if survey.damaged:
-        notes.append(f"Damaged entries, left out: {survey.damaged:,}; `llmc cache verify` tells more.")
+        notes.append(f"Damaged entries, left out: {survey.damaged:,}; `llmc cache verify` shows details.")
     return Section("What is on the disk", tables, tuple(notes))
 
 

@@ -249,6 +249,6 @@ def test_every_origin_has_words() -> None:
     known = Origin("signed", ("0123456789abcdef" * 4,))
     words = [origin_words(origin, VERIFIED) for origin in (HERE, known, UNSIGNED, NONE)]
     assert words == [
-        "made here", "signed by 0123456789abcdef, which is trusted",
+        "created here", "signed by 0123456789abcdef, which is trusted",
         "from elsewhere, unsigned: this store does not know it", "no outcome is recorded",
     ]  # fmt: skip

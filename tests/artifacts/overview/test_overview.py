@@ -131,7 +131,7 @@ def test_what_is_wrong_with_a_bundle_is_reported_and_nothing_is_moved(layout: La
     built = add(layout)
     content = layout.blob(digest_bytes(built.to_bytes()))
     flip(content)
-    assert "missing or damaged; `llmc cache verify` tells more" in held(layout, keyring).problem
+    assert "missing or damaged; `llmc cache verify` shows details" in held(layout, keyring).problem
     truncate(content)
     assert "missing or damaged" in held(layout, keyring).problem
     assert content.exists() and not layout.quarantine.exists() and not files_below(layout.leases)
