@@ -1,10 +1,10 @@
-"""Durable, atomic publication of files: write to a temporary name, fsync, rename, fsync the folder.
+"""Durable, atomic file publication: write a temporary file, fsync it, rename it, and fsync the folder.
 
-A reader sees the old content or the new, never a part; after a power cut what was published is whole.
-Every failure to write becomes one of two errors, and the temporary is gone when it is raised:
+Readers see the old content or the new content, never a part. After a power cut, published files are complete. A failed
+write removes the temporary file and raises one of two errors:
 
-CapacityError      disk full, quota or file size limit reached, device error (ENOSPC, EDQUOT, EFBIG, EIO)
-UnwritableError    anything else: read-only, no permission, a file where a folder should be
+    CapacityError      disk full, quota or file size limit reached, device error (ENOSPC, EDQUOT, EFBIG, EIO)
+    UnwritableError    anything else: read-only, no permission, a file in place of a folder
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ _NO_FOLDER_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF})
 
 
 class UnwritableError(ArtifactError):
-    """A store or folder that can be read perhaps, but not written."""
+    """A store or folder cannot be written; it may still be readable."""
 
 
 @contextmanager
 def writing(path: Path, needed: int, remedy: str) -> Iterator[None]:
-    """Turn OSError inside into CapacityError or UnwritableError with `path`, bytes `needed` and `remedy`."""
+    """Convert an OSError in the block to CapacityError or UnwritableError.
+
+    The message names `path`, the bytes `needed`, and `remedy`.
+    """
     try:
         yield
     except OSError as error:
@@ -41,7 +44,7 @@ def writing(path: Path, needed: int, remedy: str) -> Iterator[None]:
 
 
 def make_folder(path: Path) -> None:
-    """Create `path` and its parents, each made durable in the folder above it. Raises OSError."""
+    """Create `path` and its missing parents durably. Raises OSError."""
     if path.is_dir():
         return
     if path.parent == path:
@@ -55,7 +58,7 @@ def make_folder(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable, where the file system can do that. Raises OSError."""
+    """Fsync a folder so that the names in it are durable, where the file system supports that. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -67,30 +70,30 @@ def sync_folder(path: Path) -> None:
 
 
 def temporary_name(folder: Path) -> Path:
-    """A name in `folder` that no other process will choose."""
+    """Return a random path in `folder` that no other process will choose."""
     return folder / os.urandom(12).hex()
 
 
 def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
-    """Write all of `data`, whatever pieces the system takes it in. Raises OSError."""
+    """Write all of `data`, repeating partial writes. Raises OSError."""
     view = memoryview(data).cast("B")
     while view:
         view = view[os.write(fd, view) :]
 
 
 def create_exclusive(path: Path, mode: int = 0o666) -> int:
-    """Open a new file for writing; the umask applies to `mode`. Raises OSError, also when the file exists."""
+    """Open a new file for writing; the umask applies to `mode`. Raises OSError, also if the file exists."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
 
 
 def write_atomic(
     path: Path, data: bytes | Iterable[bytes], temporaries: Path, *, durable: bool = True, mode: int | None = None
 ) -> None:
-    """Publish `data`, whole or in pieces, as `path`, replacing what was there.
+    """Publish `data`, whole or in pieces, as `path`, replacing an existing file.
 
-    `temporaries` is a folder of the same file system. With a `mode` the umask does not apply. Both folders must
-    exist. On OSError, which is passed on, `path` is as it was and no temporary remains; but when the folder cannot be
-    made durable at the end, `path` has the new content already.
+    `temporaries` is a folder on the same file system. Both folders must exist. With `mode`, the umask does not apply.
+    Raises OSError: then `path` is unchanged and no temporary remains. If only the final folder sync fails, `path`
+    already has the new content.
     """
     temporary = temporary_name(temporaries)
     try:
@@ -113,6 +116,6 @@ def write_atomic(
 
 
 def discard(path: Path) -> None:
-    """Remove a file if it is there and can be removed."""
+    """Remove a file if it exists and can be removed."""
     with suppress(OSError):
         path.unlink()

@@ -1,4 +1,4 @@
-"""Content digests, written `sha256:<64 lower-case hex digits>` in keys, entries and manifests alike."""
+"""Content digests. Keys, entries and manifests write them as `sha256:<64 lower-case hex digits>`."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _GRAMMAR = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class Blob(NamedTuple):
-    """Name and size in bytes of a stored file."""
+    """Digest and size in bytes of a stored file."""
 
     digest: str
     size: int
 
 
 def digest_bytes(data: bytes | bytearray | memoryview) -> str:
-    """Digest of `data`."""
+    """Return the digest of `data`."""
     return PREFIX + hashlib.sha256(data).hexdigest()
 
 
 def digest_file(path: str | Path, progress: Callable[[int], None] | None = None) -> str:
-    """Digest of a file's content, read in pieces; `progress(n)` is told of every `n` bytes read.
+    """Return the digest of a file's content; `progress(n)` is called for every `n` bytes read.
 
-    Raises OSError as `open_regular` and read do.
+    Raises OSError as `open_regular` and reading do.
     """
     with open_regular(path) as file:
         if progress is None and os.fstat(file.fileno()).st_size < BUFFER:
@@ -50,14 +50,14 @@ def digest_file(path: str | Path, progress: Callable[[int], None] | None = None)
 
 
 class NotRegularError(OSError):
-    """A folder, pipe, socket, device or circle of links where a file should be."""
+    """The path is a folder, pipe, socket, device or link loop instead of a file."""
 
 
 def open_regular(path: str | Path) -> BufferedReader:
-    """A regular file, opened for reading.
+    """Open a regular file for reading.
 
-    Raises OSError as open does, and NotRegularError for anything else than a file: a pipe is refused at once, where
-    plain open would wait for its writer.
+    Raises OSError as `open` does, and NotRegularError for anything but a file. A pipe is refused at once; plain `open`
+    would wait for its writer.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -72,12 +72,12 @@ def open_regular(path: str | Path) -> BufferedReader:
 
 
 def is_digest(text: object) -> bool:
-    """Whether `text` is a digest by this module's grammar, to the letter (lower case, no space around it)."""
+    """Whether `text` matches this module's grammar exactly (lower case, no surrounding space)."""
     return isinstance(text, str) and _GRAMMAR.fullmatch(text) is not None
 
 
 def parse(text: str) -> str:
-    """The 64 hex digits of a digest: safe as a file name. Raises ValueError for anything else."""
+    """Return the 64 hex digits of a digest, safe as a file name. Raises ValueError for anything else."""
     if not is_digest(text):
         raise ValueError(f"not a digest (sha256:<64 hex digits>): {text!r:.100}")
     return text[len(PREFIX) :]

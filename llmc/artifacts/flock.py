@@ -1,7 +1,7 @@
-"""flock, without waiting. The kernel releases such a lock when its holder ends in any way.
+"""Non-blocking flock. The kernel releases such a lock when its holder ends in any way.
 
-A lock attempt has three answers, because a file system may have no locks (ENOLCK, ENOSYS), or may grant every lock to
-everybody (NFS without its lock service). Then the answer is "unknown", and callers decide by age.
+A lock attempt has three results, because a file system may have no locks (ENOLCK, ENOSYS), or may grant every lock to
+everybody (NFS without its lock service). The result is then unknown (None), and callers decide by age.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _HELD_ELSEWHERE = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES})
 
 
 def flock(fd: int, *, shared: bool = False) -> bool | None:
-    """Lock an open file until it is closed. False when another holds it, None where locks cannot be had."""
+    """Lock an open file until it is closed. Returns False if another holds it, None if locks are unavailable."""
     import fcntl
 
     try:
@@ -27,9 +27,9 @@ def flock(fd: int, *, shared: bool = False) -> bool | None:
 
 
 def locked_folder(make: Callable[[], Path]) -> tuple[Path, int]:
-    """A new folder from `make`, and the descriptor that holds its lock. Makes another where a sweep came first.
+    """Create a folder with `make` and lock it; return it and the descriptor that holds the lock.
 
-    Raises OSError.
+    Creates another if a sweep removed the first. Raises OSError.
     """
     while True:
         folder = make()
@@ -44,9 +44,9 @@ def locked_folder(make: Callable[[], Path]) -> tuple[Path, int]:
 
 @contextmanager
 def probe(path: Path) -> Iterator[bool | None]:
-    """Whether nobody holds a file or folder, which nobody else can then lock inside the block.
+    """Yield whether nobody holds a file or folder, which nobody else can then lock inside the block.
 
-    None where that cannot be known. Raises OSError when it cannot be opened.
+    Yields None if that is unknown. Raises OSError if the path cannot be opened.
     """
     one = _open(path)
     try:
@@ -59,7 +59,7 @@ def probe(path: Path) -> Iterator[bool | None]:
 
 
 def keeps_out(path: Path) -> bool:
-    """Whether the lock that this process holds on a file keeps others out. Raises OSError when it cannot be opened."""
+    """Whether this process's lock on a file excludes others. Raises OSError if it cannot be opened."""
     other = _open(path)
     try:
         return flock(other) is False

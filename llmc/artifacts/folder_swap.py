@@ -1,14 +1,14 @@
-"""Replacing a whole folder: built beside its place, and moved there in one step.
+"""Replacing a whole folder in one step.
 
-The new folder is built as a sibling `.<name>.<random>.new`, and then takes the place of the old one:
+The new folder is built as a sibling `.<name>.<random>.new` and then replaces the old one:
 
     nothing there     rename                              atomic
-    a folder there    exchange of the two names (Linux)   atomic; the old one is the sibling now, deleted
-    elsewhere         rename the old one to               no folder between the two renames; whoever is
-                      `.<name>.<random>.old`, rename      killed there leaves the old one
+    a folder there    exchange of the two names (Linux)   atomic; the sibling is now the old folder, and is deleted
+    elsewhere         rename the old one to               no folder between the two renames; a writer killed
+                      `.<name>.<random>.old`, rename      there leaves the old one
                       the new one, delete the old
 
-Siblings of dead writers are swept by the next one: a live writer holds a flock on its folder.
+The next writer sweeps the siblings of dead writers: a live writer holds a flock on its folder.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _OCCUPIED = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
 
 
 class FolderSwap:
-    """How one sort of folder is replaced.
+    """Replacement of one kind of folder.
 
-    `check` raises ArtifactError unless what is in a place may be replaced, `remove` deletes a folder, or what else was
-    in its place, and raises nothing, `remedy` says what to do about a place that is a mount point.
+    `check` raises ArtifactError unless the content of a path may be replaced. `remove` deletes a folder or file and
+    raises nothing. `remedy` is the advice for a path that is a mount point.
     """
 
     def __init__(self, check: Callable[[Path], None], remove: Callable[[Path], None], remedy: str) -> None:
@@ -46,7 +46,7 @@ class FolderSwap:
 
     @contextmanager
     def sibling(self, folder: Path) -> Iterator[Path]:
-        """A new folder beside `folder`, locked against the sweep; removed at the end, whatever is in it then."""
+        """Yield a new folder next to `folder`, locked against sweeps; removed at the end with its content."""
         path, fd = self._new_folder(folder)
         try:
             yield path
@@ -56,7 +56,7 @@ class FolderSwap:
                 os.close(fd)
 
     def install(self, new: Path, folder: Path) -> None:
-        """Move the finished folder to its place; the previous content is then at `new` or gone.
+        """Move the complete folder `new` to `folder`; the previous content is then at `new` or deleted.
 
         Raises OSError, UnwritableError for a mount point, and what `check` raises.
         """
@@ -78,7 +78,7 @@ class FolderSwap:
         sync_folder(folder.parent)
 
     def sweep(self, folder: Path) -> None:
-        """Remove what dead writers left beside `folder`."""
+        """Remove what dead writers left next to `folder`."""
         for item in [*siblings(folder, "new"), *(siblings(folder, "old") if folder.exists() else ())]:
             with suppress(OSError):
                 fd = _lock(Path(item.path))
@@ -88,7 +88,7 @@ class FolderSwap:
                     os.close(fd)
 
     def _replace(self, new: Path, folder: Path) -> bool:
-        """Swap in two renames; False when another process came between, which may be tried again."""
+        """Swap with two renames; False if another process interfered and the caller may retry."""
         old = _name(folder, "old")
         try:
             os.rename(folder, old)  # noqa: PTH104
@@ -125,7 +125,7 @@ class FolderSwap:
 
 
 def siblings(folder: Path, role: str) -> list[os.DirEntry[str]]:
-    """The folders beside `folder` that writers made for it: of role "new" or "old"."""
+    """Return the folders that writers created next to `folder`, of role "new" or "old"."""
     pattern = re.compile(rf"\.{re.escape(folder.name)}\.[0-9a-f]{{16}}\.{role}")
     try:
         with os.scandir(folder.parent) as items:
@@ -135,7 +135,7 @@ def siblings(folder: Path, role: str) -> list[os.DirEntry[str]]:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swap two folders in one step; False where the system cannot, or one of them has gone."""
+    """Swap two folders in one step; False if the system cannot, or one of them is gone."""
     import ctypes
 
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
@@ -150,7 +150,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def _lock(path: Path) -> int | None:
-    """Lock a folder while the descriptor is open; None where that fails, BlockingIOError if it is held."""
+    """Lock a folder while the descriptor is open. Returns None if that fails; raises BlockingIOError if it is held."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     if (mine := flock(fd)) is True:
         return fd

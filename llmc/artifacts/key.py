@@ -1,11 +1,11 @@
 """Keys of compiled results: named components with one digest over them, so that every miss can be explained.
 
-A key's digest is sha256 over the canonical JSON (sorted names, no spaces, UTF-8) of
+A key's digest is the sha256 of the canonical JSON (sorted names, no spaces, UTF-8) of
 
     {"components": {name: str | int | bool | null, …}, "kind": kind, "schema": SCHEMA}
 
-Names are dotted ("toolchain.onnxruntime"); the part before the first dot groups them for people, nothing
-more. docs/formats.md lists every kind of key and what it names.
+Names are dotted ("toolchain.onnxruntime"); the part before the first dot only groups them for display. docs/formats.md
+lists the kinds of keys and their components.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from llmc.artifacts.digest import digest_bytes, is_digest, parse
 
 SCHEMA = 1
 LOCAL = "local-"
-"""How kinds begin whose results mean something on this machine only: they are never pushed, exported or fetched."""
+"""Prefix of kinds whose results are valid only on this machine: they are never pushed, exported or fetched."""
 
 Value = str | int | bool | None
 SHOWN = 4
-"""Differences that `tell` names; of further ones it says how many."""
+"""Number of differences that `tell` lists; it counts the others."""
 
 LONGEST_SHOWN = 40
-"""Characters of a value that `tell` shows."""
+"""Longest value that `tell` shows, in characters."""
 
 _KIND = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _NAME = re.compile(r"[!-~]{1,256}")
 
 
 class Absent:
-    """The value of a component that one of two compared keys does not have (unlike one that is None)."""
+    """The value of a component that one of two compared keys lacks (unlike one that is None)."""
 
     def __repr__(self) -> str:
         return "(absent)"
@@ -55,11 +55,11 @@ class Difference(NamedTuple):
 
 
 class Key:
-    """Identity of something that is built once: a kind ("executable") and its named components.
+    """Identity of a build result: a kind ("executable") and its named components.
 
-    Immutable, hashable, equal exactly when kind and components are (`1`, `True` and `"1"` differ). Raises
-    ValueError or TypeError, as a mistake of the program, for a kind that cannot be a folder name, a component
-    name that is empty or holds spaces, and a value that is not exactly a str, int, bool or None.
+    Immutable and hashable; keys are equal exactly when kind and components are (`1`, `True` and `"1"` differ). Raises
+    ValueError or TypeError, as programming errors, for a kind that cannot be a folder name, a component name that is
+    empty or contains spaces, and a value that is not exactly a str, int, bool or None.
     """
 
     __slots__ = ("components", "digest", "kind")
@@ -85,7 +85,7 @@ class Key:
         object.__setattr__(self, "digest", digest_bytes(text))
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"a Key does not change; make a new one (tried to set {name!r})")
+        raise AttributeError(f"a Key is immutable; create a new one (tried to set {name!r})")
 
     def __reduce__(self) -> tuple[type[Key], tuple[str, dict[str, Value]]]:
         return Key, (self.kind, dict(self.components))
@@ -106,7 +106,7 @@ class Key:
 
     @property
     def is_local(self) -> bool:
-        """Whether what was built means something on this machine only."""
+        """Whether the result is valid only on this machine."""
         return self.kind.startswith(LOCAL)
 
     @property
@@ -115,18 +115,18 @@ class Key:
         return self.hex[:12]
 
     def explain(self, other: Key) -> list[Difference]:
-        """The components in which `other` differs, by name; empty exactly when the two keys are equal."""
+        """Return the components in which `other` differs, by name; empty exactly when the keys are equal."""
         found = [] if self.kind == other.kind else [Difference("kind", self.kind, other.kind)]
         return [*found, *differences(self.components, other.components)]
 
 
 def is_kind(text: object) -> bool:
-    """Whether `text` can be the kind of a key (and so a folder name in the store)."""
+    """Whether `text` can be the kind of a key, which is also a folder name in the store."""
     return isinstance(text, str) and _KIND.fullmatch(text) is not None
 
 
 def differences(mine: Mapping[str, Value], theirs: Mapping[str, Value]) -> Iterator[Difference]:
-    """The names whose values differ in value or type, in order of name."""
+    """Yield the names whose values differ in value or type, sorted."""
     for name in sorted({*mine, *theirs}):
         a: Value | Absent = mine.get(name, ABSENT)
         b: Value | Absent = theirs.get(name, ABSENT)
@@ -135,7 +135,10 @@ def differences(mine: Mapping[str, Value], theirs: Mapping[str, Value]) -> Itera
 
 
 def tell(found: Sequence[Difference], most: int = SHOWN) -> str:
-    """Differences in one short line, `theirs → mine`: what people can read before digests, then how many more."""
+    """Describe differences in one short line, as `theirs → mine`.
+
+    Values that people can read come before digests; differences beyond `most` are only counted.
+    """
     order = sorted(found, key=lambda item: (is_digest(item.mine) or is_digest(item.theirs), item.name))
     reported = [f"{name}: {_describe_change(name, mine, theirs)}" for name, mine, theirs in order[:most]]
     more = [f"and {len(order) - most} more"] if len(order) > most else []
@@ -143,7 +146,7 @@ def tell(found: Sequence[Difference], most: int = SHOWN) -> str:
 
 
 def changed_code(difference: Difference) -> list[str]:
-    """The modules in which a component "code" differs (llmc/compiler/code.py says how it is written); else none."""
+    """Return the modules that differ in a component "code" (format: llmc/compiler/code.py); otherwise empty."""
     name, mine, theirs = difference
     if name != "code" or not isinstance(mine, str) or not isinstance(theirs, str):
         return []
@@ -176,9 +179,9 @@ def _shorten(text: str) -> str:
 
 
 def canonical_json(value: object) -> bytes:
-    """The one encoding of a JSON value: sorted names, no spaces, UTF-8.
+    """Encode a JSON value canonically: sorted names, no spaces, UTF-8.
 
-    Raises ValueError for NaN, infinities and text that is not Unicode, TypeError for what JSON does not have.
+    Raises ValueError for NaN, infinities and text that is not Unicode, TypeError for values that JSON lacks.
     """
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.encode()

@@ -1,4 +1,4 @@
-"""The package's logger, imported on first use: a server that opens a sound bundle logs nothing here."""
+"""The package's logger. `logging` is imported on first use: a server that opens an intact bundle logs nothing here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NAME = "llmc.artifacts"
 
 
 def logger() -> logging.Logger:
-    """The logger "llmc.artifacts": hits and misses at INFO, damage and degraded operation at WARNING."""
+    """Return the logger "llmc.artifacts": hits and misses at INFO, damage and degraded operation at WARNING."""
     import logging
 
     return logging.getLogger(NAME)

@@ -1,4 +1,4 @@
-"""Who may write to a place: native code that another user could have put there is not loaded."""
+"""Who can write to a path: native code that another user could have put there is not loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_LINKS = 40
 
 
 class Exposed(NamedTuple):
-    """A folder, link or file that others than this user and root may change: which, and why, in words."""
+    """A folder, link or file that users other than this one and root can change, and why."""
 
     path: str
     why: str
@@ -28,14 +28,14 @@ class Exposed(NamedTuple):
 
     @property
     def fix(self) -> str:
-        """What to do about it, in words."""
+        """The command that removes the exposure."""
         return (
             f"make it the user's that runs llmc (chown {self.path})" if self.is_foreign else f"chmod go-w {self.path}"
         )
 
     @property
     def remedy(self) -> str:
-        """The same, or to trust the place."""
+        """The fix, or trusting the folder."""
         return f"{self.fix}, or name the folder in {VARIABLE} if you trust all who may write there"
 
 
@@ -46,15 +46,16 @@ def exposed(
     users: Collection[int] = (),
     trusted: Iterable[str | Path] = (),
 ) -> Exposed | None:
-    """What others may change of `folder`, of `files` in it, or of the folders and links on the way; None: nothing.
+    """Return the first thing that other users can change of a folder and `files` in it; None if nothing.
 
-    `users` are further users whose files are trusted, `trusted` are folders in which nothing is judged. What is not
-    there is passed over. The rules are those of OpenSSH for the files that say who may log in (safe_path in its
-    misc.c): each has to belong to this user or root, and nobody else may write to it. Beyond those rules,
+    The folders and links that lead to `folder` are checked as well. `users` are further users whose files are trusted,
+    `trusted` are folders that are not checked. Missing files are skipped. The rules are OpenSSH's for the files that
+    control logins (safe_path in its misc.c): each must belong to this user or root, and nobody else may write to it.
+    Beyond those rules,
         a folder on the way may be writable by all if its sticky bit is set, since then entries stay their owners';
-        a folder that holds a link counts as one on the way, not only the folder that the link leads to;
-        a group of one user alone may write, and so may the group root;
-        what lies on a read-only mount is not judged.
+        a folder that holds a link is checked as well, not only the folder that the link leads to;
+        a group with a single user may write, and so may the group root;
+        a read-only mount is not checked.
     """
     if not hasattr(os, "geteuid"):
         return None
@@ -70,7 +71,7 @@ def exposed(
 
 
 def owners(folders: Iterable[str | Path]) -> set[int]:
-    """The users that folders belong to; those that are not there are passed over."""
+    """Return the users that own these folders; missing folders are skipped."""
     found = set()
     for folder in folders:
         with suppress(OSError):
@@ -83,14 +84,13 @@ class _Judge:
         self._users = users
 
     def on_the_way(self, path: str, in_sticky: bool) -> Exposed | None:
-        """A folder or link that leads to what is judged. `in_sticky`: it lies in a folder that others may write."""
+        """Check a folder or link on the way; `in_sticky`: it lies in a folder that others may write."""
         seen = os.lstat(path)
         if stat.S_ISLNK(seen.st_mode):
             return self._owned(path, seen) if in_sticky else None
         return self._owned(path, seen) or (None if seen.st_mode & stat.S_ISVTX else self._closed(path, seen))
 
     def inside(self, path: str) -> Exposed | None:
-        """A folder or file that is used itself."""
         try:
             seen = os.stat(path)  # noqa: PTH116
         except OSError:
@@ -115,7 +115,7 @@ def is_own(status: os.stat_result) -> bool:
 
 
 def may_hold_own(folder: Path) -> bool:
-    """Whether a folder is this user's alone, or not there yet."""
+    """Whether only this user may write a folder, or it does not exist."""
     try:
         return is_own(os.stat(folder))  # noqa: PTH116
     except FileNotFoundError:
@@ -125,7 +125,10 @@ def may_hold_own(folder: Path) -> bool:
 
 
 def own_cache() -> Path:
-    """The folder for records that this user alone may write: llmc's cache, or the user's where others write to that."""
+    """Return the folder for records that only this user may write.
+
+    That is llmc's cache, or the user's cache if others can write to llmc's.
+    """
     from llmc.settings import Settings
 
     try:
@@ -143,9 +146,9 @@ def _has_other_writers(status: os.stat_result) -> bool:
 
 
 def _way(path: str) -> Iterator[tuple[str, bool]]:
-    """Every folder and link that leads to `path`, from the root, and whether each lies in a sticky folder.
+    """Yield every folder and link that leads to `path`, from the root, and whether each lies in a sticky folder.
 
-    Ends with what `path` leads to, or where something is missing or there are more than MAX_LINKS links.
+    Ends with the target of `path`, or where something is missing or there are more than MAX_LINKS links.
     """
     todo, at, links = path.split("/")[:0:-1], "/", 0
     yield at, False
@@ -174,7 +177,6 @@ def _way(path: str) -> Iterator[tuple[str, bool]]:
 
 
 def _between(folder: str, file: str) -> Iterator[str]:
-    """The folders between `folder` and a file in it."""
     at = os.path.dirname(os.path.realpath(file))  # noqa: PTH120
     while _is_in(at, folder) and at != folder:
         yield at
@@ -209,7 +211,7 @@ def _group_name(gid: int) -> str:
 
 @cache
 def _is_private_group(gid: int, uid: int) -> bool:
-    """Whether a group is root's, or has one user alone, by name, as systems make one for each user."""
+    """Whether a group is root's, or has only the user of its name, as systems create one for each user."""
     with suppress(ImportError, KeyError):
         import grp
         import pwd

@@ -2,9 +2,9 @@
 
     folder = <the system's temporary folder> "/llmc-" what "-" random ".tmp"
 
-A folder is locked (flock.py) as long as its process, or a child that was forked of it, lives. The next process that
-makes one, and `llmc cache gc`, remove those that nobody holds. What belongs to another user stays, and so does
-everything on a file system where locks mean nothing.
+A folder is locked (flock.py) as long as its process, or a forked child, lives. The next process that creates one, and
+`llmc cache gc`, remove those that nobody holds. Folders of another user stay, and so does everything on a file system
+where locks mean nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PREFIX, SUFFIX = "llmc-", ".tmp"
 
 
 class Swept(NamedTuple):
-    """What was removed: folders, and the bytes of their files."""
+    """The number of removed folders, and the bytes of their files."""
 
     folders: int = 0
     freed: int = 0
@@ -30,7 +30,7 @@ class Swept(NamedTuple):
 
 @contextmanager
 def temporary_folder(what: str) -> Iterator[Path]:
-    """A new folder that only this user may enter, removed with its content at the end. Raises OSError."""
+    """Yield a new folder that only this user may enter, removed with its content at the end. Raises OSError."""
     import shutil
     import tempfile
 
@@ -63,7 +63,7 @@ def sweep(*, dry_run: bool = False) -> Swept:
 
 
 def _left() -> list[Path]:
-    """This user's folders of that name; links and files of that name are passed over."""
+    """Return this user's temporary folders; links and files with such names are ignored."""
     import tempfile
 
     found = []

@@ -1,16 +1,15 @@
-"""A record of files that were verified before, so that weights of many gigabytes are not hashed at every start.
+"""Stamps: records of verified files, so that weights of many gigabytes are not hashed at every start.
 
     table  = {"schema": 1, "files": {real path: [device, inode, size, mtime_ns, ctime_ns, digest]}}
-    tables = <store>/v1/.stamps.json          of the files of a store that this user alone may write
+    tables = <store>/v1/.stamps.json          of the files of a store that only this user may write
              <cache>/stamps/<32 hex>.json     of anything else, by the sha256 of its real path: bundle folders, and
                                               stores that others may write
 
-A stamp says: the file had this digest when stat gave this device, inode, size and these times. Writing, replacing,
-linking or restoring a file changes its ctime, which no program can set. So every change through the file system is
-noticed. Not noticed: damage below the file system. A table is used only from a folder that this user alone may write,
-and never from inside a bundle. So a user who can change a file cannot also change its stamp. A file that changed within
-the clock's granularity before it was hashed is never stamped, since a second change in the same tick would leave no
-trace.
+A stamp says that the file had this digest when `stat` returned this device, inode, size and these times. Writing,
+replacing, linking or restoring a file changes its ctime, which no program can set. So every change through the file
+system is noticed, but not damage below it. A table is used only from a folder that only this user may write, and never
+from inside a bundle. So a user who can change a file cannot also change its stamp. A file that changed within the
+clock's granularity before it was hashed is never stamped, since a second change in the same tick would leave no trace.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ SCHEMA = 1
 FILE_NAME = ".stamps.json"
 FOLDER = "stamps"
 MOST_TABLES = 512
-"""Tables beyond these are forgotten, those written longest ago first."""
+"""Most tables to keep; those written longest ago are deleted first."""
 MAX_BYTES = 4 << 20
 MAX_FILES = 8192
 FINE_TICK_NS = 20_000_000
@@ -39,7 +38,7 @@ COARSE_TICK_NS = 2_000_000_000
 
 
 class FileSignature(NamedTuple):
-    """What the file system says of a file; differs after any change to it."""
+    """What the file system records about a file; differs after any change to it."""
 
     device: int
     inode: int
@@ -49,7 +48,7 @@ class FileSignature(NamedTuple):
 
 
 def signature(status: os.stat_result) -> FileSignature:
-    """The part of a `stat` that changes when the file does."""
+    """Return the part of a `stat` result that changes when the file does."""
     return FileSignature(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
@@ -64,7 +63,7 @@ class VerifiedFiles:
     """The table of one folder. Never raises, whatever the disk does: files without a stamp are hashed again."""
 
     def __init__(self, folder: str | Path, *, inside: bool = True) -> None:
-        """`inside`: the table may be in the folder, where this user alone may write that."""
+        """`inside`: the table may be in the folder, if only this user may write it."""
         self._folder = Path(folder)
         self._inside = inside
         self._location: Path | None = None
@@ -73,7 +72,7 @@ class VerifiedFiles:
         self._folders: dict[str, str] = {}
 
     def verified(self, path: str | Path, digest: str) -> bool:
-        """Whether `path` was found to have this digest and has not been touched since. One `stat`."""
+        """Whether `path` was found to have this digest and is unchanged since. Costs one `stat`."""
         try:
             seen = signature(os.stat(path))  # noqa: PTH116
             return self._load().get(self._name(path)) == (seen, digest)
@@ -83,7 +82,7 @@ class VerifiedFiles:
     def record(self, path: str | Path, digest: str, seen: FileSignature | None = None) -> None:
         """Note that `path` has this digest; `seen` is its signature from before it was hashed.
 
-        Nothing is noted when the file changed since then, or so shortly before that a change could hide.
+        Nothing is noted if the file changed since then, or so shortly before that a change could hide.
         """
         try:
             name = self._name(path)
@@ -95,7 +94,7 @@ class VerifiedFiles:
             self._dirty = True
 
     def save(self) -> None:
-        """Write the table if it changed, together with what other processes saved meanwhile."""
+        """Write the table if it changed, merged with what other processes saved meanwhile."""
         if not self._dirty:
             return
         self._dirty = False
@@ -125,7 +124,7 @@ class VerifiedFiles:
         return own_cache() / FOLDER / f"{name}.json"
 
     def _name(self, path: str | Path) -> str:
-        """The real path, the file's name in the table. Folders are cached; a wrong name only means no stamp."""
+        """Return the real path, the file's name in the table. Folders are cached; a wrong name only means no stamp."""
         folder, name = os.path.split(path)
         if not os.path.isabs(folder) or os.path.islink(path):  # noqa: PTH114, PTH117
             return os.path.realpath(path)
@@ -148,7 +147,7 @@ class VerifiedFiles:
 
 
 def _read(file: Path) -> dict[str, tuple[FileSignature, str]]:
-    """The table in `file`; empty when there is none, it is not one, or others could have written it."""
+    """Read the table in `file`; empty if it is missing, invalid, or could have been written by others."""
     table: dict[str, tuple[FileSignature, str]] = {}
     try:
         with open_regular(file) as stream:

@@ -77,7 +77,7 @@ def test_keys_and_references_name_what_is_exported(llmc: Llmc, bundle: Path, her
     assert llmc("cache", "export", "again.tar", "0.tar").code == 0
     assert (here / "again.tar").read_bytes() == (here / "0.tar").read_bytes()
     executable = store.entries("executable")[0]
-    assert "not a bundle, nor a packed cache" in llmc("cache", "export", "e.tar", executable.key.short).failed(5)
+    assert "neither a bundle nor a packed cache" in llmc("cache", "export", "e.tar", executable.key.short).failed(5)
 
 
 def test_it_goes_through_a_pipe(llmc: Llmc, bundle: Path, here: Path) -> None:

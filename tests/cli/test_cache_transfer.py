@@ -233,7 +233,7 @@ def test_a_compile_offline_works_from_local(
         "compile", toy, "--device", "fake", "--max-model-len", 32, "--max-num-seqs", 4, "-o", "b", "--json"
     ).json
     assert built["built"] > 0
-    warnings = [record.message for record in caplog.records if "going on without the remote" in record.message]
+    warnings = [record.message for record in caplog.records if "continuing without the remote" in record.message]
     assert len(warnings) == 1
 
 
@@ -297,5 +297,5 @@ def test_a_place_without_slashes_is_a_usage_error_at_once(llmc: Llmc, bundle: Pa
     said = llmc(
         "cache", *command.format("oci:images").split(), "--allow-unsigned" if "pull" in command else "-q"
     ).failed(2)
-    assert "oci:… is no remote" in said and "oci-layout:FOLDER" in said
+    assert "oci:… is not a remote" in said and "oci-layout:FOLDER" in said
     assert sorted(here.iterdir()) == before

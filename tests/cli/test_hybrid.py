@@ -81,7 +81,7 @@ def test_what_makes_no_hybrid_is_refused(llmc: Llmc, toy: Path, flags: tuple[Any
 )  # fmt: skip
 def test_a_folder_that_says_nothing_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE_NAME).write_text(text)
-    with pytest.raises(ArtifactError, match="not a hybrid of this llmc"):
+    with pytest.raises(ArtifactError, match="not valid for this llmc"):
         Halves.read(tmp_path)
 
 

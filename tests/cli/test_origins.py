@@ -87,7 +87,7 @@ class Machine:
         assert f"\nverification: {words}" in self("cache", "show", bundle, **environment).out
         found = self("verify", bundle, *MODEL, "--json", **environment).json["recorded"]
         assert found["origin"] == label
-        start = {"here": "made here", "signed": "signed by ", "none": "no outcome is recorded"}.get(label)
+        start = {"here": "created here", "signed": "signed by ", "none": "no outcome is recorded"}.get(label)
         assert words.startswith(start) if start else "from elsewhere, unsigned" in words
         return label, tuple(found["signers"])
 
@@ -182,7 +182,7 @@ def test_a_bundle_from_elsewhere_is_not_built_here(
     if signed == "by a trusted key":
         assert mine.origin(came) == ("signed", (key_id(),))
         assert mine("cache", "trust", "--remove", "release").code == 0
-        assert mine.reported(came) == "made here", "it was verified again meanwhile"
+        assert mine.reported(came) == "created here", "it was verified again meanwhile"
     else:
         assert mine.origin(came) == ("unsigned", ())
     assert theirs.origin(str(bundle)) == ("here", ())
@@ -203,10 +203,10 @@ def test_verify_says_so_in_words_and_clears_it(mine: Machine, bundle: Path, monk
     assert mine("verify", bundle, *MODEL).out.splitlines()[2:] == [
         f"the outcome it records: {UNKNOWN}; verified again here"
     ]
-    assert (mine.reported(bundle), mine.metric(bundle)) == ("made here", "here")
+    assert (mine.reported(bundle), mine.metric(bundle)) == ("created here", "here")
     assert len(mine("verify", bundle, *MODEL).out.splitlines()) == 2
     shutil.copytree(bundle, "copy")
-    assert mine.reported("copy") == "made here", "by content, wherever it is"
+    assert mine.reported("copy") == "created here", "by content, wherever it is"
 
 
 def test_trust_that_ended_vouches_for_nothing(mine: Machine, theirs: Machine, bundle: Path) -> None:
@@ -225,7 +225,7 @@ def test_without_v_nothing_is_said_and_without_an_outcome_neither(mine: Machine,
     assert "verification" not in mine("generate", bundle, "--prompt", "a").err
     assert mine("compile", toy, *FLAGS, "--verify", "none", "-o", "plain").code == 0
     assert mine.origin("plain") == ("none", ())
-    assert mine.reported("plain") == "made here", "verified since"
+    assert mine.reported("plain") == "created here", "verified since"
 
 
 # Outcomes, by every way in
@@ -304,7 +304,7 @@ def test_predictions_from_elsewhere_prove_nothing_here(
     assert mine.store.entries("local-reference") == []
     assert mine("verify", "made", "--json").json["recorded"]["origin"] == "unsigned"
     assert len(mine.store.entries("local-reference")) == 1, "llmc verify asks a reference of its own"
-    assert mine.reported("made") == "made here"
+    assert mine.reported("made") == "created here"
     assert mine.compile(toy) == {}, "the outcomes were of runs here, and the predictions are now"
 
 
@@ -393,7 +393,7 @@ def test_collecting_everything_forgets_and_says_so(theirs: Machine, bundle: Path
     assert theirs.store.entries("local-bundle") == []
     assert theirs.reported(bundle) == UNKNOWN
     assert theirs.compile(toy, "bundle") == {}, "nothing is left that could have come from elsewhere"
-    assert theirs.reported(bundle) == "made here"
+    assert theirs.reported(bundle) == "created here"
 
 
 def test_where_no_store_can_be_written_nothing_is_claimed(mine: Machine, toy: Path, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
         {"bundle_image": "oci-layout:x"},
         "--bundle-image 'oci-layout:x' is a folder",
     ),
-    "no reference": ("kubernetes", {"bundle_image": "registry/x"}, "is not a name of an image: oci://"),
+    "no reference": ("kubernetes", {"bundle_image": "registry/x"}, "is not an image name: oci://"),
     "replicas": ("kubernetes", {"replicas": 5}, "--max-replicas 4 is below --replicas 5"),
     "unsigned code": ("kubernetes", {"pull": True}, "native code.*--trusted-keys"),
     "padding": ("gitlab", {"max_padding": "5%"}, "--max-padding is of padding on recorded requests.*--traffic"),

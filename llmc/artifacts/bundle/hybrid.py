@@ -1,6 +1,6 @@
-"""A folder with two bundles of one checkpoint: one for the device that computes prompts, one for that which decodes.
+"""A folder with two bundles of one checkpoint, for disaggregated prefill and decode on two devices.
 
-hybrid.json = {"schema": 1, "prefill": name, "decode": name}        names of folders beside it
+hybrid.json = {"schema": 1, "prefill": name, "decode": name}        names of folders next to it
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 class Halves(NamedTuple):
-    """The two bundle folders."""
+    """The prefill and decode bundle folders."""
 
     prefill: Path
     decode: Path
 
     @classmethod
     def of(cls, folder: Path) -> Halves:
-        """Those of a new hybrid in `folder`."""
+        """Return the two paths for a new pair in `folder`."""
         return cls(folder / "prefill", folder / "decode")
 
     @classmethod
     def read(cls, folder: Path) -> Halves | None:
-        """Those of the hybrid `folder`; None where it is none. Raises ArtifactError for a file that says nothing."""
+        """Read hybrid.json in `folder`; None if absent. Raises ArtifactError for an invalid file."""
         path = folder / FILE_NAME
         try:
             with open_regular(path) as file:
@@ -50,13 +50,13 @@ class Halves(NamedTuple):
                 raise ValueError(f"schema {found['schema']!r:.20}, halves {names!r:.100}")
         except (ValueError, KeyError, TypeError) as e:
             raise ArtifactError(
-                f"{path}: not a hybrid of this llmc ({e}); compile it again: llmc compile MODEL --prefill-device X "
-                f"--decode-device Y -o {folder}"
+                f"{path}: not valid for this llmc ({e}); compile it again: llmc compile MODEL "
+                f"--prefill-device X --decode-device Y -o {folder}"
             ) from e
         return cls(folder / names[0], folder / names[1])
 
     def write(self) -> None:
-        """Make the folder of both a hybrid."""
+        """Write hybrid.json next to the two bundles. Raises CapacityError or UnwritableError."""
         found = {"schema": SCHEMA, "prefill": self.prefill.name, "decode": self.decode.name}
         folder, text = self.decode.parent, json.dumps(found).encode() + b"\n"
         with writing(folder / FILE_NAME, len(text), "choose another folder"):

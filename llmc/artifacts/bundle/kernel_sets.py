@@ -1,5 +1,7 @@
-"""The instruction sets that llmc's own kernels are built for: a bundle has a library for one or several of them, and a
-CPU runs the fastest that it has the features of."""
+"""ISA variants of llmc's own kernels.
+
+A bundle has a kernel library for one or more variants. A CPU runs the fastest one whose features it has.
+"""
 
 from __future__ import annotations
 
@@ -8,45 +10,47 @@ from typing import NamedTuple
 
 
 class KernelSet(NamedTuple):
-    """One: its name, the machine it is for, and what a CPU needs for it, as /proc/cpuinfo names features."""
+    """An ISA variant: its name, machine, and required CPU features, named as in /proc/cpuinfo."""
 
     name: str
     machine: str
     features: tuple[str, ...]
 
     def runs_on(self, features: Collection[str]) -> bool:
-        """Whether a host with these features, its machine among them (`host.cpu_features`), runs it."""
+        """Whether a host with `features` (from `host.cpu_features`, machine included) can run this variant."""
         return {self.machine, *self.features} <= set(features)
 
     @property
     def has_bf16_tiles(self) -> bool:
-        """Whether it has tiles for bfloat16."""
+        """Whether the variant has bfloat16 tile instructions."""
         return "amx_bf16" in self.features
 
     @property
     def fast_bf16_attention(self) -> bool:
-        """Whether attention over keys and values in bfloat16 takes no longer with it than over float16, as measured."""
+        """Whether attention over bfloat16 keys and values was measured to be no slower than over float16."""
         return "avx512_bf16" in self.features
 
     @property
     def own_bf16_sums(self) -> bool:
-        """Whether its sums of products of bfloat16 have the bits of an instruction for two or four of these; those of
-        all other sets have the bits of tiles."""
+        """Whether bfloat16 dot products have the bits of a CPU instruction that sums two or four products.
+
+        Those of all other variants have the bits of tile instructions.
+        """
         return bool({"avx512_bf16", "bf16"} & {*self.features}) and not self.has_bf16_tiles
 
     @property
     def file(self) -> str:
-        """A bundle's file of it."""
+        """The variant's file name in a bundle."""
         return f"{KERNELS}-{self.name}"
 
     @property
     def isa(self) -> tuple[str, ...]:
-        """What a bundle's manifest says of it: the machine, and the features."""
+        """The machine and features, as a manifest's `isa` lists them."""
         return (self.machine, *self.features)
 
 
 KERNELS = "kernels"
-"""What names of these files begin with; shared libraries (compiler/targets/onnxruntime/kernels)."""
+"""Name prefix of the kernel libraries (compiler/targets/onnxruntime/kernels)."""
 
 _V3 = ("avx2", "f16c", "fma")
 _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", *_V3)
@@ -60,20 +64,20 @@ KERNEL_SETS = (
     KernelSet("neon-i8mm", "aarch64", ("i8mm", "bf16", *_DOTPROD)),
     KernelSet("neon-dotprod", "aarch64", _DOTPROD),
 )
-"""Of each machine the faster ones first."""
+"""Fastest first for each machine."""
 
 
 def best_set(features: Collection[str], among: Collection[str] | None = None) -> KernelSet | None:
-    """The fastest set that a host with these features runs, of those named in `among`; None where there is none."""
+    """Return the fastest variant named in `among` that a host with these features can run, or None."""
     return next((s for s in KERNEL_SETS if (among is None or s.name in among) and s.runs_on(features)), None)
 
 
 def common_isa(sets: Iterable[KernelSet]) -> tuple[str, ...]:
-    """What a CPU needs whichever of these it runs, as a manifest says it; none for several machines."""
+    """Return what a CPU needs to run any of these variants, as a manifest lists it; empty for different machines."""
     first, *others = (s.isa for s in sets)
     return tuple(f for f in first if all(f in isa for isa in others))
 
 
 def sets_in(files: Collection[str]) -> list[KernelSet]:
-    """Those that a bundle with files of these names has."""
+    """Return the variants whose files are among `files`, the file names of a bundle."""
     return [s for s in KERNEL_SETS if s.file in files]

@@ -9,10 +9,9 @@
         "toolchain": {name: version}, "isa": str | [str, …],
         "verification": {…}, "provenance": {…}, "summary": {…}}
 
-Everything but schema, kind, llmc, device, target, executor, executables, files and blobs may be absent, and
-reads as empty. Members not listed here are kept as they are. Every digest an executable or a file names must
-be in "blobs". A manifest may come from anywhere: reading one never raises anything but ArtifactError, and no
-name in it can leave the bundle.
+Required: schema, kind, llmc, device, target, executor, executables, files and blobs. Other members default to empty.
+Unknown members are kept. Every digest in "executables" and "files" must be listed in "blobs". Manifests are untrusted:
+reading one raises only ArtifactError, and no name in it can leave the bundle.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ ATTEMPTS = 5
 
 
 class Manifest:
-    """A validated manifest; the members are read through attributes. Treat what they return as read-only.
+    """A validated manifest. Treat the values of its attributes as read-only.
 
-    `source` names the file in errors. Raises ArtifactError that names `source` and the member that is wrong.
+    `source` names the file in errors. Raises ArtifactError naming `source` and the invalid member.
     """
 
     __slots__ = ("_data", "blobs", "executables", "files", "source")
@@ -61,18 +60,18 @@ class Manifest:
 
     @classmethod
     def create(cls, *, llmc: str, device: str, target: str, executor: str, **members: Any) -> Manifest:
-        """A new manifest; `members`, the rest of the grammar, are copied. Raises ArtifactError."""
+        """Create a manifest; `members`, the other members of the format, are copied. Raises ArtifactError."""
         try:
             members = json.loads(json.dumps(members, allow_nan=False))
         except (TypeError, ValueError, RecursionError) as error:
-            raise ArtifactError(f"a manifest holds JSON only ({error})") from error
+            raise ArtifactError(f"a manifest can hold only JSON values ({error})") from error
         fixed = {"schema": SCHEMA, "kind": KIND, "llmc": llmc}
         lists: dict[str, Any] = {"executables": [], "files": {}, "blobs": {}}
         return cls({**fixed, **lists, "device": device, "target": target, "executor": executor, **members})
 
     @classmethod
     def from_bytes(cls, data: bytes, source: str | Path = FILE_NAME) -> Manifest:
-        """Parse and validate. Raises ArtifactError, and nothing else, for anything that is not a manifest."""
+        """Parse and validate a manifest file. Raises only ArtifactError."""
         check = Check(str(source))
         if len(data) > MAX_BYTES:
             check.fail(f"larger than {MAX_BYTES} bytes")
@@ -87,16 +86,16 @@ class Manifest:
         return cls(document, source)
 
     def to_bytes(self) -> bytes:
-        """The file's content; the same members give the same bytes."""
+        """Return the file content; equal members give equal bytes."""
         return json.dumps(self._data, sort_keys=True, indent=1, allow_nan=False).encode() + b"\n"
 
     def to_dict(self) -> dict[str, Any]:
-        """A copy of all members."""
+        """Return a copy of all members."""
         copy: dict[str, Any] = json.loads(self.to_bytes())
         return copy
 
     def changed(self, **members: Any) -> Manifest:
-        """The same with other `members`, in this version's schema. Raises ArtifactError."""
+        """Return a copy with `members` replaced, in the current schema. Raises ArtifactError."""
         kept = {name: value for name, value in self.to_dict().items() if name not in ("schema", "kind")}
         return Manifest.create(**kept | members)
 
@@ -111,32 +110,32 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """Digest of the file's content: the identity of the bundle."""
+        """Digest of the file content, which identifies the bundle."""
         return digest_bytes(self.to_bytes())
 
     @property
     def llmc(self) -> str:
-        """Version of llmc that wrote it."""
+        """The version of llmc that wrote the manifest."""
         return str(self._data["llmc"])
 
     @property
     def device(self) -> str:
-        """The --device it was compiled for."""
+        """The --device that the bundle was compiled for."""
         return str(self._data["device"])
 
     @property
     def target(self) -> str:
-        """Name of the compiler's target."""
+        """Name of the compiler target."""
         return str(self._data["target"])
 
     @property
     def executor(self) -> str:
-        """Name of the runtime's executor that opens the executables."""
+        """Name of the runtime executor that loads the executables."""
         return str(self._data["executor"])
 
     @property
     def model(self) -> Mapping[str, Any]:
-        """What the checkpoint was: name, architecture, sizes."""
+        """The checkpoint's name, architecture and sizes."""
         return self._object("model")
 
     @property
@@ -156,7 +155,7 @@ class Manifest:
 
     @property
     def isa(self) -> tuple[str, ...]:
-        """Instruction sets or chip that native code needs; empty when it needs none in particular."""
+        """Instruction sets or chip that native code requires; empty if it requires none in particular."""
         isa = self._data.get("isa", [])
         return (isa,) if isinstance(isa, str) else tuple(isa)
 
@@ -167,26 +166,26 @@ class Manifest:
 
     @property
     def provenance(self) -> Mapping[str, Any]:
-        """How the bundle came to be."""
+        """How the bundle was built."""
         return self._object("provenance")
 
     @property
     def summary(self) -> Mapping[str, Any]:
-        """Counts, sizes and times, for people."""
+        """Counts, sizes and times for display."""
         return self._object("summary")
 
     @property
     def size(self) -> int:
-        """Bytes of all blobs."""
+        """Total bytes of all blobs."""
         return sum(self.blobs.values())
 
     @property
     def is_unbound(self) -> bool:
-        """Whether the bundle was compiled from a configuration alone, and still needs weights."""
+        """Whether the bundle was compiled from a configuration without weights, and still needs them."""
         return "tensors.json" in self.files and "weights" not in self.files
 
     def use_of(self, digest: str) -> str:
-        """What a blob is for, in words: the names of its files and the executables that it is."""
+        """Describe what a blob is used for: the names of its files and executables."""
         uses = [name for name, found in self.files.items() if found == digest]
         uses += [f"executable {item}" for item in self.executables if item.blob == digest]
         return ", ".join(uses) or "listed under blobs"
@@ -197,10 +196,10 @@ class Manifest:
 
 
 def read_manifest(path: str | Path) -> Manifest:
-    """The manifest of a bundle folder (or the manifest file itself).
+    """Read the manifest of a bundle folder, or a manifest file.
 
-    Raises ArtifactError, naming the file and the member, for everything that can be wrong with it: also when it is
-    not what its checksum says, which may be absent.
+    The checksum file may be absent. Raises ArtifactError, naming file and member, for an unreadable or invalid manifest
+    and for one that does not match its checksum.
     """
     given = Path(path)
     try:
@@ -208,7 +207,7 @@ def read_manifest(path: str | Path) -> Manifest:
         status = file.stat()
         if not stat.S_ISREG(status.st_mode):
             raise ArtifactError(f"{file}: not a bundle (a regular file is needed)")
-        for _ in range(ATTEMPTS):  # the bundle may be replaced between the two files
+        for _ in range(ATTEMPTS):  # the bundle may be replaced between the two reads
             with file.open("rb") as stream:
                 data = stream.read(MAX_BYTES + 1)
             if len(data) > MAX_BYTES:
@@ -240,9 +239,9 @@ LONGEST_LIST = 200
 
 
 def manifest_components(manifest: Manifest) -> dict[str, Value]:
-    """The members that decide how a bundle behaves, by dotted name, without its provenance and verification.
+    """Return the members that decide a bundle's behavior, by dotted name, without its provenance and verification.
 
-    A long list (the buckets of a plan) is given by digest; an executable, named by phase and shape, by key.
+    A long list (a plan's buckets) is represented by its digest, an executable, named by phase and shape, by its key.
     """
     found: dict[str, Value] = {
         "llmc": manifest.llmc,
@@ -262,7 +261,7 @@ def manifest_components(manifest: Manifest) -> dict[str, Value]:
 
 
 def flat_components(members: Mapping[str, Any]) -> dict[str, Value]:
-    """Some members of a manifest, named as `manifest_components` names them."""
+    """Return some members of a manifest under the names that `manifest_components` uses."""
     found: dict[str, Value] = {}
     for name, value in members.items():
         _flatten(name, value, found)

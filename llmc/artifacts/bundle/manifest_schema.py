@@ -1,4 +1,4 @@
-"""The rules of a manifest: its limits, and a check for each member. The grammar is in manifest.py."""
+"""Limits and checks for manifests. manifest.py describes the format."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ SCHEMA = 1
 KIND = "llmc-bundle"
 FILE_NAME = "manifest.json"
 STARTER_NAME = "starter.json"
-"""The file of a bundle that is the manifest of a second one over the same blobs (executors/openvino/starting.py)."""
+"""Bundle file: the manifest of a second bundle over the same blobs (executors/openvino/starting.py)."""
 
 PORTABLE_NAME = "portable.json"
-"""The file of a finished bundle that is the manifest of the portable one it was made of, over the same blobs."""
+"""File of a bundle compiled on the target: the manifest of its portable source, over the same blobs."""
 
 FINISHED_FOR = "finished_for"
-"""The option of a finished bundle that says what its executables are tied to, by name: card, driver, compiler."""
+"""Option of a bundle compiled on the target: what its executables are tied to, by name (GPU, driver, compiler)."""
 
 CHECKSUM_NAME = "manifest.sha256"
 SIGNATURE_NAME = "signature.json"
@@ -34,12 +34,12 @@ _STRINGS = ("llmc", "device", "target", "executor")
 
 
 def checksum_line(digest: str) -> bytes:
-    """The content of "manifest.sha256", for a manifest of that digest: a line that `sha256sum -c` reads."""
+    """Return the content of "manifest.sha256" for a manifest digest: one line that `sha256sum -c` reads."""
     return f"{parse(digest)}  {FILE_NAME}\n".encode()
 
 
 class Executable(NamedTuple):
-    """One compiled graph; a dimension that is None is dynamic. `buckets` counts the buckets it serves."""
+    """One compiled graph. A dimension of None is dynamic. `buckets` counts the buckets it serves."""
 
     phase: str
     batch: int | None
@@ -56,7 +56,7 @@ class Executable(NamedTuple):
 
 
 class Check:
-    """Checks of one manifest. Each returns what it checked or raises ArtifactError naming file and member."""
+    """Checks for one manifest. Each returns the checked value or raises ArtifactError naming file and member."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -66,7 +66,7 @@ class Check:
         raise ArtifactError(f"{self.source}: {problem}; compile the bundle again with `llmc compile`")
 
     def document(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """The members that are neither blobs, files nor executables."""
+        """Check the members other than blobs, files and executables."""
         if data.get("kind") != KIND:
             self.fail(f'not a manifest of a bundle ("kind" is not {KIND!r})')
         self.schema(data.get("schema"))
@@ -89,7 +89,7 @@ class Check:
         return dict(data)
 
     def schema(self, found: object) -> None:
-        """The version of the format."""
+        """Check the version of the format."""
         if type(found) is not int:
             self.fail("'schema' must be an integer")
         if found > SCHEMA:
@@ -101,7 +101,7 @@ class Check:
             self.fail(f"bundle schema {found} is older than schema {SCHEMA}, which this llmc reads")
 
     def blobs(self, data: Mapping[str, Any]) -> Mapping[str, int]:
-        """Digests and sizes."""
+        """Check digests and sizes."""
         blobs = self.mapping(data, "blobs")
         for digest, size in blobs.items():
             if not is_digest(digest):
@@ -110,7 +110,7 @@ class Check:
         return dict(blobs)
 
     def files(self, data: Mapping[str, Any], blobs: Mapping[str, int]) -> Mapping[str, str]:
-        """File names and their blobs."""
+        """Check file names and their digests."""
         files = self.mapping(data, "files")
         for name, digest in files.items():
             if not isinstance(name, str) or not _FILE.fullmatch(name):
@@ -119,19 +119,19 @@ class Check:
         return dict(files)
 
     def executables(self, data: Mapping[str, Any], blobs: Mapping[str, int]) -> tuple[Executable, ...]:
-        """The list of executables."""
+        """Check the list of executables."""
         items = data.get("executables")
         if not isinstance(items, list):
             self.fail("'executables' must be a list")
         return tuple(self.executable(item, f"executables[{at}]", blobs) for at, item in enumerate(items))
 
     def executable(self, item: object, where: str, blobs: Mapping[str, int]) -> Executable:
-        """One executable."""
+        """Check one executable."""
         if not isinstance(item, Mapping):
             self.fail(f"{where} must be an object")
         phase = item.get("phase")
         if not isinstance(phase, str) or not phase:
-            self.fail(f"{where}.phase must be a string that is not empty")
+            self.fail(f"{where}.phase must be a non-empty string")
         for name in ("batch", "query", "context"):
             if item.get(name) is not None:
                 self.integer(item[name], f"{where}.{name}", MAX_DIMENSION)
@@ -145,19 +145,19 @@ class Check:
         return Executable(**fields)
 
     def mapping(self, data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-        """A member that must be an object."""
+        """Check that a member is an object."""
         found = data.get(name)
         if not isinstance(found, Mapping):
             self.fail(f"{name!r} must be an object")
         return found
 
     def integer(self, value: object, where: str, largest: int) -> None:
-        """A size, a count or a dimension."""
+        """Check a size, count or dimension."""
         if type(value) is not int or not 0 <= value <= largest:
             self.fail(f"{where} must be an integer from 0 to {largest}")
 
     def blob(self, digest: object, where: str, blobs: Mapping[str, int]) -> None:
-        """A reference to one of the blobs."""
+        """Check a reference to one of the blobs."""
         if not is_digest(digest):
             self.fail(f"{where} is not a digest (sha256:<64 hex digits>)")
         if digest not in blobs:

@@ -1,16 +1,16 @@
-"""The rules for native code; no other module has them.
+"""The rules that decide what counts as native code.
 
-The question is what an executor of llmc would load as code. A manifest's or an entry's own words do not count.
-Everything that is not known to be data counts as code.
+Native code is what an executor of llmc would load as code. A manifest or entry cannot declare itself data: everything
+that is not known to be data counts as code.
 
     a bundle is data   if its executor is one of DATA_EXECUTORS, none of its executables is native, and none of its
-                       files is one of CODE_FILES: by its manifest alone, before a blob of it moves
+                       files is one of CODE_FILES; decided by its manifest, before any blob is moved
     an entry is data   if its kind is one of DATA_KINDS, or it has portable executables of one of DATA_TARGETS
-    a blob is data     if it does not begin as code does (`code_in`); asked of every blob of what came in as data
+    a blob is data     if it has no code header (`code_in`); checked for every blob of a result received as data
 
-Executors say what they load as code (runtime/executors/base.py, `opens`), and before they do,
-`BundleFiles.require_native` refuses a bundle that was not judged native. tests/test_native.py holds the lists here
-against targets, stages and executors.
+Executors declare what they load as code (`opens` in runtime/executors/base.py). Before loading it, they call
+`BundleFiles.require_native`, which refuses a bundle judged as data. tests/test_native.py checks the lists here against
+targets, stages and executors.
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ if TYPE_CHECKING:
     from llmc.artifacts.key import Key
 
 RECIPES = "recipes.json"
-"""A bundle's index of what Gaudi's compiler wrote (executors/hpu/recipes.py)."""
+"""A bundle's index of the files that Gaudi's compiler wrote (executors/hpu/recipes.py)."""
 
 CODE_FILES = frozenset({KERNELS, *(s.file for s in KERNEL_SETS), STARTER_NAME, PORTABLE_NAME, RECIPES})
-"""Files that make a bundle native: libraries of kernels (earlier bundles have one, KERNELS), and the second bundle that
-it may hold, whatever that one says (a bundle with a portable half is a finished one)."""
+"""Files that make a bundle native: kernel libraries (earlier bundles have one, KERNELS) and a second bundle's manifest.
+
+A bundle with a portable source was compiled on the target, and is therefore native.
+"""
 
 DATA_EXECUTORS = frozenset(
     {"fake", "hpu", "inductor", "neuron", "onnxruntime", "openvino", "openvino-encoder", "openvino-static", "torch"}
 )
-"""Executors that run no code of a bundle but what CODE_FILES, an executable's state or its first bytes tell."""
+"""Executors that run no code of a bundle except what CODE_FILES, an executable's state or its header reveals."""
 
 DATA_TARGETS = frozenset({"fake", "hpu", "inductor", "lpu", "neuron", "openvino"})
 """Targets whose portable executables are data."""
@@ -46,7 +48,7 @@ DATA_KINDS = frozenset({
     "calibrate", "config", "describe", "encoder", "layout", "lower", "mix", "pack", "reference", "sense", "tokenizer",
     "trace", "verify", "weights",
 })  # fmt: skip
-"""Kinds of entries whose outputs no executor loads as code. "bundle" is judged by its manifest."""
+"""Kinds of entries whose outputs no executor loads as code. A "bundle" is judged by its manifest."""
 
 HEAD_BYTES = 64
 _BEGINNINGS = (
@@ -73,7 +75,7 @@ _BEGINNINGS = (
 
 
 def code_in(head: bytes) -> str | None:
-    """The sort of code, in words, that a file starting with `head` (HEAD_BYTES bytes) is; None for data."""
+    """Name the type of code in a file that starts with `head` (HEAD_BYTES bytes); None for data."""
     found = next((what for beginning, what in _BEGINNINGS if head.startswith(beginning)), None)
     if found is None and head[:2] == b"MZ" and 0 < int.from_bytes(head[60:64], "little") < 1 << 16:
         return "a shared library (PE)"
@@ -81,7 +83,7 @@ def code_in(head: bytes) -> str | None:
 
 
 def code_among(files: Iterable[Path]) -> str | None:
-    """The sort of code of the first file that is code; None if all files are data. Raises OSError."""
+    """Name the type of code in the first file that is code; None if all files are data. Raises OSError."""
     for path in files:
         with open_regular(path) as file:
             if (found := code_in(file.read(HEAD_BYTES))) is not None:
@@ -90,7 +92,7 @@ def code_among(files: Iterable[Path]) -> str | None:
 
 
 def code_of_bundle(manifest: Manifest) -> str | None:
-    """What makes a bundle native, in words, by its manifest alone; None for one that is data as far as that tells."""
+    """Describe what makes a bundle native, judged by its manifest only; None for data."""
     if manifest.executor not in DATA_EXECUTORS:
         return f"executables for {manifest.executor!r:.80}"
     native = next((item for item in manifest.executables if item.state != "portable"), None)
@@ -100,11 +102,11 @@ def code_of_bundle(manifest: Manifest) -> str | None:
 
 
 def code_of_entry(key: Key, meta: Mapping[str, Any]) -> str | None:
-    """What makes an entry native, in words, by its key and what it says of its build; None for one that is data."""
+    """Describe what makes an entry native, judged by its key and build metadata; None for data."""
     states = {str(found["state"]) for found in (key.components, meta) if "state" in found}
     if states - {"portable"}:
         return "native code"
     if key.kind in DATA_KINDS:
         return None
     portable = key.kind in ("executable", "slots") and states and key.components.get("target") in DATA_TARGETS
-    return None if portable else f"what a stage {key.kind!r:.80} makes"
+    return None if portable else f"output of stage {key.kind!r:.80}"

@@ -1,13 +1,11 @@
-"""Reading a bundle folder.
+"""Reading a bundle folder. bundle/writer.py writes one.
 
-    <bundle>/manifest.json            see manifest.py
-    <bundle>/manifest.sha256          the manifest's checksum, as `sha256sum -c` reads it; may be absent
-    <bundle>/signature.json           who vouches for manifest.json, and so for every blob; may be absent. See
-                                      signing/envelope.py
-    <bundle>/blobs/sha256/<64 hex>    every blob by its digest, in one folder: graphs name their weights as
-                                      a sibling file
-
-Writing one is in bundle/writer.py.
+<bundle>/manifest.json            see manifest.py
+<bundle>/manifest.sha256          optional: the manifest's checksum, as `sha256sum -c` reads it
+<bundle>/signature.json           optional: signatures of manifest.json, which cover every blob by its digest; see
+                                  signing/envelope.py
+<bundle>/blobs/sha256/<64 hex>    every blob by its digest, in one folder because graphs name their weights as
+                                  sibling files
 """
 
 from __future__ import annotations
@@ -36,16 +34,16 @@ BLOBS = Path("blobs", "sha256")
 SAVE_STAMPS_FROM = 8 << 20
 MAX_SIGNATURE_BYTES = 1 << 20
 IN_STORE = "bundles"
-"""The folder of a store that bundles are kept in, see layout.py."""
+"""The folder for bundles in a store (store/layout.py)."""
 
 
 def blob_path(folder: Path, digest: str) -> Path:
-    """Where a bundle keeps a blob. Raises ValueError for a text that is not a digest."""
+    """Return the path of a blob in a bundle. Raises ValueError for an invalid digest."""
     return folder / BLOBS / parse(digest)
 
 
 def _lease(folder: Path) -> Lease | None:
-    """A lease on a bundle that is kept in a store. One elsewhere needs none, nor what leases are made with."""
+    """Lease a bundle inside a store. Others need no lease, and skip the imports that it needs."""
     if Path(os.path.abspath(folder)).parent.name != IN_STORE:  # noqa: PTH100 - links are the user's business
         return None
     from llmc.artifacts.store.leases import lease_of_bundle
@@ -54,11 +52,11 @@ def _lease(folder: Path) -> Lease | None:
 
 
 class BundleFiles:
-    """An open bundle: its manifest, and its blobs, verified before they are handed out.
+    """An open bundle: its manifest, and its blobs, each verified before use.
 
-    A blob that is missing, truncated or altered raises ArtifactError that says what it is for and how to get
-    it back. Holds no blob open; `close` (or leaving the `with` block) saves what was verified, for the next start, and
-    ends the lease that keeps a bundle inside a store from being collected.
+    A missing, truncated or altered blob raises ArtifactError, which says what it is for and how to restore it. No blob
+    stays open. `close` (or leaving the `with` block) saves the verification stamps for the next start, and ends the
+    lease that protects a bundle inside a store from collection.
     """
 
     def __init__(
@@ -73,10 +71,10 @@ class BundleFiles:
 
     @classmethod
     def open(cls, path: str | Path, settings: Settings | None = None) -> BundleFiles:
-        """Open a bundle folder, reading its manifest only. `settings` name trusted places; default: none are.
+        """Open a bundle folder; reads only its manifest. `settings` name trusted folders (default: none).
 
-        Raises ArtifactError when this is not a sound bundle of a known schema. A bundle whose replacement was cut
-        off between two renames is put back first (see bundle/writer.py).
+        First restores a bundle whose replacement was interrupted between two renames (bundle/recovery.py). Raises
+        ArtifactError for an invalid bundle or an unknown schema.
         """
         folder = Path(path)
         lease = _lease(folder)
@@ -96,14 +94,14 @@ class BundleFiles:
         self.close()
 
     def close(self) -> None:
-        """Save which files were verified, and say that the bundle is not used any more."""
+        """Save the verification stamps and end the lease."""
         self._stamps.save()
         if self._lease is not None:
             self._lease.release()
 
     @property
     def signature(self) -> bytes | None:
-        """The content of the bundle's signature file, None without one. Raises ArtifactError if it cannot be read."""
+        """The content of the signature file, or None if absent. Raises ArtifactError if it cannot be read."""
         path = self.folder / SIGNATURE_NAME
         try:
             with open_regular(path) as file:
@@ -117,7 +115,7 @@ class BundleFiles:
         return data
 
     def digest(self, name: str) -> str:
-        """The digest of a named file, or the digest itself. Raises ArtifactError for what is not listed."""
+        """Return the digest of a named file, or of a blob given by digest. Raises ArtifactError if it is not listed."""
         digest = self.manifest.files.get(name, name)
         if digest not in self.manifest.blobs:
             kind = "blob" if is_digest(name) else "file"
@@ -126,10 +124,10 @@ class BundleFiles:
         return digest
 
     def path(self, name: str) -> Path:
-        """The file of a blob, by file name or digest, after its size and digest were verified.
+        """Return the file of a blob, by file name or digest, after verifying its size and digest.
 
-        The digest is not computed again while the blob's stamp holds (see verified_files.py). For mapping into
-        memory. The file is read-only and may be shared with the store; never write to it.
+        The digest is not computed again while the blob's stamp is valid (verified_files.py). The file may be
+        memory-mapped. It is read-only and may be shared with the store; never write to it.
         """
         digest = self.digest(name)
         path = blob_path(self.folder, digest)
@@ -148,7 +146,7 @@ class BundleFiles:
         return path
 
     def read(self, name: str) -> bytes:
-        """The content of a blob, by file name or digest; what is returned is what was hashed."""
+        """Return the content of a blob, by file name or digest; exactly the returned bytes were hashed."""
         digest = self.digest(name)
         path = blob_path(self.folder, digest)
         self._stat(path, digest)
@@ -163,9 +161,9 @@ class BundleFiles:
 
     @cached_property
     def exposed(self) -> Exposed | None:
-        """What others than this user and root may change of the bundle; None: nothing. See ownership.py.
+        """What users other than this one and root can change in the bundle, or None (ownership.py).
 
-        Blobs may be links to a shared store's, so the owners of shared stores are trusted too.
+        Blobs may be links to a shared store's, so the owners of shared stores are trusted as well.
         """
         from llmc.settings import Settings
 
@@ -175,10 +173,10 @@ class BundleFiles:
         return exposed(self.folder, files, users=users, trusted=settings.trusted_folders)
 
     def require_native(self, what: str) -> None:
-        """Raise ArtifactError unless `what` may be loaded as code. Called before it is.
+        """Raise ArtifactError unless `what` may be loaded as code. Call this before loading it.
 
-        The bundle has to count as native (see native.py), because one from elsewhere that counted as data needed no
-        signature, and nobody else may be able to change it.
+        The bundle must count as native (native.py), because one received as data needed no signature. No other user may
+        be able to change it.
         """
         self._require_judged_native(what)
         if (found := self.exposed) is not None:
@@ -190,12 +188,12 @@ class BundleFiles:
     def _require_judged_native(self, what: str) -> None:
         if code_of_bundle(self.manifest) is None:
             raise ArtifactError(
-                f"{self.folder}: {what} is native code in a bundle that counts as portable, so no signature was asked "
-                f"for; it is not loaded: compile again with `llmc compile MODEL --device {self.manifest.device}`"
+                f"{self.folder}: {what} is native code in a bundle that counts as portable, so no signature was "
+                f"required; it is not loaded: compile again with `llmc compile MODEL --device {self.manifest.device}`"
             )
 
     def within(self, name: str) -> BundleFiles:
-        """The bundle whose manifest is the file `name` of this one, over the same blobs. Raises ArtifactError."""
+        """Open the bundle whose manifest is the file `name` of this one, over the same blobs. Raises ArtifactError."""
         self._require_judged_native(name)
         manifest = Manifest.from_bytes(self.read(name), f"{self.folder}: {name}")
         if missing := [digest for digest in manifest.blobs if digest not in self.manifest.blobs]:
@@ -203,19 +201,19 @@ class BundleFiles:
         return BundleFiles(self.folder, manifest, self._stamps, settings=self._settings)
 
     def portable_half(self) -> BundleFiles:
-        """The portable bundle that a finished one was made of; the bundle itself if it was not finished.
+        """Return the portable source of a bundle compiled on the target; otherwise the bundle itself.
 
-        Raises ArtifactError for one that is not data (see native.py): nothing of a portable half is loaded as code.
+        Raises ArtifactError if the source is not data (native.py): nothing of it may be loaded as code.
         """
         if PORTABLE_NAME not in self.manifest.files:
             return self
         half = self.within(PORTABLE_NAME).manifest
         if (code := code_of_bundle(half)) is not None:
-            raise ArtifactError(f"{self.folder}: {PORTABLE_NAME} is no portable half: it has {code}; compile it again")
+            raise ArtifactError(f"{self.folder}: {PORTABLE_NAME} is not portable: it has {code}; compile it again")
         return BundleFiles(self.folder, half, self._stamps, self._lease, self._settings)
 
     def verify(self, progress: Callable[[str, int], None] | None = None) -> list[str]:
-        """Read every blob, whatever the stamps say; the errors found, none for a sound bundle."""
+        """Read every blob, ignoring stamps, and return the errors found; empty for an intact bundle."""
         errors = []
         for digest, size in self.manifest.blobs.items():
             try:
@@ -233,7 +231,7 @@ class BundleFiles:
         return errors
 
     def _stat(self, path: Path, digest: str) -> os.stat_result:
-        """The status of a blob that is a regular file of the right size."""
+        """Return the status of a blob, which must be a regular file of the listed size."""
         try:
             seen = path.stat()
         except FileNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Putting a bundle back whose replacement was cut off."""
+"""Recovery of a bundle whose replacement was interrupted."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from llmc.artifacts.log import logger
 
 
 def recover(folder: Path) -> bool:
-    """Put back a bundle whose replacement was cut off between the two renames; whether there was one.
+    """Restore a bundle whose replacement was interrupted between the two renames; return whether there was one.
 
-    That can happen only where names cannot be exchanged. A live writer finds its place taken and tries again.
+    This can happen only where the system cannot exchange names. A live writer then finds the path occupied and retries.
     """
     if folder.exists():
         return False
@@ -21,6 +21,6 @@ def recover(folder: Path) -> bool:
     for path in sorted(old, key=lambda path: path.stat().st_mtime, reverse=True):
         with suppress(OSError):
             path.rename(folder)
-            logger().warning("%s: put back after an interrupted replacement", folder)
+            logger().warning("%s: restored after an interrupted replacement", folder)
             return True
     return False

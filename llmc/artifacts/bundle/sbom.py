@@ -1,6 +1,6 @@
-"""A bundle's bill of materials, as its manifest's provenance states it: one CycloneDX 1.6 document.
+"""A bundle's software bill of materials, from its manifest's provenance, as one CycloneDX 1.6 document.
 
-Source: https://cyclonedx.org/docs/1.6/json/. There is no time in it: the same bundle gives the same bytes.
+Source: https://cyclonedx.org/docs/1.6/json/. It contains no time, so the same bundle gives the same bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SPEC_VERSION = "1.6"
 
 
 def bill_of_materials(manifest: Manifest) -> dict[str, Any]:
-    """The document. What the manifest does not state, or states in another form, is left out."""
+    """Return the document. Data that the manifest lacks or states in another form is left out."""
     from uuid import NAMESPACE_URL, uuid5
 
     digits = manifest.digest.removeprefix("sha256:")
@@ -51,7 +51,7 @@ def _dependencies(manifest: Manifest) -> list[Mapping[str, Any]]:
 
 
 def _component(item: Mapping[str, Any]) -> dict[str, Any]:
-    """A package by its purl, any other dependency as a file by its digest; empty for what is neither."""
+    """Describe a package by its purl, any other dependency as a file by its digest; empty for neither."""
     from llmc.artifacts.digest import is_digest
 
     name, purl, digest = item["name"], item.get("uri"), item.get("digest")

@@ -2,7 +2,7 @@
 
     outputs = {"manifest.json": blob, ["signature.json": blob,] digest: blob of the manifest, …}
 
-So a bundle is listed, counted, pinned, collected, pushed and exported as any other entry is.
+So bundles are listed, counted, pinned, collected, pushed and exported like any other entry.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ KIND = "bundle"
 
 
 def bundle_key(manifest: Manifest) -> Key:
-    """The key of a bundle: what it consists of, by digest, and nothing else."""
+    """Return a bundle's key, which depends only on the manifest's digest."""
     return Key(KIND, {"manifest": manifest.digest})
 
 
 def bundle_meta(manifest: Manifest) -> dict[str, Any]:
-    """Facts about a bundle, for lists of entries."""
+    """Return facts about a bundle for lists of entries."""
     return {
         "model": str(manifest.model.get("name", "")),
         "device": manifest.device,
@@ -47,7 +47,7 @@ def bundle_meta(manifest: Manifest) -> dict[str, Any]:
 
 
 def bundle_outputs(manifest: Manifest, signature: bytes | None) -> dict[str, Blob]:
-    """The outputs of a bundle's entry."""
+    """Return the outputs of a bundle's entry."""
     outputs = {digest: Blob(digest, size) for digest, size in manifest.blobs.items()}
     for name, content in ((FILE_NAME, manifest.to_bytes()), (SIGNATURE_NAME, signature)):
         if content is not None:
@@ -56,9 +56,9 @@ def bundle_outputs(manifest: Manifest, signature: bytes | None) -> dict[str, Blo
 
 
 def publish_bundle(store: Store, manifest: Manifest, signature: bytes | None = None) -> Entry:
-    """Say that a bundle is in the store, which has its blobs.
+    """Publish a bundle whose blobs are in the store.
 
-    Raises BlobMissingError when it has not, CapacityError or UnwritableError where it cannot be written.
+    Raises BlobMissingError for a missing blob, CapacityError or UnwritableError if the store cannot be written.
     """
     for content in (manifest.to_bytes(), signature):
         if content is not None:
@@ -67,10 +67,10 @@ def publish_bundle(store: Store, manifest: Manifest, signature: bytes | None = N
 
 
 def publish_arrived(store: Store, manifest: Manifest, signature: bytes | None, vouched: bool) -> tuple[Entry, bool]:
-    """`publish_bundle` for one that may be here already, and whether it is new.
+    """Publish a received bundle that the store may already have; return its entry and whether it is new.
 
-    A signature that the store has gives way only to one that is `vouched` for: by a trusted key, or because it is in
-    the user's own folder.
+    A stored signature is replaced only by one that is `vouched` for: by a trusted key, or because it comes from the
+    user's own folder.
     """
     entry = store.lookup(bundle_key(manifest))
     if entry is None:
@@ -81,7 +81,7 @@ def publish_arrived(store: Store, manifest: Manifest, signature: bytes | None, v
 
 
 def remember_bundle(store: Store, manifest: Manifest) -> None:
-    """Publish a bundle that was made from this store's blobs; nothing happens if the store has no room."""
+    """Publish a bundle that was built from this store's blobs; only log if the store has no room."""
     try:
         publish_arrived(store, manifest, None, vouched=False)
     except (BlobMissingError, CapacityError, UnwritableError) as error:
@@ -89,11 +89,10 @@ def remember_bundle(store: Store, manifest: Manifest) -> None:
 
 
 def add_bundle(store: Store, files: BundleFiles) -> Entry:
-    """Put a bundle folder into the store; what it has already is not copied, the rest is linked where possible.
+    """Add a bundle folder to the store. Blobs that the store has are skipped, others are linked where possible.
 
-    The folder's signature, if it has one, becomes the store's; without one the store's stays.
-
-    Raises ArtifactError when the bundle is damaged, CapacityError or UnwritableError as `Store.put_bytes`.
+    The folder's signature, if it has one, replaces the stored one. Raises ArtifactError if the bundle is damaged,
+    CapacityError or UnwritableError as `Store.put_bytes` does.
     """
     for digest, size in files.manifest.blobs.items():
         if not store.has(Blob(digest, size)):
@@ -102,10 +101,10 @@ def add_bundle(store: Store, files: BundleFiles) -> Entry:
 
 
 def read_bundle(store: Store, entry: Entry) -> tuple[Manifest, bytes | None]:
-    """The manifest and the signature file of a bundle's entry.
+    """Return the manifest and the signature file of a bundle's entry.
 
-    Raises ArtifactError when the entry is not a bundle's, or does not agree with its manifest, and
-    BlobMissingError for a missing blob.
+    Raises ArtifactError if the entry is not a bundle's or does not match its manifest, BlobMissingError for a missing
+    blob.
     """
     if entry.key.kind != KIND or FILE_NAME not in entry.outputs:
         raise ArtifactError(f"{entry.key.kind} {entry.key.short} in {store.root} is not a bundle")
@@ -118,17 +117,15 @@ def read_bundle(store: Store, entry: Entry) -> tuple[Manifest, bytes | None]:
 
 
 def require_agreement(entry: Entry, manifest: Manifest, signature: bytes | None, source: str) -> None:
-    """Raise ArtifactError unless an entry, which may come from anywhere, is the one of this manifest."""
+    """Raise ArtifactError unless an entry, which may come from anywhere, matches this manifest."""
     if entry.key != bundle_key(manifest) or dict(entry.outputs) != bundle_outputs(manifest, signature):
-        raise ArtifactError(
-            f"{source}: the entry does not agree with the manifest it names; delete it, or push it again"
-        )
+        raise ArtifactError(f"{source}: the entry does not match the manifest it names; delete it, or push it again")
 
 
 def checkout(store: Store, entry: Entry, dest: str | Path | None = None) -> Path:
-    """The bundle as a folder that can be opened; returns the folder.
+    """Write the bundle of an entry as a folder and return the folder.
 
-    Without `dest` that is a folder in the store, made once, whose blobs are links to the store's. Raises as
+    Without `dest`, that is a folder in the store, created once, whose blobs are links to the store's. Raises as
     `read_bundle` and `write_bundle` do.
     """
     manifest, signature = read_bundle(store, entry)

@@ -1,8 +1,7 @@
-"""Writing a bundle folder: whole or not at all, also with other writers at once and after a power cut.
+"""Writing a bundle folder atomically, with concurrent writers and across power cuts.
 
-The new bundle is built in a sibling folder, made durable, and then takes the place of the old one (folder_swap.py).
-Where names cannot be exchanged, whoever is killed between the two renames leaves the old bundle, and `recover` puts it
-back.
+The new bundle is built in a sibling folder, made durable, and then replaces the old one (folder_swap.py). Where names
+cannot be exchanged, a writer that is killed between the two renames leaves the old bundle, which `recover` restores.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from llmc.artifacts.folder_swap import FolderSwap
 from llmc.artifacts.store.blobs import BlobMissingError
 from llmc.errors import ArtifactError
 
-REMEDY = "choose another place with -o"
+REMEDY = "choose another folder with -o"
 _COPY_INSTEAD = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EACCES})
 _WRITABLE = 0o222
 _OURS = re.compile(r"blobs|manifest\..*|signature.*|\.stamps\.json|\.DS_Store|\.nfs.*|[0-9a-f]{24}")
@@ -48,15 +47,15 @@ _OURS = re.compile(r"blobs|manifest\..*|signature.*|\.stamps\.json|\.DS_Store|\.
 def write_bundle(
     dest: str | Path, manifest: Manifest, blob_sources: Mapping[str, Path], signature: bytes | None = None
 ) -> Path:
-    """Make `dest` the bundle of `manifest`, replacing a bundle that is there; returns the folder, absolute.
+    """Write the bundle of `manifest` to `dest`, replacing a bundle there; return the absolute folder.
 
-    `blob_sources` has a verified file for every blob (`Store.path`). Read-only files, as the store's are, are
-    linked where the file system allows it; others are copied and verified. A `dest` that is this bundle
-    already, and intact, is left alone, but for `signature`, the content of the signature file. Afterwards,
-    whatever happens meanwhile, `dest` is a complete bundle, old or new.
+    `blob_sources` has a verified file for every blob (`Store.path`). Read-only files, such as the store's, are linked
+    where the file system allows it; others are copied and verified. If `dest` already is this bundle and intact, only
+    `signature`, the content of the signature file, is written. Afterwards, even with concurrent writers, `dest` is a
+    complete bundle, old or new.
 
-    Raises BlobMissingError for a blob without a sound source, ArtifactError where `dest` is something other
-    than a bundle, CapacityError or UnwritableError where it cannot be written; then `dest` is as it was.
+    Raises BlobMissingError for a blob without an intact source, ArtifactError if `dest` is something other than a
+    bundle, CapacityError or UnwritableError if it cannot be written; then `dest` is unchanged.
     """
     folder = Path(os.path.realpath(dest))
     missing = sorted(set(manifest.blobs) - set(blob_sources))
@@ -81,14 +80,14 @@ def write_bundle(
 
 
 def write_signature(folder: Path, signature: bytes) -> None:
-    """Put a signature file into a bundle, atomically. Raises CapacityError or UnwritableError."""
+    """Write a signature file into a bundle atomically. Raises CapacityError or UnwritableError."""
     path = folder / SIGNATURE_NAME
     with writing(path, len(signature), "make the bundle's folder writable"):
         write_atomic(path, signature, folder)
 
 
 def is_same(folder: Path, manifest: Manifest) -> bool:
-    """Whether `folder` holds exactly this manifest, every blob intact, by digest unless its stamp holds."""
+    """Whether `folder` has exactly this manifest and every blob is intact, by valid stamp or digest."""
     try:
         with BundleFiles.open(folder) as files:
             if files.manifest != manifest:
@@ -101,7 +100,7 @@ def is_same(folder: Path, manifest: Manifest) -> bool:
 
 
 def check_replaceable(folder: Path) -> None:
-    """Raise ArtifactError unless `folder` is absent, empty, or a bundle (perhaps damaged) alone."""
+    """Raise ArtifactError unless `folder` is absent, empty, or contains only a bundle, which may be damaged."""
     try:
         names = sorted(os.listdir(folder))  # noqa: PTH208
     except FileNotFoundError:
@@ -112,13 +111,14 @@ def check_replaceable(folder: Path) -> None:
         return
     if not (folder / BLOBS).is_dir() and not _claims_to_be_bundle(folder / FILE_NAME):
         raise ArtifactError(
-            f"{folder}: not a bundle, so it is not replaced; choose another place with -o, or remove it"
+            f"{folder}: not a bundle, so it is not replaced; choose another folder with -o, or remove it"
         )
     foreign = [name for name in names if not _OURS.fullmatch(name)]
     if foreign:
         names = foreign[:5]
         raise ArtifactError(
-            f"{folder}: not replaced, as it holds more than a bundle ({', '.join(names)}): move that away"
+            f"{folder}: not replaced, because it contains files that are not a bundle's ({', '.join(names)}); "
+            "move them away"
         )
 
 
@@ -145,7 +145,7 @@ def _fill(new: Path, manifest: Manifest, sources: Mapping[str, Path], signature:
 
 
 def _put(source: Path, target: Path, digest: str, size: int) -> None:
-    """Link or copy one blob. Raises BlobMissingError unless the source is what the manifest says."""
+    """Link or copy one blob. Raises BlobMissingError if the source does not match the manifest."""
     try:
         status = source.stat()
     except OSError as error:
@@ -190,7 +190,7 @@ def _pieces(source: Path) -> Iterator[bytes]:
 
 
 def _claims_to_be_bundle(file: Path) -> bool:
-    """Whether a file is a manifest, or the rest of a damaged one."""
+    """Whether a file is a manifest, possibly a damaged one."""
     try:
         with open_regular(file) as stream:
             return KIND.encode() in stream.read(1 << 20)
@@ -202,7 +202,7 @@ def _remove(path: Path) -> None:
     import shutil
 
     with suppress(OSError):
-        # the manifest goes first, so that a half-removed folder is never taken for a bundle
+        # Remove the manifest first: a half-removed folder must never look like a bundle.
         (path / FILE_NAME).unlink()
     shutil.rmtree(path, ignore_errors=True)
 

@@ -1,17 +1,17 @@
-"""Trimming a store while others read and write it.
+"""Garbage collection in a store while others read and write it.
 
-Each round decides afresh, behind the closed gate (publish_lock.py), and then for whatever is to go:
+Each round holds the publish lock (publish_lock.py), decides anew, and then removes what the plan names:
 
-    1. entries and bundle folders are moved to "tmp/"       from here on nobody finds them
-    2. leases and pins are read again                       what is named there by now is moved back
-    3. leases and entries are read again, and blobs that are named nowhere are moved to "tmp/"
-    4. leases and entries are read again                    what is named there by now is moved back
-    5. what was moved is removed
+    1. move entries and bundle folders to "tmp/"            from here on nobody finds them
+    2. read leases and pins again                           move back what they name by now
+    3. read leases and entries again, and move blobs that nothing names to "tmp/"
+    4. read leases and entries again                        move back what they name by now
+    5. remove what was moved
 
-A user of a file first notes its name in a lease, and then checks that the file is there. So either the user or the
-collection sees the other, with or without the gate. Without the gate, a file may be missing for the moment between 3
-and 4 (see lookup.py). A process killed at any point leaves a sound store: entries go before their blobs, and what lies
-in "tmp/" is swept by the next.
+A user of a file first notes its name in a lease, and then checks that the file exists. So either the user or the
+collection sees the other, with or without the lock. Without the lock, a file may be missing briefly between 3 and 4
+(see lookup.py). A process killed at any point leaves a sound store: entries go before their blobs, and the next
+collection sweeps "tmp/".
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ Progress = Callable[[int, int], None]
 
 
 class Collection(NamedTuple):
-    """What a collection did, or would do; sizes in bytes.
+    """The result of a collection or a dry run; sizes in bytes.
 
-    Removed were `entries`, `bundles` (folders in the store), `blobs` and `others` (temporaries, quarantine, locks).
-    `freed` was given back to the disk, `linked` stays there because other names, such as bundles outside the store,
-    hold on to it. `before` and `after` are the store's size without temporaries, each file counted once. `kept` are
-    items over a limit by why they stay, `waiting` bytes that a build may be about to name, `over` what is left above
-    the limit. `failed` says, by path, what could not be removed.
+    `entries`, `bundles` (folders in the store), `blobs` and `others` (temporaries, quarantine, locks) count removed
+    items. `freed` bytes were returned to the disk; `linked` bytes stay because of other names, such as bundles outside
+    the store. `before` and `after` are the store's size without temporaries, each file counted once. `kept` counts
+    items over a limit by the reason they stay. `waiting` bytes may be about to be named by a build. `over` bytes remain
+    above the limit. `failed` gives, by path, why something could not be removed.
     """
 
     entries: int
@@ -73,12 +73,12 @@ def collect(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> Collection:
-    """Remove unneeded files, and then the least recently used results until the limits (bytes, seconds) hold.
+    """Remove unneeded files, then the least recently used results until the limits hold (bytes, seconds).
 
-    What is pinned, and what a living process uses, stays; so does for `grace` seconds what no entry names yet. Others
-    may use the store meanwhile: what they have been given stays, and what is removed is a miss. `progress(done, total)`
-    counts removed things. What cannot be removed is reported, and never fatal; a store that cannot be written at all
-    raises UnwritableError, a full one CapacityError.
+    Pinned items and items that a living process uses stay. Blobs that no entry names yet stay for `grace` seconds.
+    Others may use the store meanwhile: what they have stays, and what is removed becomes a miss. `progress(done,
+    total)` counts removed items. Items that cannot be removed are reported, which is never fatal. Raises
+    UnwritableError for a store that cannot be written at all, CapacityError for a full one.
     """
     if not is_dir(layout.base):
         return Collection(0, 0, 0, 0, 0, 0, 0, 0, {}, 0, 0, {}, dry_run)
@@ -148,7 +148,7 @@ class _Run:
         )  # fmt: skip
 
     def _round(self, census: Inventory, plan: CollectionPlan, now: float, batch: int) -> int:
-        """Remove the first of the plan; how many files of the quarantine went."""
+        """Remove the first part of the plan; return how many quarantined files were removed."""
         names = plan.items[:batch]
         parked = {name: moved for name in names if (moved := self._park(name, census.items[name].paths))}
         held = in_use(self._layout, now) | {pin.name for pin in pins(self._layout)}
@@ -164,7 +164,7 @@ class _Run:
         return len(gone)
 
     def _park_blobs(self, digests: Sequence[str], now: float) -> list[list[tuple[Path, Path]]]:
-        """Move blobs away that are needed neither before nor after that."""
+        """Move blobs away, except those that are needed before or after the move."""
         if not digests:
             return []
         needed = _needed(self._counter.take(now))
@@ -180,7 +180,7 @@ class _Run:
         return list(parked.values())
 
     def _park(self, name: str, paths: tuple[Path, ...]) -> list[tuple[Path, Path]]:
-        """Move things out of sight, all or none: where they were, and where they are."""
+        """Move all paths to temporary names, or none; return (old, new) pairs."""
         moved: list[tuple[Path, Path]] = []
         for path in paths:
             temporary = temporary_name(self._layout.temporaries)
@@ -197,7 +197,7 @@ class _Run:
         return moved
 
     def _put_back(self, name: str, moved: list[tuple[Path, Path]]) -> None:
-        """Undo the moves, and do not try them again; what has been made again meanwhile stays."""
+        """Undo the moves and do not try them again; files that were created again meanwhile stay."""
         self._stuck[name] = "put to use meanwhile"
         for path, temporary in moved:
             with suppress(OSError):
@@ -211,13 +211,12 @@ class _Run:
 
 
 def _needed(census: Inventory) -> set[str]:
-    """The digests that entries or leases name."""
     held = {digest for name in census.held if (digest := blob_of(name)) is not None}
     return held.union(*(item.digests for item in census.items.values()))
 
 
 def _mend_times(census: Inventory, now: float, grace: float) -> None:
-    """Change times of last use in the future to now, in their order, so that these items can grow old."""
+    """Set last-use times in the future to now, keeping their order, so that these items can age."""
     ahead = sorted((item.used, item.paths) for item in census.items.values() if item.used > now + grace)
     for location, (_, paths) in enumerate(ahead, 1):
         moment = int(now * 1e9) - (len(ahead) - location) * 1000

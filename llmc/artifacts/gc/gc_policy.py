@@ -1,13 +1,13 @@
-"""Decides which items and blobs a collection removes. It works on an inventory and touches no file.
+"""Selects the items and blobs that a collection removes, from an inventory and without touching files.
 
-1. Items last used more than `max_age` ago go.
-2. Blobs that no entry names go, but for those put there within `grace`: a build may be about to publish them.
-3. While there is more than `max_size`: first what is in quarantine, then the item used least recently.
+1. Items last used more than `max_age` ago are removed.
+2. Blobs that no entry names are removed, except those stored within `grace`: a build may be about to publish them.
+3. While there is more than `max_size`: first quarantined files, then the least recently used item.
 4. Of the items chosen in 3, newest first: one whose removal frees only its own small file stays after all, if it fits.
    Other items keep its blobs anyway, and keeping it saves a build.
 
-What is pinned or in use stays, and so does a bundle folder that was made or opened within OPENING_SECONDS: whoever had
-it made is about to open it. Sizes count every file once, however many names it has.
+Pinned and used items stay. A bundle folder that was created or opened within OPENING_SECONDS stays as well: its creator
+is about to open it. Sizes count every file once, however many names it has.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class RetentionLimits(NamedTuple):
-    """Bytes and seconds that a store is trimmed to, None for no limit; `now` by its own clock.
+    """Limits of a store in bytes and seconds, None for no limit; `now` by the store's own clock.
 
-    `alone`: leases tell for certain what is used. If not, what was used or stored within `grace` stays as well.
+    `alone`: leases show for certain what is used. Otherwise, items used or stored within `grace` stay as well.
     """
 
     max_size: int | None
@@ -41,12 +41,12 @@ class RetentionLimits(NamedTuple):
 
 
 class CollectionPlan(NamedTuple):
-    """What is to go, in this order, and what is left.
+    """What to remove, in this order, and what is left.
 
-    `freed` bytes are given back to the disk, `linked` bytes are not, as names elsewhere hold on to them; `size` stays
-    in the store. `kept` are the items that a limit would take, by why they stay: "pinned", "in use", "used within the
-    grace period", "put to use meanwhile", "cannot be removed". `waiting` bytes are named by no entry, and may be in a
-    moment.
+    `freed` bytes are returned to the disk; `linked` bytes are not, because other names hold on to them; `size` bytes
+    stay in the store. `kept` counts items over a limit by the reason they stay: "pinned", "in use", "used within the
+    grace period", "put to use meanwhile", "cannot be removed". No entry names the `waiting` bytes yet, but one may
+    soon.
     """
 
     items: tuple[str, ...]
@@ -60,7 +60,10 @@ class CollectionPlan(NamedTuple):
 
 
 class CollectionStage(NamedTuple):
-    """An item, by its name, that goes after others: the bytes that go with it, and that are left in the store."""
+    """The next item to remove as a size limit shrinks.
+
+    `freed` bytes are removed with the item, `left` bytes remain in the store.
+    """
 
     name: str
     freed: int
@@ -77,7 +80,6 @@ class _Ledger:
         self._files: dict[tuple[int, int], File] = {}
 
     def start(self, files: Iterable[File]) -> None:
-        """Files that are in the store."""
         for file in files:
             self._all[file.inode] += 1
             self._files[file.inode] = file
@@ -94,14 +96,14 @@ class _Ledger:
             self.total -= 0 if self._names[file.inode] else file.size
 
     def gone(self) -> Iterator[tuple[File, bool]]:
-        """Files that lost a name, and whether that was the last one anywhere."""
+        """Yield files that lost a name, and whether that was their last one anywhere."""
         for inode, file in self._files.items():
             if self._names[inode] < self._all[inode]:
                 yield file, self._names[inode] == 0 and file.links <= self._all[inode]
 
 
 def size_of(census: Inventory) -> int:
-    """Bytes in a store: entries, bundle folders, blobs and quarantine, each file once."""
+    """Return the bytes in a store: entries, bundle folders, blobs and quarantine, each file once."""
     ledger = _Ledger()
     for files in _all_files(census):
         ledger.start(files)
@@ -111,14 +113,17 @@ def size_of(census: Inventory) -> int:
 def decide(
     census: Inventory, limits: RetentionLimits, doomed: Set[str] = frozenset(), stuck: Mapping[str, str] = NOTHING
 ) -> CollectionPlan:
-    """The plan. `doomed` are the blobs of items removed a moment ago, `stuck` names that cannot be removed, and why."""
+    """Return the plan.
+
+    `doomed` are the blobs of items removed a moment ago, `stuck` the names that cannot be removed, with the reason.
+    """
     return _Decision(census, limits, doomed, stuck).make()
 
 
 def stages(census: Inventory, limits: RetentionLimits) -> list[CollectionStage]:
-    """What a `max_size` that gets smaller and smaller takes, in that order; garbage and quarantine went before.
+    """Return what an ever smaller `max_size` removes, in order, after garbage and quarantine.
 
-    Sizes and ages of `limits` do not count. An item that step 4 would let stay is among them.
+    Sizes and ages in `limits` are ignored. Items that step 4 would keep are included.
     """
     return _Decision(census, limits, frozenset(), NOTHING).stages()
 
@@ -170,7 +175,6 @@ class _Decision:
         return found
 
     def _drop_garbage(self) -> None:
-        """What goes whatever the limits are."""
         for digest in self._census.blobs:
             self._drop_blob(digest)
         for path, files in self._census.quarantine.items():
@@ -178,7 +182,6 @@ class _Decision:
                 self._drop_quarantined(path)
 
     def _order(self) -> list[str]:
-        """All items, the one used least recently first."""
         items = self._census.items
         return sorted(items, key=lambda name: (items[name].used, name))
 
@@ -238,7 +241,7 @@ class _Decision:
         return blob_name(digest) in self._census.held
 
     def _is_within(self, moment: float, seconds: float) -> bool:
-        """Not longer ago, nor further ahead: a clock that was wrong must not keep a file for ever."""
+        """Counts in both directions: a clock that was wrong must not keep a file forever."""
         return abs(self._limits.now - moment) < seconds
 
 

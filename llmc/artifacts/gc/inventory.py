@@ -1,4 +1,4 @@
-"""The inventory of a store: its content, its users and its references. A collection is decided on these facts."""
+"""The inventory of a store: its content, users and references, on which collections are decided."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from llmc.artifacts.store.pins import pins
 
 
 class Item(NamedTuple):
-    """What is used, pinned and collected as one: an entry with the bundle folders made of it, or a folder alone.
+    """The unit of use, pinning and collection: an entry with its bundle folders, or a bundle folder without an entry.
 
-    `names` are those that leases know it by; `files` are all files of its entry, if there is one, and its folders.
+    `names` are its names in leases, `files` all files of its entry, if there is one, and its folders.
     """
 
     names: frozenset[str]
@@ -36,7 +36,7 @@ class Item(NamedTuple):
 
 
 class Inventory(NamedTuple):
-    """Items by name, blobs by digest, what is in quarantine, and the names that are in use and pinned."""
+    """Items by name, blobs by digest, quarantined files, and the names that are in use (`held`) and pinned."""
 
     items: dict[str, Item]
     blobs: dict[str, File]
@@ -46,7 +46,7 @@ class Inventory(NamedTuple):
 
 
 class Counter:
-    """Takes the inventory of one store repeatedly; files that did not change are not read again."""
+    """Takes the inventory of one store repeatedly; unchanged files are not read again."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -55,9 +55,9 @@ class Counter:
         self._manifests: dict[Path, tuple[File, str | None]] = {}
 
     def take(self, now: float, *, sweep: bool = False) -> Inventory:
-        """The inventory at `now`; `sweep` removes leases of dead processes.
+        """Return the inventory at `now`; `sweep` removes leases of dead processes.
 
-        Leases are read first, then entries: a process that ended its lease before has already published its entry.
+        Leases are read before entries: a process that ended its lease earlier has already published its entry.
         """
         held = in_use(self._layout, now, sweep=sweep)
         items = self._items()
@@ -83,7 +83,7 @@ class Counter:
         return items
 
     def _digests(self, path: Path, name: str, seen: File) -> frozenset[str] | None:
-        """The blobs that an entry names; None when it is not a sound entry."""
+        """Return the blobs that an entry names; None for a damaged entry."""
         known = self._read.get(name)
         if known is None or (known[0].inode, known[0].changed) != (seen.inode, seen.changed):
             entry = self._entries.load(path, PREFIX + path.stem)
@@ -106,7 +106,7 @@ class Counter:
         )
 
     def _entry_of(self, folder: Path) -> str | None:
-        """The name of the entry that a bundle folder was made of, or that was made of it, by its manifest."""
+        """Return the name of the entry that has the same manifest as a bundle folder."""
         path = folder / FILE_NAME
         try:
             seen = file_of(path.stat())

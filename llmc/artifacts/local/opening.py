@@ -1,4 +1,4 @@
-"""The store of this user, as the settings describe it."""
+"""Opens the store of this user, as the settings describe it."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ if TYPE_CHECKING:
 
 
 class OwnLocations(NamedTuple):
-    """Refuses native code of stores that others than this user, root and a shared store's owner may change.
+    """Refuses native code of stores that users other than this one, root and a shared store's owner can change.
 
-    Stores in one of the folders `trusted` are not judged (see ownership.py).
+    Stores in one of the folders `trusted` are not checked (ownership.py).
     """
 
     trusted: tuple[str, ...]
 
     def require(self, key: Key, entry: Entry | None, layouts: Sequence[Layout]) -> None:
-        """Raise ArtifactError for native code in an exposed store. Notes of this host hold no code, and a bundle is
-        judged where it is opened."""
+        """Raise ArtifactError for native code in an exposed store.
+
+        Skips this host's notes, which hold no code, and bundles, which are checked when they are opened.
+        """
         if key.is_local or key.kind == KIND or code_of_entry(key, {} if entry is None else entry.meta) is None:
             return
         blobs = [] if entry is None else [blob.digest for blob in entry.outputs.values()]
@@ -45,13 +47,13 @@ class OwnLocations(NamedTuple):
                 )
 
     def exposed(self, layout: Layout, files: Sequence[Path] = ()) -> Exposed | None:
-        """What others may change of a store, or of some of its files."""
+        """Return what others can change of a store, or of some of its files; None if nothing."""
         users = owners([layout.root]) if layout.read_only else ()
         return exposed(layout.base, files, users=users, trusted=self.trusted)
 
 
 class _AtFirstMiss:
-    """The upstream of LLMC_REMOTE_CACHE; what it needs is imported when it is first asked."""
+    """The upstream of LLMC_REMOTE_CACHE; its dependencies are imported at the first fetch."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -59,7 +61,6 @@ class _AtFirstMiss:
         self._lock = threading.Lock()
 
     def fetch(self, key: Key, area: Area) -> Entry | None:
-        """See store.workspace.Upstream."""
         with self._lock:
             if self._upstream is None:
                 from llmc.artifacts.remotes.read_through import connect
@@ -69,10 +70,10 @@ class _AtFirstMiss:
 
 
 def open_store(cache_dir: str | Path | None, settings: Settings, device: str | None = None) -> Store:
-    """The store in `cache_dir` (None: the settings'), with the shared stores and the remote of the settings.
+    """Open the store in `cache_dir` (default: from the settings), with the settings' shared stores and remote.
 
-    `device` is what is compiled for, if that is known: some have a store of their own in the settings. Native code is
-    refused where others may change it, see OwnPlaces.
+    `device` is the compile target, if known: the settings may have a store for it. Native code is refused where others
+    can change it (`OwnLocations`).
     """
     upstream = _AtFirstMiss(settings) if settings.remote_cache else None
     root, guard = cache_dir or settings.cache_dir_for(device), OwnLocations(settings.trusted_folders)

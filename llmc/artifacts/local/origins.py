@@ -1,19 +1,19 @@
-"""Where the outcome of a verification comes from: made here, signed by a key that is trusted here, or neither.
+"""The origin of a verification outcome: created here, signed by a key that is trusted here, or neither.
 
-What was made here is noted in the store, under keys of kinds that never come in from elsewhere (key.LOCAL):
+Outcomes created here are noted in the store, under keys of kinds that never come from elsewhere (key.LOCAL):
 
     entry of kind "local-" K, with the components of a key of kind K
-        K = "verify", "reference"     what was made here for that key: outputs and meta as those of the shared entry
-        K = "bundle"                  meta {"signers": [id, …]}: the outcome that the bundle records was made here, or
-                                      was signed by these keys, or it was verified again here
+        K = "verify", "reference"     the result created here for that key: outputs and meta as in the shared entry
+        K = "bundle"                  meta {"signers": [id, …]}: the outcome that the bundle records was created here,
+                                      was signed by these keys, or was verified again here
 
-Nothing else counts as made here: it is not enough that the store has a result, or that a bundle or an entry says so. A
-result without its note counts as unsigned, however it came in.
+Nothing else counts as created here, neither presence in the store nor a claim in a bundle or entry. A result without
+its note counts as unsigned, however it arrived.
 
-A manifest says which outcomes its compile took from elsewhere, so copies of the bundle say it too. This can only lower
-the origin, never raise it:
+A manifest records which outcomes its compile took from elsewhere, so copies of the bundle record it as well. This can
+only lower the origin, never raise it:
 
-    verification.elsewhere = {"outcomes": of how many, "unsigned": how many, "signers": [id, …]}
+    verification.elsewhere = {"outcomes": total, "unsigned": number of these, "signers": [id, …]}
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ELSEWHERE = "elsewhere"
 class Origin(NamedTuple):
     """Who vouches for an outcome: this store ("here"), the keys `signers` ("signed"), or nobody ("unsigned").
 
-    "none" is that of a bundle that records no outcome.
+    "none" is the origin of a bundle that records no outcome.
     """
 
     name: Literal["here", "signed", "unsigned", "none"]
@@ -54,12 +54,12 @@ HERE, UNSIGNED, NONE = Origin("here"), Origin("unsigned"), Origin("none")
 
 
 def own_key(key: Key) -> Key:
-    """The key of the note that this store made the result of `key`."""
+    """Return the key of the note that this store created the result of `key`."""
     return Key(LOCAL + key.kind, key.components)
 
 
 def joint(origins: Iterable[Origin]) -> Origin:
-    """The origin of a result that is made of several results: the worst of theirs."""
+    """Return the origin of a combined result: the weakest of its parts' origins."""
     found = list(origins)
     if UNSIGNED in found:
         return UNSIGNED
@@ -68,7 +68,7 @@ def joint(origins: Iterable[Origin]) -> Origin:
 
 
 def elsewhere(origins: Iterable[Origin]) -> dict[str, Any]:
-    """The member of a verification that says where its outcomes come from; none where all were made here."""
+    """Return the member of a verification that records foreign outcomes; empty if all were created here."""
     found = list(origins)
     if joint(found) == HERE:
         return {}
@@ -77,9 +77,9 @@ def elsewhere(origins: Iterable[Origin]) -> dict[str, Any]:
 
 
 def unsigned_of(verification: Mapping[str, Any]) -> tuple[int, int] | None:
-    """How many of how many outcomes a manifest says were taken unsigned; (0, 0) for none.
+    """Return how many outcomes a manifest records as unsigned, and of how many; (0, 0) for none.
 
-    None if the manifest's member cannot be read; then the numbers are unknown.
+    Returns None if the manifest's member is invalid; then the numbers are unknown.
     """
     if ELSEWHERE not in verification:
         return 0, 0
@@ -93,7 +93,7 @@ def unsigned_of(verification: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def remember_recorded(store: Store, manifest: Manifest) -> None:
-    """Note where the outcome of a bundle comes from that is compiled here, as its own manifest says."""
+    """Note the origin of the outcome of a bundle compiled here, from its own manifest."""
     verification = manifest.verification
     taken = verification.get(ELSEWHERE, {"unsigned": 0, "signers": []})
     if verification.get("mode") != "none" and not taken["unsigned"]:
@@ -102,20 +102,18 @@ def remember_recorded(store: Store, manifest: Manifest) -> None:
 
 
 def remember(store: Store, manifest: Manifest, origin: Origin) -> None:
-    """Note that a bundle was verified here, or with `signed` predictions; nothing happens if the store cannot be
-    written.
-    """
+    """Note that a bundle was verified here, or with signed predictions; only warn if the store cannot be written."""
     known = _note_of(store, manifest)
     if known is not None and known.meta.get("signers") == []:
         return
     try:
         store.publish(own_key(bundle_key(manifest)), {}, {"signers": list(origin.signers)})
     except (BlobMissingError, CapacityError, UnwritableError) as error:
-        logger().warning("that the bundle was verified is not remembered: %s", error)
+        logger().warning("the verification of the bundle is not recorded in the store: %s", error)
 
 
 def _note_of(store: Store, manifest: Manifest) -> Entry | None:
-    """What was noted of a bundle, noted as used."""
+    """Read the note on a bundle and mark it as used."""
     entries, key = Entries(store.layout), own_key(bundle_key(manifest))
     if (found := entries.read(key)) is not None:
         entries.touch(key)
@@ -123,21 +121,21 @@ def _note_of(store: Store, manifest: Manifest) -> Entry | None:
 
 
 class Origins:
-    """Says where things come from, by what a store noted and by a keyring. Raises nothing for what is damaged."""
+    """Determines origins from a store's notes and a keyring. Raises nothing for damaged data."""
 
     def __init__(self, store: Store, keyring: Keyring) -> None:
         self._store = store
         self._keyring = keyring
 
     def of_entry(self, entry: Entry) -> tuple[Entry, Origin]:
-        """An entry of the store, or what was made here for its key, which wins; and where that comes from."""
+        """Return an entry with its origin; an entry created here for the same key takes precedence."""
         own = self._store.lookup(own_key(entry.key))
         if own is not None:
             return own, HERE
         return entry, self._signed(entry_body(entry), entry.envelope)
 
     def of_bundle(self, manifest: Manifest, signature: bytes | None) -> Origin:
-        """Where the outcome of a bundle's verification comes from; `signature` is its signature file's content."""
+        """Return the origin of a bundle's verification outcome; `signature` is its signature file's content."""
         note = _note_of(self._store, manifest)
         if note is not None and (origin := self._noted(note.meta.get("signers"))) is not None:
             return origin
@@ -148,12 +146,12 @@ class Origins:
         return origin if taken is not None and not taken[0] else UNSIGNED
 
     def _noted(self, signers: object) -> Origin | None:
-        """The origin in a note, as long as its signers are trusted."""
+        """Return the origin in a note, as long as its signers are trusted."""
         if not isinstance(signers, list) or not all(isinstance(signer, str) for signer in signers):
             return None
         try:
             trusted = all(self._keyring.trusts(signer) for signer in signers)
-        except ArtifactError:  # the folder of trusted keys
+        except ArtifactError:  # the folder of trusted keys is unreadable or unsafe
             return None
         if not trusted:
             return None
@@ -165,16 +163,16 @@ class Origins:
         try:
             verdict = self._keyring.check(content, signature, "")
         except (ArtifactError, DeviceError) as error:
-            logger().info("a signature counts for nothing: %s", error)
+            logger().info("a signature is ignored: %s", error)
             return UNSIGNED
         return UNSIGNED if verdict.key is None else Origin("signed", (verdict.key.key.id,))
 
 
 def verification_origin(files: BundleFiles, store: Store | None, settings: Settings) -> Origin:
-    """Where the outcome that a bundle records comes from.
+    """Return the origin of the outcome that a bundle records.
 
-    Without `store`, the settings' store for the bundle's device is looked into; where there can be none, nothing
-    vouches. Raises nothing for what is damaged.
+    Without `store`, uses the settings' store for the bundle's device; if there can be none, nothing vouches. Raises
+    nothing for damaged data.
     """
     from llmc.artifacts.local.opening import open_store
     from llmc.artifacts.signing.keyring import Keyring
@@ -191,13 +189,13 @@ def verification_origin(files: BundleFiles, store: Store | None, settings: Setti
 
 
 def origin_words(origin: Origin, verification: Mapping[str, Any]) -> str:
-    """An origin, for people: where the outcome comes from that `verification` of a manifest records."""
+    """Describe the origin of the outcome that a manifest's `verification` records."""
     from llmc.artifacts.signing.keys import short_id
 
     if origin.name == "signed":
         return f"signed by {', '.join(map(short_id, origin.signers))}, which is trusted"
     if origin.name != "unsigned":
-        return {"here": "made here", "none": "no outcome is recorded"}[origin.name]
+        return {"here": "created here", "none": "no outcome is recorded"}[origin.name]
     taken = unsigned_of(verification)
     if taken is not None and taken[0]:
         return f"{taken[0]} of {taken[1]} outcomes came from elsewhere, unsigned"

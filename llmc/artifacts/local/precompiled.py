@@ -1,12 +1,12 @@
-"""Compiled artifacts that have a place of their own, and are loaded from there rather than compiled.
+"""Compiled artifacts with a location of their own, loaded from there rather than compiled.
 
-NEURON_COMPILED_ARTIFACTS, as vLLM's guide to Neuron has it: when it points to a compiled model, that one is loaded,
-and another configuration passed to the API does not compile it again; when loading fails, the model is compiled with
-the configuration given and stored there; when unset, the artifacts are in `neuron-compiled-artifacts` in the
+vLLM's guide to Neuron defines NEURON_COMPILED_ARTIFACTS. If it points to a compiled model, that model is loaded, and
+another configuration passed to the API does not compile it again. If loading fails, the model is compiled with the
+given configuration and stored there. If the variable is unset, the artifacts are in `neuron-compiled-artifacts` in the
 checkpoint's folder.
 
-Here the compiled model is a bundle, loading fails when it is missing or damaged, and a difference between what was
-asked for and what was loaded is a warning that names each component.
+Here the compiled model is a bundle, and loading fails if it is missing or damaged. If the loaded bundle differs from
+the request, a warning names each component.
 """
 
 from __future__ import annotations
@@ -25,20 +25,19 @@ from llmc.errors import ArtifactError
 from llmc.paths import expanded
 
 INDICES = {"neuron": "neuron-compiled-artifacts"}
-"""Devices whose artifacts have a place of their own, and its name in the checkpoint's folder."""
+"""Devices whose artifacts have a location of their own, and its name in the checkpoint's folder."""
 
 _ORIGINS = "plan.provenance."
-"""Components that say where a plan comes from, and not what it is."""
+"""Prefix of components that record where a plan comes from rather than what it is."""
 
 _EFFECTS = "executable["
-"""Components that follow from others, unless they alone differ."""
+"""Prefix of components that follow from others; reported only if nothing else differs."""
 
 
 def path_for(device: str, model: str, named: str | None, locations: Mapping[str, str] = INDICES) -> Path | None:
-    """Where the artifacts of a checkpoint for a device belong; None where that is the store's business.
+    """Return the artifact folder of a checkpoint for a device; None if the store decides.
 
-    `named` is the folder that the environment names. Without it there is none for a model that is not a file or a
-    folder here.
+    `named` is the folder that the environment names. Without it, a model that is not a local file or folder has none.
     """
     device = device.partition(":")[0]
     if device not in locations:
@@ -52,9 +51,9 @@ def path_for(device: str, model: str, named: str | None, locations: Mapping[str,
 
 
 def load(location: Path) -> Manifest | None:
-    """The manifest of the intact bundle at `location`; None when there is none, or a damaged one, which a warning says.
+    """Return the manifest of the intact bundle at `location`; None if there is none, or a damaged one, which is logged.
 
-    Every blob is verified, by its stamp where that holds.
+    Every blob is verified, by valid stamp or digest.
     """
     try:
         with BundleFiles.open(location) as files:
@@ -63,15 +62,15 @@ def load(location: Path) -> Manifest | None:
             return files.manifest
     except ArtifactError as error:
         if location.exists():
-            logger().warning("%s: not loaded, compiled again there: %s", location, error)
+            logger().warning("%s: not loaded, so it is compiled again: %s", location, error)
         return None
 
 
 def differences(manifest: Manifest, wanted: Mapping[str, Any]) -> list[Difference]:
-    """The components of a bundle that are not what was asked for; empty when it matches.
+    """Return the components of a bundle that differ from the request; empty if it matches.
 
-    `wanted` has members of a manifest, as deep as anything was asked for: {"options": {"dtype": "bf16"}}; what it does
-    not mention may be anything. In a difference `mine` is the bundle's, `theirs` what was asked for.
+    `wanted` has members of a manifest, as deep as requested: {"options": {"dtype": "bf16"}}; components that it does
+    not mention may have any value. In a difference, `mine` is the bundle's value, `theirs` the requested one.
     """
     requested = flat_components(wanted)
     there = manifest_components(manifest)
@@ -81,7 +80,7 @@ def differences(manifest: Manifest, wanted: Mapping[str, Any]) -> list[Differenc
 
 @contextmanager
 def replacing(location: Path | None) -> Iterator[None]:
-    """Around a compile to a place: says afterwards what is different from the bundle that was there before."""
+    """Around a compile to `location`, log how the new bundle differs from the previous one."""
     before = None if location is None else load(location)
     yield
     if before is not None and location is not None:
@@ -93,5 +92,5 @@ def replacing(location: Path | None) -> Iterator[None]:
 
 
 def describe_differences(found: list[Difference]) -> str:
-    """All of the differences in one line, what was asked for → what the bundle is."""
+    """Return all differences in one line, as requested value → the bundle's value."""
     return tell(found, len(found))

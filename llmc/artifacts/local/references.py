@@ -2,11 +2,11 @@
 
     reference = folder
               | file ".tar"                                      an archive with one bundle; see oci/archive.py
-              | "store:" hex                                     first digits of a bundle's key, or of its manifest
+              | "store:" hex                                     first digits of a bundle's key or manifest digest
               | "oci://" … | "oci-layout:" …                     an image; see oci/reference.py
 
-A folder stays itself. Everything else goes into the store, once, and is used as a folder there, whose blobs are links
-to the store's. What an archive, or an image named by digest, was found to hold is noted in the store:
+A folder is used as it is. Everything else is added to the store once, and used as a folder there, whose blobs are links
+to the store's. The store notes the content of an archive, or of an image named by digest:
 
     entry of kind "local-archive" = {path, device, inode, size, mtime_ns, ctime_ns} → meta {"manifest": digest}
     entry of kind "local-image"   = {reference} → meta {"manifest": digest}
@@ -43,16 +43,16 @@ SHORTEST_PREFIX = 4
 
 
 def is_reference(text: str) -> bool:
-    """Whether a text, by its looks, names a bundle and is not a folder's name."""
+    """Whether a text has the form of a bundle reference rather than a folder name."""
     return text.startswith((STORE, *IMAGES)) or text.endswith(ARCHIVE)
 
 
 def resolve(text: str | Path, settings: Settings, store: Store | None = None, trust: Trust | None = None) -> Path:
-    """The folder of the bundle that `text` names; if `text` is not a reference, it is taken as a path.
+    """Return the folder of the bundle that `text` names; text that is not a reference is taken as a path.
 
-    `store` and `trust` default to what the settings say. Raises ArtifactError for what is missing, damaged or not one
-    bundle, UntrustedError, InputError for a reference that cannot be read, DeviceError where a package is needed and
-    missing, and CapacityError or UnwritableError where the store cannot take the bundle.
+    `store` and `trust` default to the settings'. Raises ArtifactError for a missing or damaged bundle and for an
+    archive without exactly one bundle, UntrustedError, InputError for an invalid reference, DeviceError for a missing
+    package, and CapacityError or UnwritableError if the store cannot take the bundle.
     """
     name = str(text)
     path = Path(name)
@@ -74,9 +74,9 @@ def resolve(text: str | Path, settings: Settings, store: Store | None = None, tr
 
 
 def find_bundle(store: Store, prefix: str) -> Entry:
-    """The bundle whose key, or whose manifest's digest, starts with `prefix` (with or without "sha256:").
+    """Return the bundle whose key or manifest digest starts with `prefix` (with or without "sha256:").
 
-    Raises ArtifactError when there is none or more than one, or fewer than 4 digits are given.
+    Raises ArtifactError if there is none or more than one, or for fewer than 4 digits.
     """
     digits = prefix.removeprefix(PREFIX).lower()
     if is_digest(PREFIX + digits) and (entry := store.lookup(Key(KIND, {"manifest": PREFIX + digits}))):
@@ -91,9 +91,9 @@ def find_bundle(store: Store, prefix: str) -> Entry:
 
 
 def _folder(store: Store, entry: Entry) -> Path:
-    """The bundle as a folder in the store; one that is there and whose blobs are the store's is used as it is.
+    """Return the bundle as a folder in the store; an existing one whose blobs are the store's is used as it is.
 
-    Nothing is hashed then; blobs are verified when they are read.
+    Then nothing is hashed; blobs are verified when they are read.
     """
     folder = store.layout.bundles / entry.key.hex
     store.hold(entry_name(entry.key), bundle_name(folder))
@@ -134,7 +134,7 @@ def _archive(path: Path, store: Store, trust: Trust) -> Entry:
 
 
 def _image(reference: str, store: Store, trust: Trust) -> Entry:
-    """The bundle of an image; an image named by digest is fetched once."""
+    """Return the bundle of an image; an image named by digest is fetched only once."""
     pinned = is_digest(reference.rpartition("@")[2])
     note = Key("local-image", {"reference": reference}) if pinned else None
     if note is not None and (entry := _noted(store, note)):
@@ -148,7 +148,7 @@ def _image(reference: str, store: Store, trust: Trust) -> Entry:
 
 
 def _archive_note(path: Path) -> Key | None:
-    """Identifies this state of a file; None while the file may still change without a new time stamp."""
+    """Identify this state of a file; None while the file may still change without a new time stamp."""
     try:
         seen = signature(path.stat())
         real = os.path.realpath(path)

@@ -1,20 +1,20 @@
-"""Bundles and packed caches as OCI images, in registries and image layouts: what Kubernetes mounts as an image volume.
+"""Bundles and packed caches as OCI images in registries and image layouts, which Kubernetes can mount as image volumes.
 
     reference.py  names: oci://host/name:tag, oci-layout:folder:tag
-    tar.py        the archives that layers are
+    tar.py        the tar format of layers
     layers.py     which blobs share a layer
     stored_gzip.py   layers as gzip files
     image.py      image manifest and config
-    subjects.py   what an image is made of
-    base.py       the contract of a place for images; verification
+    subjects.py   the content of an image
+    base.py       the contract of an image location; verification
     layout.py     a folder
     registry.py, login.py    a registry
     push.py, pull.py
     archive.py    a layout as one tar file
 
-An image has a layer for every big blob and 16 for the small ones, whose digests depend on nothing but the blobs:
-bundles that share weights share their layers, in a registry, in a layout and on a node that mounts them. A packed cache
-is one layer, as those who mount such caches expect.
+An image has one layer for every big blob and 16 for the small ones. Their digests depend only on the blobs, so bundles
+that share weights share layers: in a registry, in a layout and on a node that mounts them. A packed cache is one layer,
+as tools that mount such caches expect.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def push_image(
     store: Store, entry: Entry, reference: str, *, jobs: int = JOBS, signer: Signs | None = None,
     progress: Meter | None = None,
 ) -> TransferReport:  # fmt: skip
-    """Push the bundle, or packed cache, of an entry; `signer` signs what is pushed, and not what is in the store.
+    """Push the bundle or packed cache of an entry; `signer` signs what is pushed, not what is in the store.
 
-    The report counts layers and config: what was there already is skipped, and `entries` is 0 when nothing at all was
-    new. `reference` is oci://host[:port]/name[:tag] or oci-layout:folder[:tag]; by digest only to what it is
-    anyway. Raises InputError for a wrong reference, ArtifactError for a damaged one, RemoteError where the registry
-    fails or refuses, CapacityError or UnwritableError for a layout that cannot be written, DeviceError where packages
-    are not installed. Nothing is named before all of it is there.
+    The report counts layers and config. Blobs that exist are skipped, and `entries` is 0 if nothing was new.
+    `reference` is oci://host[:port]/name[:tag] or oci-layout:folder[:tag]; a digest is accepted only if it is the
+    image's own. The image gets its name last. Raises InputError for an invalid reference, ArtifactError for a damaged
+    entry, RemoteError if the registry fails or refuses, CapacityError or UnwritableError for a layout that cannot be
+    written, DeviceError for missing packages.
     """
     from llmc.artifacts.oci.push import push
 
@@ -58,7 +58,7 @@ def push_image(
 def pull_bundle(
     store: Store, reference: str, *, trust: Trust, jobs: int = JOBS, progress: Meter | None = None
 ) -> tuple[Entry, TransferReport]:
-    """`pull_image` of a bundle; ArtifactError for a packed cache, of which nothing is fetched."""
+    """Pull a bundle as `pull_image` does. Raises ArtifactError for a packed cache, without fetching its layers."""
     return pull_image(store, reference, trust=trust, jobs=jobs, progress=progress, bundles_only=True)
 
 
@@ -66,11 +66,11 @@ def pull_image(
     store: Store, reference: str, *, trust: Trust, jobs: int = JOBS, progress: Meter | None = None,
     bundles_only: bool = False,
 ) -> tuple[Entry, TransferReport]:  # fmt: skip
-    """Pull a bundle, or a packed cache, into the store; returns its entry and what was moved: layers that are missing.
+    """Pull a bundle or packed cache into the store; return its entry and a report of the layers moved.
 
-    What it says it is and its signature come first: nothing else is fetched unless `trust` accepts them. Every byte is
-    verified, and blobs that came are kept when a later one fails: pulling again moves the rest. Raises as `push_image`
-    does, ArtifactError for whatever is not exactly an image of llmc's, and UntrustedError.
+    The manifest and its signature come first: nothing else is fetched unless `trust` accepts them. Every byte is
+    verified. Received blobs are kept when a later one fails, so pulling again moves only the rest. Raises as
+    `push_image` does, ArtifactError for anything but an llmc image, and UntrustedError.
     """
     from llmc.artifacts.oci.pull import pull
 

@@ -2,10 +2,10 @@
 
     archive = tar of "oci-layout" "index.json" {"blobs/sha256/" 64 hex}      the files of an image layout, see layout.py
 
-What is written depends on the images alone, not on time, owner or machine: blobs ascend by digest, and the tar is that
-of tar.py. What is read may come from another tool: members in any order, with or without folders, and "./" before
-their names. Only regular files and folders with the names above are let in, each once; the content of every blob is
-verified by its digest, as in a registry.
+Written archives depend only on the images, not on time, owner or machine: blobs are sorted by digest, in the format of
+tar.py. Archives of other tools can be read: members in any order, with or without folders, and with "./" before their
+names. Only regular files and folders with the names above are accepted, each once. Every blob is verified by its
+digest.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
 
 SUFFIX = ".tar"
-REMEDY = "choose another place for the archive"
+REMEDY = "choose another location for the archive"
 LAYOUT_NAME, INDEX_NAME, BLOBS = "oci-layout", "index.json", "blobs/sha256/"
 MAX_MEMBERS = 100_000
-"""Limit for the members of an archive: an image has 128 blobs at most."""
+"""Most members of an archive; an image has at most 128 blobs."""
 
 MAX_HEADER_BYTES = 1 << 20
-"""Limit for what tarfile may read at once: an extended header is held in memory."""
+"""Most bytes that tarfile may read at once, because it holds an extended header in memory."""
 
 _COMPRESSED = {b"\x28\xb5\x2f\xfd": "zstd", b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 
 
 class Exported(NamedTuple):
-    """Images, their different blobs, bytes of the archive, and seconds that it took."""
+    """The number of images and distinct blobs, the archive's bytes, and the time taken in seconds."""
 
     images: int
     blobs: int
@@ -69,9 +69,9 @@ def export_images(
 ) -> Exported:
     """Write the bundles and packed caches of these entries into one archive.
 
-    A file appears whole, durable, and then replaces what was there. Raises InputError for another name than `*.tar`,
-    ArtifactError for an entry that is neither a bundle nor a packed cache, or is damaged, CapacityError or
-    UnwritableError where `dest` cannot be written.
+    A file is replaced atomically and durably. Raises InputError for a name other than `*.tar`, ArtifactError for an
+    entry that is damaged or neither a bundle nor a packed cache, CapacityError or UnwritableError if `dest` cannot be
+    written.
     """
     began = time.monotonic()
     if isinstance(dest, Path) and not is_archive_name(dest.name):
@@ -107,11 +107,11 @@ def export_images(
 def import_archive(
     store: Store, source: Path | BinaryIO, *, trust: Trust, jobs: int = JOBS, progress: Meter | None = None
 ) -> tuple[list[Entry], TransferReport]:
-    """Put every image of an archive into the store, one after the other; each comes in whole or not at all.
+    """Add every image of an archive to the store, one after the other, each whole or not at all.
 
-    A stream is copied to a temporary file first. Returns the entries, and what was read and was there already, in
-    layers. Raises ArtifactError for what is not an archive of llmc's images, intact; UntrustedError for what is not
-    signed as `trust` asks; CapacityError or UnwritableError where the store cannot take it.
+    A stream is first copied to a temporary file. Returns the entries, and a report of the layers read and skipped.
+    Raises ArtifactError for anything but an intact archive of llmc's images, UntrustedError for an image that is not
+    signed as `trust` requires, CapacityError or UnwritableError if the store cannot take it.
     """
     began = time.monotonic()
     with _opened(source) as images:
@@ -135,10 +135,10 @@ def import_archive(
 
 
 class ImageArchive:
-    """The blobs of an archive, read in place. See base.Source. Every method raises ArtifactError."""
+    """The blobs of an archive, read in place (a `base.BlobSource`). Every method raises ArtifactError."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
-        """`file` is a file that can be sought, open until this is not used any more."""
+        """`file` must be seekable and stay open while this object is used."""
         self.name = name
         self._fd = file.fileno()
         self._locations = self._find(file)
@@ -146,23 +146,23 @@ class ImageArchive:
             self._fail(f"it has no {LAYOUT_NAME}")
 
     def manifests(self) -> list[Descriptor]:
-        """The images: at least one."""
+        """Return the descriptors of the images, at least one."""
         if INDEX_NAME not in self._locations:
             self._fail(f"it has no {INDEX_NAME}")
         _, size = self._locations[INDEX_NAME]
         data = b"".join(self._read(INDEX_NAME, min(size, MAX_MANIFEST_BYTES + 1)))
         items = read_index(data, f"{self.name}: {INDEX_NAME}")["manifests"]
         if not items:
-            self._fail("no image is in it")
+            self._fail("it contains no image")
         return [read_descriptor(item, (MANIFEST_TYPE,), MAX_MANIFEST_BYTES, self.name) for item in items]
 
     def read(self, blob: Descriptor) -> Generator[bytes, None, None]:
-        """The content of a blob, not verified. Raises ArtifactError when it is not there."""
+        """Yield the unverified content of a blob. Raises ArtifactError if it is missing."""
         name = BLOBS + parse(blob.digest)
         if name not in self._locations:
             self._fail(f"{name}, which is named in it, is missing")
         if self._locations[name][1] != blob.size:
-            self._fail(f"{name} has {self._locations[name][1]} bytes, where {blob.size} are announced")
+            self._fail(f"{name} has {self._locations[name][1]} bytes, but its descriptor says {blob.size}")
         yield from self._read(name, blob.size)
 
     def _read(self, name: str, size: int) -> Generator[bytes, None, None]:
@@ -179,7 +179,7 @@ class ImageArchive:
             yield piece
 
     def _find(self, file: BinaryIO) -> dict[str, tuple[int, int]]:
-        """Where the content of each file begins, and its bytes."""
+        """Return the offset and size in bytes of each file's content."""
         locations: dict[str, tuple[int, int]] = {}
         try:
             file.seek(0)
@@ -193,7 +193,7 @@ class ImageArchive:
                     is_blob = name.startswith(BLOBS) and is_digest(PREFIX + name.removeprefix(BLOBS))
                     known = is_blob or name in {LAYOUT_NAME, INDEX_NAME}
                     if not known or not member.isreg() or member.issparse():
-                        self._fail(f"{member.name!r:.200} is no file of an image layout")
+                        self._fail(f"{member.name!r:.200} is not a file of an image layout")
                     if name in locations:
                         self._fail(f"{name} is in it twice")
                     locations[name] = member.offset_data, member.size
@@ -204,11 +204,11 @@ class ImageArchive:
         return locations
 
     def _fail(self, problem: str) -> NoReturn:
-        raise ArtifactError(f"{self.name}: not an intact archive of `llmc cache export` ({problem}); make it again")
+        raise ArtifactError(f"{self.name}: not an intact archive of `llmc cache export` ({problem}); export it again")
 
 
 class _Bounded:
-    """A file whose reads are bounded: tarfile reads an extended header at once, of the size that the file states."""
+    """A file with bounded reads: tarfile reads an extended header at once, of the size that the file states."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -242,7 +242,7 @@ def _opened(source: Path | BinaryIO) -> Iterator[ImageArchive]:
 
 
 def _require_tar(file: BinaryIO, name: str) -> bytes:
-    """The first block of a file or stream. Raises ArtifactError where it is not a tar file's, or cannot be read."""
+    """Read the first block of a file or stream. Raises ArtifactError if it is not a tar header or cannot be read."""
     try:
         first = file.read(tar.BLOCK)
     except OSError as error:

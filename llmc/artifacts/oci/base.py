@@ -1,4 +1,4 @@
-"""The contract of a place for images (a registry, a layout), and the checks of everything that is read from one."""
+"""The contract of an image location (a registry, a layout), and the verification of everything read from one."""
 
 from __future__ import annotations
 
@@ -16,54 +16,54 @@ from llmc.artifacts.remotes.base import Progress
 from llmc.errors import ArtifactError
 
 GZIP_WINDOW = 31
-MEND = "push the bundle again, under another name if it stays so"
-"""What to do about something damaged: a registry that has a blob is not sent it again."""
+MEND = "push the bundle again, under another name if that does not help"
+"""Remedy for damaged content. Another name helps because a blob that a registry has is not sent to it again."""
 Content = Callable[[], Iterable[bytes]]
-"""Makes a content anew, in pieces, as often as it has to be sent."""
+"""Produces the same content, in pieces, each time it must be sent."""
 
 
 class BlobSource(Protocol):
-    """Where the blobs of images are read."""
+    """A source of image blobs."""
 
     name: str
-    """Where it is, without credentials: safe to print."""
+    """Its location without credentials: safe to print."""
 
     def read(self, blob: Descriptor) -> Generator[bytes, None, None]:
-        """The content of a blob, not verified (see `verified`); close it. Raises ArtifactError when it is not there."""
+        """Yield the unverified content of a blob (see `verified`); close it. Raises ArtifactError if it is missing."""
         ...
 
 
 class Images(BlobSource, Protocol):
-    """A place for images. All methods raise RemoteError where it fails, after retrying what may pass."""
+    """An image location. All methods raise RemoteError if it fails, after retrying temporary failures."""
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         ...
 
     def manifest(self, reference: Reference) -> bytes | None:
-        """The image manifest that a tag or digest names, None when there is none. A digest is verified.
+        """Return the image manifest that a tag or digest names, or None. A digest is verified.
 
-        Raises ArtifactError for one that is damaged or too large.
+        Raises ArtifactError for a manifest that is damaged or too large.
         """
         ...
 
     def has(self, blob: Descriptor) -> bool:
-        """Whether a blob is there, with its size."""
+        """Whether the blob exists with its size."""
         ...
 
     def add(self, blob: Descriptor, content: Content) -> None:
-        """Put a blob there, whole or not at all. Raises ArtifactError for content that is not the blob's."""
+        """Store a blob, whole or not at all. Raises ArtifactError if `content` is not the blob's."""
         ...
 
     def publish(self, reference: Reference, manifest: bytes) -> bool:
-        """Name a manifest whose blobs are there by the reference's tag; False when that was so before."""
+        """Point the reference's tag at a manifest whose blobs exist; return False if it did before."""
         ...
 
 
 def verified(
     pieces: Iterable[bytes], blob: Descriptor, origin: str, moved: Progress = lambda _: None
 ) -> Iterator[bytes]:
-    """The same pieces, at most as many bytes as the blob has. At their end, ArtifactError unless they are the blob."""
+    """Yield the same pieces, at most the blob's size. Raises ArtifactError at their end unless they are the blob."""
     hasher = hashlib.sha256()
     left = blob.size
     for piece in pieces:
@@ -81,7 +81,7 @@ def verified(
 
 
 def read_small(images: BlobSource, blob: Descriptor) -> bytes:
-    """The content of a small blob, verified."""
+    """Return the verified content of a small blob."""
     with closing(images.read(blob)) as pieces:
         return b"".join(verified(pieces, blob, images.name))
 
@@ -89,9 +89,9 @@ def read_small(images: BlobSource, blob: Descriptor) -> bytes:
 def read_archive(
     images: BlobSource, blob: Descriptor, diff_id: str, moved: Progress = lambda _: None
 ) -> Generator[bytes, None, None]:
-    """The tar file of a layer, verified at its end, compressed or not; `moved` is told of the bytes that came.
+    """Yield the tar file of a layer, compressed or not, verified at its end; `moved` is called with the bytes received.
 
-    Close it: that lets go of the connection.
+    Close it to release the connection.
     """
     if blob.media_type != GZIP_TYPE and blob.digest != diff_id:
         raise ArtifactError(f"{images.name}: the config names {diff_id} for layer {blob.digest}; {MEND}")
@@ -103,7 +103,7 @@ def read_archive(
 
 
 def _unzipped(pieces: Iterable[bytes], diff_id: str, origin: str) -> Iterator[bytes]:
-    """A gzip file's content, decompressed as it is read, so that a reader that stops uses no more memory."""
+    """Decompress a gzip file as it is read, so that a reader that stops uses no more memory."""
     hasher = hashlib.sha256()
     inflate = zlib.decompressobj(GZIP_WINDOW)
     for piece in pieces:
@@ -115,7 +115,7 @@ def _unzipped(pieces: Iterable[bytes], diff_id: str, origin: str) -> Iterator[by
                 raise ArtifactError(f"{origin}: not a gzip file ({error}); {MEND}") from error
             data = inflate.unconsumed_tail
             if inflate.unused_data:
-                raise ArtifactError(f"{origin}: more follows after the gzip file; {MEND}")
+                raise ArtifactError(f"{origin}: data follows the gzip file; {MEND}")
             hasher.update(out)
             yield out
     if not inflate.eof or PREFIX + hasher.hexdigest() != diff_id:

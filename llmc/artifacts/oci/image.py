@@ -1,5 +1,4 @@
-"""A bundle, or a packed cache, as an OCI image: its manifest and its config. See layers.py and subjects.py for what is
-in the layers.
+"""The OCI manifest and config of a bundle or packed cache. layers.py and subjects.py describe the layers.
 
     image manifest = {"schemaVersion": 2, "mediaType": MANIFEST_TYPE, "artifactType": ARTIFACT_TYPE,
                       "config": descriptor, "layers": [descriptor, …], "annotations": {name: text}}
@@ -7,10 +6,10 @@ in the layers.
     config         = {"architecture": str, "os": "linux", "created": EPOCH, "config": {["Labels": {name: text}]},
                       "rootfs": {"type": "layers", "diff_ids": [digest of the uncompressed layer, …]}}
 
-Both are canonical JSON without a time or a place, so that one bundle (and signature) is one image. It is a proper
-image, and not only an artifact, so that container engines unpack it: mounted, it is a bundle folder. Tools that copy
-images may compress the layers and leave the artifactType out; both are read. The formats: OCI image-spec 1.1,
-manifest.md, config.md and layer.md.
+Both are canonical JSON without time or location, so that one bundle (and signature) is one image. It is a full image
+rather than only an artifact, so that container engines unpack it: mounted, it is a bundle folder. Tools that copy
+images may compress the layers and drop the artifactType; both forms are read. Formats: OCI image-spec 1.1, manifest.md,
+config.md and layer.md.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from llmc.errors import ArtifactError
 ARTIFACT_TYPE = "application/vnd.llmc.bundle.v1"
 CACHE_TYPE = "application/vnd.llmc.foreign-cache.v1"
 TYPE_LABEL = "dev.llmc.type"
-"""Label of a config that says what an image is where a tool left the artifactType out; a bundle has none."""
+"""Config label with an image's type, used if a tool dropped the artifactType; a bundle has none."""
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
@@ -42,19 +41,19 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "arm64": "arm64", "amd6
 
 
 class Descriptor(NamedTuple):
-    """The descriptor of an image's blob."""
+    """The OCI descriptor of a blob; `size` in bytes."""
 
     media_type: str
     digest: str
     size: int
 
     def to_json(self) -> dict[str, Any]:
-        """The descriptor as a JSON object."""
+        """Return the descriptor as a JSON object."""
         return {"mediaType": self.media_type, "digest": self.digest, "size": self.size}
 
 
 class Image(NamedTuple):
-    """An image manifest that was read: nothing it names has been looked at. `kind` is its artifactType, if any."""
+    """A parsed image manifest; nothing that it names has been read. `kind` is its artifactType, if any."""
 
     digest: str
     kind: str | None
@@ -63,19 +62,19 @@ class Image(NamedTuple):
 
 
 def describe(media_type: str, content: bytes) -> Descriptor:
-    """The descriptor of a content."""
+    """Return the descriptor of a content."""
     return Descriptor(media_type, digest_bytes(content), len(content))
 
 
 def architecture(names: Iterable[str]) -> str:
-    """The architecture of the hosts that run something, in Go's words: from its instruction sets, else this host's."""
+    """Return the architecture, in Go's naming, of the instruction sets in `names`, or else of this host."""
     known = [_ARCHITECTURES[name] for name in names if name in _ARCHITECTURES]
     machine = platform.machine().lower()
     return known[0] if known else _ARCHITECTURES.get(machine, machine)
 
 
 def write_config(architecture_: str, labels: Mapping[str, str], diff_ids: Sequence[str]) -> bytes:
-    """The config of an image."""
+    """Return the config of an image."""
     config = {
         "architecture": architecture_,
         "os": "linux",
@@ -89,7 +88,7 @@ def write_config(architecture_: str, labels: Mapping[str, str], diff_ids: Sequen
 def write_image(
     kind: str, annotations: Mapping[str, str], config: Descriptor, layers: Sequence[Descriptor]
 ) -> bytes:  # fmt: skip
-    """An image manifest; annotations without a text are left out."""
+    """Return an image manifest; empty annotations are left out."""
     image = {
         "schemaVersion": 2,
         "mediaType": MANIFEST_TYPE,
@@ -102,7 +101,7 @@ def write_image(
 
 
 def read_image(data: bytes, origin: str) -> Image:
-    """An image manifest that may be of llmc's. Raises ArtifactError, and nothing else, for anything else."""
+    """Parse an image manifest. Raises ArtifactError, and nothing else, unless it may be one of llmc's."""
     document = parse_object(data, MAX_MANIFEST_BYTES, origin)
     kind = document.get("mediaType", MANIFEST_TYPE)
     if kind != MANIFEST_TYPE or document.get("schemaVersion") != 2:
@@ -122,7 +121,7 @@ def read_image(data: bytes, origin: str) -> Image:
 
 
 def read_descriptor(item: object, media_types: Sequence[str], limit: int, origin: str) -> Descriptor:
-    """A descriptor of one of these media types and `limit` bytes at most. Raises ArtifactError."""
+    """Parse a descriptor of one of these media types and at most `limit` bytes. Raises ArtifactError."""
     if not isinstance(item, Mapping):
         _fail(origin, "a descriptor is not an object")
     kind, digest, size = item.get("mediaType"), item.get("digest"), item.get("size")
@@ -134,7 +133,7 @@ def read_descriptor(item: object, media_types: Sequence[str], limit: int, origin
 
 
 def read_diff_ids(data: bytes, count: int, origin: str) -> list[str]:
-    """The digests of the uncompressed layers, of which there have to be `count`. Raises ArtifactError."""
+    """Return the digests of the uncompressed layers, exactly `count`. Raises ArtifactError."""
     rootfs = parse_object(data, MAX_CONFIG_BYTES, origin).get("rootfs")
     diff_ids = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
     if not isinstance(diff_ids, list) or len(diff_ids) != count or not all(map(is_digest, diff_ids)):
@@ -143,7 +142,7 @@ def read_diff_ids(data: bytes, count: int, origin: str) -> list[str]:
 
 
 def read_kind(image: Image, config: bytes, origin: str) -> str:
-    """What an image is: its artifactType; where that is missing, by its config. Raises ArtifactError."""
+    """Return an image's artifactType, or the type in its config's label. Raises ArtifactError."""
     if image.kind is not None:
         return image.kind
     container = parse_object(config, MAX_CONFIG_BYTES, origin).get("config")
@@ -152,7 +151,7 @@ def read_kind(image: Image, config: bytes, origin: str) -> str:
 
 
 def parse_object(data: bytes, limit: int, origin: str) -> dict[str, Any]:
-    """A JSON object of `limit` bytes at most. Raises ArtifactError."""
+    """Parse a JSON object of at most `limit` bytes. Raises ArtifactError."""
     if len(data) > limit:
         _fail(origin, f"a document of more than {limit} bytes")
     try:

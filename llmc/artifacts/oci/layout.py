@@ -4,7 +4,7 @@
     <folder>/index.json             {"schemaVersion": 2, "manifests": [descriptor with the annotation REF_NAME, …]}
     <folder>/blobs/sha256/<64 hex>  manifests, configs and layers
     <folder>/.index.lock            empty; held while index.json is changed
-    <folder>/.<16 hex>.new          what is being written, held by flock; that of a dead writer is swept
+    <folder>/.<16 hex>.new          being written, held by flock; those of dead writers are swept
 
 Blobs come first and index.json last, each whole or not at all, so that a reader never sees a part of an image.
 """
@@ -64,7 +64,7 @@ _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.new")
 
 
 class ImageLayout:
-    """The images of one folder, which is made when something is put into it. See base.Images."""
+    """The images of one folder (a `base.Images`), which is created on the first write."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = Path(os.path.abspath(folder))  # noqa: PTH100 - links are the user's business
@@ -72,10 +72,13 @@ class ImageLayout:
         self.name = f"{LAYOUT}{folder}"
 
     def close(self) -> None:
-        """See base.Images."""
+        """Do nothing: there are no connections."""
 
     def manifest(self, reference: Reference) -> bytes | None:
-        """See base.Images. Without a tag: the only image there is, else the one that is tagged `latest`."""
+        """Return the image manifest that a tag or digest names, or None.
+
+        Without a tag: the only image, or else the one tagged `latest`.
+        """
         index = self._index()
         if index is None:
             return None
@@ -91,7 +94,7 @@ class ImageLayout:
         return read_small(self, blob)
 
     def has(self, blob: Descriptor) -> bool:
-        """See base.Images. By its digest, so that pushing again mends what was damaged."""
+        """Whether the blob is intact, by its digest, so that pushing again repairs a damaged one."""
         try:
             with closing(self.read(blob)) as pieces:
                 for _ in verified(pieces, blob, self.name):
@@ -101,7 +104,7 @@ class ImageLayout:
         return True
 
     def read(self, blob: Descriptor) -> Generator[bytes, None, None]:
-        """See base.Images."""
+        """Yield the unverified content of a blob. Raises ArtifactError if it cannot be read."""
         path = self._path(blob.digest)
         try:
             with _open_regular(path, blob.size) as file:
@@ -111,7 +114,7 @@ class ImageLayout:
             raise ArtifactError(f"{path}: cannot be read ({error.strerror}); {MEND}") from error
 
     def add(self, blob: Descriptor, content: Content) -> None:
-        """See base.Images. Raises CapacityError or UnwritableError where the folder cannot be written."""
+        """Store a blob, whole or not at all. Raises CapacityError or UnwritableError if that fails."""
         with writing(self._folder, blob.size, REMEDY):
             self._prepare()
             with self._new() as (fd, temporary):
@@ -127,7 +130,10 @@ class ImageLayout:
                 self._install(fd, temporary, self._path(blob.digest))
 
     def publish(self, reference: Reference, manifest: bytes) -> bool:
-        """See base.Images. Any number of processes may publish at once: none of their tags is lost."""
+        """Point the reference's tag at a manifest; return False if it did before.
+
+        Any number of processes may publish at once: no tag is lost.
+        """
         blob = describe(MANIFEST_TYPE, manifest)
         tag = reference.tag or (None if reference.digest else LATEST)
         if self.has(blob) and self._is_published(blob, tag):
@@ -137,11 +143,11 @@ class ImageLayout:
         if tag is not None:
             entry["annotations"] = {REF_NAME: tag}
         with writing(self._folder, len(manifest), REMEDY), exclusive(self._folder / ".index.lock"):
-            for _ in range(ATTEMPTS):  # repeated only where locks do nothing and another writer came between
+            for _ in range(ATTEMPTS):  # repeated only where locks do nothing and another writer interfered
                 self._write_index(entry)
                 if self._is_published(blob, tag):
                     return True
-        raise ArtifactError(f"{self.name}: others write its index.json all the time; push again")
+        raise ArtifactError(f"{self.name}: other processes keep changing its index.json; push again")
 
     def _is_published(self, blob: Descriptor, tag: str | None) -> bool:
         items = (self._index() or {"manifests": []})["manifests"]
@@ -153,7 +159,7 @@ class ImageLayout:
         self._write(self._folder / "index.json", canonical_json({**index, "manifests": [*kept, entry]}))
 
     def _index(self) -> dict[str, Any] | None:
-        """What index.json says; None where there is none. Raises ArtifactError for anything but an index."""
+        """Read index.json; None if absent. Raises ArtifactError for anything but an index."""
         path = self._folder / "index.json"
         try:
             with _open_regular(path) as fd, os.fdopen(fd, "rb", closefd=False) as file:
@@ -165,7 +171,7 @@ class ImageLayout:
         return read_index(data, str(path))
 
     def _prepare(self) -> None:
-        """Make the folders and the file that says what this is, and sweep what dead writers left."""
+        """Create the folders and the oci-layout file, and sweep what dead writers left."""
         if not self._blobs.is_dir() or not (self._folder / "oci-layout").is_file():
             if self._folder.is_dir() and not (self._folder / "index.json").exists() and self._holds_others():
                 raise ArtifactError(f"{self._folder}: neither empty nor an image layout; {REMEDY}")
@@ -174,7 +180,7 @@ class ImageLayout:
         self._sweep()
 
     def _sweep(self) -> None:
-        """Remove what dead writers left; what is younger than a minute may be of one that has yet to lock it."""
+        """Remove what dead writers left; files younger than a minute may belong to one that has yet to lock them."""
         deadline = time.time() - STALE_SECONDS
         for item in scan(self._folder):
             if not _TEMPORARY.fullmatch(item.name):
@@ -197,7 +203,7 @@ class ImageLayout:
 
     @contextmanager
     def _new(self) -> Iterator[tuple[int, Path]]:
-        """A new temporary file, open for writing and locked; gone at the end unless it was installed."""
+        """Yield a new temporary file, open for writing and locked; removed at the end unless it was installed."""
         temporary = self._folder / f".{secrets.token_hex(8)}.new"
         fd = create_exclusive(temporary)
         try:
@@ -219,7 +225,7 @@ class ImageLayout:
 
 @contextmanager
 def _open_regular(path: Path, size: int | None = None) -> Iterator[int]:
-    """A descriptor of a regular file, of `size` bytes if given; nothing else (a pipe, a device) is waited for."""
+    """Open a regular file, of `size` bytes if given; never waits for a pipe or device."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         seen = os.fstat(fd)
@@ -232,12 +238,12 @@ def _open_regular(path: Path, size: int | None = None) -> Iterator[int]:
 
 
 def new_index(manifests: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """An index of images, by their descriptors as JSON objects."""
+    """Return an index of images from their descriptors as JSON objects."""
     return {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": list(manifests)}
 
 
 def read_index(data: bytes, origin: str) -> dict[str, Any]:
-    """What an index.json says. Raises ArtifactError for anything but an index."""
+    """Parse an index.json. Raises ArtifactError for anything but an index."""
     index = parse_object(data, MAX_MANIFEST_BYTES, origin)
     items = index.get("manifests")
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):

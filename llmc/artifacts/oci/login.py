@@ -1,9 +1,9 @@
-"""Logging in to a registry, by the oras library: docker's configuration, credential helpers, bearer tokens.
+"""Registry login with the oras library: docker's configuration, credential helpers, bearer tokens.
 
-What a registry asks for in `WWW-Authenticate` is answered with the account that `docker login` left in
-~/.docker/config.json (or with none, for an anonymous token). Credentials go to the registry, and to the token service
-that it names if that is on the registry's own host, on a host of a parent domain, or one that the setting
-LLMC_TOKEN_HOSTS names: over HTTPS, or plainly on this machine. They never appear in an error or a log.
+A `WWW-Authenticate` challenge is answered with the account that `docker login` stored in ~/.docker/config.json, or with
+none, for an anonymous token. Credentials go to the registry, and to the token service that it names if that is on the
+registry's own host, on a host of a parent domain, or on a host that the setting LLMC_TOKEN_HOSTS names. They go over
+HTTPS, or over plain HTTP on this machine. They never appear in an error or a log.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from llmc.settings import token_hosts
 _KNOWN_PAIRS = frozenset(
     {(registry, "auth.docker.io") for registry in ("docker.io", "index.docker.io", "registry-1.docker.io")}
 )
-"""Registries whose token service is on a host of its own: Docker Hub's."""
+"""Registries whose token service is on a host of its own (Docker Hub)."""
 _REALM = re.compile(r'\brealm="(https?)://([^/"?#]+)[^"]*"', re.IGNORECASE)
 
 
 class Login:
-    """The login of one repository of one registry; used by any number of threads."""
+    """The login to one repository of one registry; safe for threads."""
 
     def __init__(self, host: str, session: Any, *, plain_http: bool) -> None:
         try:
@@ -52,13 +52,13 @@ class Login:
 
     @property
     def header(self) -> str | None:
-        """The value for the header Authorization, once one is known."""
+        """The value of the Authorization header, once known."""
         return self._header
 
     def answer(self, refused: Any, sent: str | None) -> bool:
         """Whether there is another header to try, after a response that `refused` the header `sent`.
 
-        Raises what `requests` raises for a token service that fails.
+        Raises what `requests` raises if the token service fails.
         """
         with self._lock:
             if self._header != sent:
@@ -79,7 +79,7 @@ class Login:
         return str(found) if changed and found else None
 
     def _require_own(self, challenge: str, *, has_account: bool) -> None:
-        """Raise RemoteError for a token service that nothing may be sent to, or no account."""
+        """Raise RemoteError for a token service that may receive nothing, or no account."""
         realm = _REALM.search(challenge)
         if realm is None or not (realm[1].lower() == "https" or (self._plain_http and is_loopback(realm[2]))):
             raise RemoteError(f"{self._host}: its token service is not reached by HTTPS, so nothing is sent there")
@@ -96,12 +96,11 @@ class Login:
 
 
 def _host(location: str) -> str:
-    """A host without its port."""
     return re.sub(r":\d+$", "", location.rpartition("@")[2].lower())
 
 
 def _has_account(backend: Any) -> bool:
-    """Whether a backend of the scheme Basic found an account; without one it has no header, or one that says None."""
+    """Whether a Basic backend found an account; without one its header is missing or says None."""
     try:
         return bool(backend.get_auth_header() != {"Authorization": "Basic None"})
     except AttributeError:

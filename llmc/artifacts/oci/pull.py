@@ -1,4 +1,4 @@
-"""Pulling an image: what it says it is comes first, then whether it is trusted, then the blobs that are missing."""
+"""Pulling an image: its manifest comes first, then the trust decision, then the missing blobs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MAX_FACTS_BYTES = MAX_BYTES + MAX_SIGNATURE_BYTES + (64 << 10)
 
 
 class _Arrival(NamedTuple):
-    """What an image says it is, let in: its layer of facts, its other layers, and what publishes it when these came."""
+    """An accepted image: its facts layer, its other layers, and the function that publishes it once these arrived."""
 
     facts: Descriptor
     parts: list[_Part]
@@ -47,7 +47,7 @@ class _Arrival(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A layer of the image: what it has to hold, its descriptor, and the digest of it uncompressed."""
+    """A layer of the image: its required content, its descriptor, and its uncompressed digest."""
 
     layer: Layer
     blob: Descriptor
@@ -58,10 +58,10 @@ def pull(
     store: Store, images: Images, reference: Reference, *, trust: Trust, jobs: int, progress: Meter | None,
     bundles_only: bool = False,
 ) -> tuple[Entry, TransferReport]:  # fmt: skip
-    """See `pull_image`."""
+    """Pull the image that `reference` names, as `pull_image` describes."""
     manifest = images.manifest(reference)
     if manifest is None:
-        raise ArtifactError(f"{reference}: there is no such bundle, or cache; is the tag right?")
+        raise ArtifactError(f"{reference}: no such bundle or cache; check the tag")
     return receive(
         store, images, manifest, str(reference), trust=trust, jobs=jobs, progress=progress, bundles_only=bundles_only
     )  # fmt: skip
@@ -71,14 +71,14 @@ def receive(
     store: Store, images: BlobSource, manifest: bytes, origin: str, *, trust: Trust, jobs: int, progress: Meter | None,
     bundles_only: bool = False,
 ) -> tuple[Entry, TransferReport]:  # fmt: skip
-    """Put the image of a manifest into the store; `origin` names it in errors. See `pull_image`."""
+    """Add the image of a manifest to the store, as `pull_image` describes; `origin` names it in errors."""
     began = time.monotonic()
     image = read_image(manifest, origin)
     config = read_small(images, image.config)
     diff_ids = read_diff_ids(config, len(image.layers), origin)
     kind = read_kind(image, config, origin)
     if kind == CACHE_TYPE and bundles_only:
-        raise ArtifactError(f"{origin}: a packed cache of another server, not a bundle; `llmc cache unpack` takes it")
+        raise ArtifactError(f"{origin}: a packed cache of another server, not a bundle; use `llmc cache unpack`")
     read = _read_cache if kind == CACHE_TYPE else _read_bundle
     arrival = read(store, images, image, diff_ids, origin, trust)
     missing = [part for part in arrival.parts if not all(store.is_intact(blob) for blob in part.layer.blobs)]
@@ -152,23 +152,23 @@ def _read_facts(images: BlobSource, blob: Descriptor, diff_id: str, origin: str)
 
 
 def _match(layers: Sequence[Layer], blobs: Sequence[Descriptor], diff_ids: Sequence[str], origin: str) -> list[_Part]:
-    """The layers a bundle has to have, and those the image has, one by one."""
+    """Pair the layers that a bundle must have with those of the image."""
     if len(layers) != len(blobs):
         raise ArtifactError(
-            f"{origin}: its manifest asks for {len(layers)} layers of blobs, the image has {len(blobs)}; push it again"
+            f"{origin}: its manifest requires {len(layers)} layers of blobs, the image has {len(blobs)}; push it again"
         )
     parts = [_Part(*item) for item in zip(layers, blobs, diff_ids, strict=True)]
     for layer, blob, _ in parts:
         if blob.media_type != GZIP_TYPE and blob.size != layer.size:
             raise ArtifactError(
-                f"{origin}: layer {blob.digest} has {blob.size} bytes, the bundle's manifest asks for "
+                f"{origin}: layer {blob.digest} has {blob.size} bytes, the bundle's manifest requires "
                 f"{layer.size}; {MEND}"
             )
     return parts
 
 
 def _fetch(store: Store, images: BlobSource, part: _Part, moved: Progress) -> None:
-    """Put the blobs of a layer into the store, each once its digest is right."""
+    """Add the blobs of a layer to the store, each once its digest is verified."""
     origin = f"{images.name}: layer {part.blob.digest}"
     with closing(read_archive(images, part.blob, part.diff_id, moved)) as pieces:
         for blob, content in part.layer.read(pieces, origin):

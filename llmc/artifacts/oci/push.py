@@ -1,4 +1,4 @@
-"""Pushing a bundle, or a packed cache: what the place has is not sent, and the image is named last."""
+"""Pushing a bundle or packed cache: existing blobs are not sent, and the image is named last."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class ImagePart(NamedTuple):
-    """A blob of an image; a layer has the digest of its tar file (`diff_id`), which may be in a gzip file."""
+    """A blob of an image; `diff_id` is the digest of a layer's tar file, which may be in a gzip file."""
 
     blob: Descriptor
     content: Content
@@ -35,7 +35,7 @@ class ImagePart(NamedTuple):
 
 
 class Built(NamedTuple):
-    """An image: its artifactType, its manifest, and its blobs (layers, and the config last)."""
+    """A built image: its artifactType, its manifest, and its blobs (layers, then the config)."""
 
     kind: str
     manifest: bytes
@@ -43,7 +43,7 @@ class Built(NamedTuple):
 
 
 def build(store: Store, entry: Entry, signer: Signs | None, mover: Mover) -> Built:
-    """The image of a bundle or packed cache; its blobs are read once, for their digests.
+    """Build the image of a bundle or packed cache; its blobs are read once, for their digests.
 
     Raises ArtifactError for an entry of another kind, or a damaged one.
     """
@@ -62,7 +62,7 @@ def push(
     store: Store, entry: Entry, images: Images, reference: Reference, *, jobs: int, signer: Signs | None,
     progress: Meter | None,
 ) -> TransferReport:  # fmt: skip
-    """See `push_image`."""
+    """Push the image of an entry, as `push_image` describes."""
     began = time.monotonic()
     with Mover(jobs, progress) as mover:
         _, image, parts = build(store, entry, signer, mover)
@@ -101,7 +101,7 @@ def _send(images: Images, part: ImagePart, moved: Progress) -> None:
 
 
 def _describe(store: Store, layer: Layer) -> ImagePart:
-    """A layer's descriptor, for which its blobs are read, and its content."""
+    """Return a layer's descriptor, computed by reading its blobs, and its content."""
 
     def archive() -> Iterator[bytes]:
         return layer.write(lambda blob: _read(store, blob))

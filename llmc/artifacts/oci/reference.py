@@ -1,9 +1,9 @@
-"""Names of images: `oci://host[:port]/name[:tag|@digest]` and `oci-layout:folder[:tag|@digest]`.
+"""Image names: `oci://host[:port]/name[:tag|@digest]` and `oci-layout:folder[:tag|@digest]`.
 
     name = part ("/" part)*        part, tag and digest: OCI distribution-spec 1.1, "Pulling manifests"
 
-Without a tag, `latest` is pushed to and pulled from a registry; a layout's only image is pulled whatever its tag.
-A registry on this machine (localhost, 127.*, [::1]) is spoken to in plain HTTP, any other in HTTPS.
+Without a tag, registries use `latest`; a layout's only image is pulled whatever its tag. Registries on this machine
+(localhost, 127.*, [::1]) use plain HTTP, others HTTPS.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LONGEST_NAME = 255
 
 
 class Reference(NamedTuple):
-    """A name of an image, taken apart: in a registry (`host` and `name`) or in a layout (`folder`)."""
+    """A parsed image name: in a registry (`host` and `name`) or in a layout (`folder`)."""
 
     host: str | None
     name: str
@@ -46,7 +46,7 @@ class Reference(NamedTuple):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host, perhaps with a port, is this machine by its name or number."""
+    """Whether a host, with or without a port, is this machine by name or address."""
     return _LOOPBACK.fullmatch(host) is not None
 
 
@@ -56,27 +56,27 @@ def is_reference(text: str) -> bool:
 
 
 def parse_reference(text: str) -> Reference:
-    """Take a name apart. Raises InputError, which never repeats credentials."""
+    """Parse an image name. Raises InputError, which never repeats credentials."""
     if text.startswith(LAYOUT):
         path, tag, digest = _version(text.removeprefix(LAYOUT))
         if not path or "\0" in path:
             raise InputError(f"{text!r:.200}: a folder is missing, as in oci-layout:images:v1")
         return Reference(None, "", Path(path), tag, digest)
     if not text.startswith(REGISTRY):
-        raise InputError(f"{text!r:.200} is not a name of an image: oci://host/name:tag or oci-layout:folder:tag")
+        raise InputError(f"{text!r:.200} is not an image name: oci://host/name:tag or oci-layout:folder:tag")
     host, _, rest = text.removeprefix(REGISTRY).partition("/")
     name, tag, digest = _version(rest)
     if "@" in host + name:
         raise InputError(
-            "a registry's credentials do not belong into its name; use `docker login`, and leave out what is before @"
+            "a registry's name must not contain credentials; use `docker login`, and remove the part before the @"
         )
     if not _HOST.fullmatch(host) or not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
-        raise InputError(f"{text!r:.200} is not a name of an image: oci://host[:port]/name[:tag|@sha256:…]")
+        raise InputError(f"{text!r:.200} is not an image name: oci://host[:port]/name[:tag|@sha256:…]")
     return Reference(host, name, None, tag, digest)
 
 
 def _version(text: str) -> tuple[str, str | None, str | None]:
-    """What stands before the tag or digest, and those."""
+    """Split a text into name, tag and digest."""
     location, at, digest = text.rpartition("@")
     if at and is_digest(digest):
         before, colon, tag = location.rpartition(":")

@@ -1,6 +1,6 @@
-"""Images in a registry: OCI distribution-spec 1.1, by requests, logged in by login.py.
+"""Images in a registry: OCI distribution-spec 1.1, with requests, logged in by login.py.
 
-The library oras is used for logging in only: its transfers hold a whole blob in memory, do not resume, and wait up to
+The oras library is used only for logging in: its transfers hold a whole blob in memory, do not resume, and wait up to
 two minutes before they give up on a wrong password.
 """
 
@@ -26,23 +26,25 @@ from llmc.errors import ArtifactError
 from llmc.platforms import missing
 
 TIMEOUT = (10.0, 60.0)
-"""Seconds for connecting, and for silence."""
+"""Timeouts in seconds, for connecting and for silence."""
 CONNECTIONS = 16
 RECEIVED = 128 << 10
-"""Bytes read from a connection at once; at most these are lost when it breaks."""
+"""Bytes per read from a connection, and the most that is lost when it breaks."""
 LOGINS = 3
-"""Requests that one may take: without a login, with one that expired or is for reading only, with a fresh one."""
+"""Attempts at a request: without a login, with one that expired or is for reading only, with a fresh one."""
 LONGEST_REASON = 64 << 10
 _TORN_LINK = "DIGEST_INVALID"
-"""Docker's registry (2.8) says it of a manifest, whose request states no digest, while another push writes the link to
-a blob that both have: the file is empty for a moment."""
+"""Temporary error of Docker's registry (2.8) for a manifest, whose request states no digest.
+
+It occurs while another push writes the link to a blob that both have: the file is empty for a moment.
+"""
 _DIGEST = "Docker-Content-Digest"
 _OK, _CREATED, _ACCEPTED, _PARTIAL, _UNAUTHORIZED, _FORBIDDEN, _MISSING = 200, 201, 202, 206, 401, 403, 404
 T = TypeVar("T")
 
 
 class RegistryImages:
-    """The images of one repository of one registry. See base.Images; used by any number of threads."""
+    """The images of one repository of one registry (a `base.Images`); safe for threads."""
 
     def __init__(self, reference: Reference, patience: Patience = PATIENT) -> None:
         scheme = "http" if reference.plain_http else "https"
@@ -54,11 +56,14 @@ class RegistryImages:
         self.name = f"{REGISTRY}{self._host}/{reference.name}"
 
     def close(self) -> None:
-        """See base.Images."""
+        """Close the connections."""
         self._session.close()
 
     def manifest(self, reference: Reference) -> bytes | None:
-        """See base.Images."""
+        """Return the image manifest that a tag or digest names, verified by its digest, or None.
+
+        Raises ArtifactError for a manifest that is damaged or too large.
+        """
 
         def get() -> tuple[bytes | None, str]:
             with self._send("GET", self._manifest_url(reference), (_OK, _MISSING), {"Accept": MANIFEST_TYPE}) as answer:
@@ -75,13 +80,13 @@ class RegistryImages:
         expected = reference.digest or said
         if data is not None and expected and digest_bytes(data) != expected:
             raise ArtifactError(
-                f"{reference}: the registry answers with a manifest of digest {digest_bytes(data)}, "
+                f"{reference}: the registry returned a manifest of digest {digest_bytes(data)}, "
                 f"not {expected:.80}; {MEND}"
             )
         return data
 
     def has(self, blob: Descriptor) -> bool:
-        """See base.Images."""
+        """Whether the registry has the blob."""
 
         def head() -> bool:
             with self._send("HEAD", self._blob_url(blob), (_OK, _MISSING)) as answer:
@@ -90,7 +95,7 @@ class RegistryImages:
         return self._again("look into", head)
 
     def read(self, blob: Descriptor) -> Generator[bytes, None, None]:
-        """See base.Images. A broken connection is made again from the byte it broke at."""
+        """Yield the unverified content of a blob; a broken connection resumes at the byte where it broke."""
         at = 0
         pieces = self._from(blob, at)
 
@@ -113,7 +118,7 @@ class RegistryImages:
             pieces.close()
 
     def add(self, blob: Descriptor, content: Content) -> None:
-        """See base.Images. One request for the whole blob: after a break it is sent again from its beginning."""
+        """Store a blob with one request; after a break, the whole blob is sent again."""
 
         def put() -> str:
             with self._send("POST", f"{self._base}/blobs/uploads/", (_ACCEPTED,)) as answer:
@@ -125,7 +130,7 @@ class RegistryImages:
         self._check_stored(blob.digest, self._again(f"send {blob.digest} to", put))
 
     def publish(self, reference: Reference, manifest: bytes) -> bool:
-        """See base.Images."""
+        """Point the reference's tag at a manifest; return False if it did before."""
         from requests import HTTPError
 
         digest = digest_bytes(manifest)
@@ -148,7 +153,7 @@ class RegistryImages:
         return stored is not None
 
     def _from(self, blob: Descriptor, at: int) -> Generator[bytes, None, None]:
-        """The bytes of a blob from `at`, until its end or until the connection breaks."""
+        """Yield the bytes of a blob from `at`, until its end or until the connection breaks."""
         headers = {"Range": f"bytes={at}-{blob.size - 1}"} if at else {}
         with self._send("GET", self._blob_url(blob), (_OK, _PARTIAL, _MISSING), headers) as answer:
             if answer.status_code == _MISSING:
@@ -156,7 +161,7 @@ class RegistryImages:
             partial = answer.status_code == _PARTIAL
             if partial and not answer.headers.get("Content-Range", "").startswith(f"bytes {at}-"):
                 raise RemoteError(
-                    f"{self.name}: the registry answers with another part of {blob.digest} than was asked for"
+                    f"{self.name}: the registry returned another part of {blob.digest} than was requested"
                 )
             skip = 0 if partial else at
             for piece in answer.iter_content(RECEIVED):
@@ -168,7 +173,7 @@ class RegistryImages:
         self, method: str, url: str, expected: tuple[int, ...], headers: Mapping[str, str] | None = None,
         body: Callable[[], Any] | None = None,
     ) -> Any:  # fmt: skip
-        """The response, open for reading, which has one of the expected statuses."""
+        """Return the response, open for reading, with one of the expected statuses."""
         own = urlsplit(url)[:2] == urlsplit(self._base)[:2]
         for _ in range(LOGINS):
             sent = self._login.header
@@ -186,7 +191,7 @@ class RegistryImages:
         self._refuse(answer, reason)
 
     def _refuse(self, answer: Any, reason: str) -> NoReturn:
-        """Raise the error for a status; a temporary failure raises requests' error, so that it is tried again."""
+        """Raise the error for a status; a temporary failure raises requests' error, so that it is retried."""
         status = answer.status_code
         if status in {_UNAUTHORIZED, _FORBIDDEN}:
             raise RemoteError(
@@ -198,31 +203,31 @@ class RegistryImages:
         raise HTTPError(f"status {status}{reason}", response=answer)
 
     def _again(self, what: str, call: Callable[[], T]) -> T:
-        """The result of a call, tried again while it fails with what may pass. Raises RemoteError if it never works."""
+        """Call with retries for temporary failures. Raises RemoteError if it never works."""
         from requests import RequestException
         from requests.exceptions import SSLError
 
         try:
             return again(call, self._patience, f"{self.name}: to {what} the registry")
-        except (RequestException, ValueError) as error:  # ValueError: a redirection without an address
+        except (RequestException, ValueError) as error:  # ValueError: a redirect without a URL
             status = http_status(error)
             reason = str(error) if status else type(error).__name__
-            remedy = f"is {self._host} the registry, and is it reachable?"
+            remedy = f"check that {self._host} is the registry and that it is reachable"
             if status:
                 remedy = "try again later"
             elif isinstance(error, SSLError):
-                remedy = "is its certificate valid? REQUESTS_CA_BUNDLE names the file of a private authority"
+                remedy = "check its certificate; REQUESTS_CA_BUNDLE names the file of a private authority"
             raise RemoteError(f"{self.name}: cannot {what} the registry ({reason}); {remedy}") from None
 
     def _upload_url(self, answer: Any, blob: Descriptor) -> str:
-        """Where a registry wants a blob to be sent, which it says in `Location`."""
+        """Return the upload URL for a blob, from the response's `Location` header."""
         try:
             url = urljoin(answer.url, answer.headers.get("Location", ""))
             parts = urlsplit(url)
         except ValueError:
             parts = urlsplit("")
         if parts.scheme != urlsplit(self._base).scheme:
-            raise RemoteError(f"{self.name}: the registry does not say where to send a blob, or by another protocol")
+            raise RemoteError(f"{self.name}: the registry gave no upload URL for a blob, or one of another protocol")
         return f"{url}{'&' if parts.query else '?'}digest={blob.digest}"
 
     def _check_stored(self, digest: str, stored: str) -> None:
@@ -239,7 +244,7 @@ class RegistryImages:
 
 
 class _Body:
-    """A content of known length, which requests then sends in pieces under that length."""
+    """Content of known length, which requests then sends in pieces with that length."""
 
     def __init__(self, pieces: Iterable[bytes], size: int) -> None:
         self._pieces = pieces
@@ -253,9 +258,9 @@ class _Body:
 
 
 def _session(*, proxies: bool) -> Any:
-    """A session with time limits, without cookies, that leaves the header Authorization to login.py.
+    """Create a session with timeouts and without cookies; login.py sets the Authorization header.
 
-    Without `proxies` the environment's are not asked: they do not know this machine's registries.
+    Without `proxies`, the environment's proxies are ignored: they do not know this machine's registries.
     """
     try:
         import requests
@@ -266,7 +271,7 @@ def _session(*, proxies: bool) -> Any:
     session = requests.Session()
     session.request = partial(session.request, timeout=TIMEOUT)
     session.trust_env = proxies
-    session.headers["Accept-Encoding"] = "identity"  # a compressed answer cannot be resumed in the middle
+    session.headers["Accept-Encoding"] = "identity"  # a compressed response cannot be resumed
     session.auth = lambda request: request
     session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
     for prefix in ("https://", "http://"):
@@ -275,7 +280,7 @@ def _session(*, proxies: bool) -> Any:
 
 
 def _reason(answer: Any) -> str:
-    """The code of the registry's first error, if it has one of the specification's form."""
+    """Return the code of the registry's first error, if it has the specification's form."""
     with suppress(ValueError, KeyError, IndexError, TypeError, OSError):  # requests' errors are OSError
         code = json.loads(answer.raw.read(LONGEST_REASON))["errors"][0]["code"]
         if isinstance(code, str) and code.replace("_", "").isalnum():

@@ -1,11 +1,11 @@
-"""Gzip files that compress nothing, so that the same bytes give the same file wherever it is made.
+"""Gzip files without compression, so that the same bytes give the same file everywhere.
 
     file  = header block* end crc32 size
     block = 00 length ~length data                   at most 65,535 bytes; all but the last have as many
     end   = 01 0000 ffff
 
-Deflate's results differ from one zlib to another, and so would the digest of an image. Tools that take layers as gzip
-files alone (KServe's mcv) take these. The formats: RFC 1951, 3.2.4, and RFC 1952.
+Deflate's output differs between zlib versions, and so would the digest of an image. Tools that accept only gzip layers
+(KServe's mcv) accept these. Formats: RFC 1951, 3.2.4, and RFC 1952.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ END = b"\x01\x00\x00\xff\xff"
 
 
 def wrap(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The gzip file of these bytes, in pieces; it depends on the bytes alone, not on how they are cut."""
+    """Yield the gzip file of these bytes; it depends only on the bytes, not on how they are split."""
     checksum = size = 0
     rest = b""
     yield HEADER

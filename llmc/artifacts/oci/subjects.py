@@ -1,10 +1,10 @@
-"""What an image is made of: a bundle, or a packed cache.
+"""The content of an image: a bundle or a packed cache.
 
-    bundle   layers of blobs (layers.py), and last a layer with manifest.json and the signature
-    cache    a layer with the entry, signature included, and last one gzip layer with the tree as it is: mounted, its
+    bundle   layers of blobs (layers.py), then a layer with manifest.json and the signature
+    cache    a layer with the entry, signature included, then one gzip layer with the tree as it is: mounted, its
              folder is what the server reads. Tools that know KServe's caches take the last layer
 
-A layer of facts says what the others are, byte for byte, and is small: it is read, and its signature judged, first.
+The facts layer describes the other layers byte for byte and is small: it is read, and its signature checked, first.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FOLDER_MODE, FILE_MODE, EXECUTABLE_MODE = 0o755, 0o644, 0o755
 
 
 class Subject(NamedTuple):
-    """What is pushed: its layers, the archive of its facts (before or after them), and what its image says of it."""
+    """The content to push: its layers, the archive of its facts (before or after them), and the image's metadata."""
 
     kind: str
     layers: tuple[Layer, ...]
@@ -46,7 +46,7 @@ class Subject(NamedTuple):
 
 
 def subject_of(store: Store, entry: Entry, signer: Signs | None) -> Subject:
-    """The subject of an entry, signed by `signer`. Raises ArtifactError for one that is neither, or damaged."""
+    """Return the subject of an entry, signed by `signer`. Raises ArtifactError if it is damaged or of another kind."""
     if entry.key.kind != KIND:
         return _of_cache(entry, f"{store.root}: {entry.key.kind} {entry.key.short}", signer)
     manifest, signature = read_bundle(store, entry)
@@ -72,7 +72,7 @@ def _annotations(manifest: Manifest) -> dict[str, str]:
 
 def _of_cache(entry: Entry, origin: str, signer: Signs | None) -> Subject:
     if entry.key.kind != CACHE:
-        raise ArtifactError(f"{origin} is not a bundle, nor a packed cache: only these are images")
+        raise ArtifactError(f"{origin} is neither a bundle nor a packed cache: only these can be images")
     contents = read_contents(entry, origin)
     if signer is not None:
         entry = entry._replace(signature=json.loads(signer.sign(entry_body(entry), entry.envelope)))
@@ -90,7 +90,7 @@ def _of_cache(entry: Entry, origin: str, signer: Signs | None) -> Subject:
 
 
 def cache_layer(contents: Contents) -> Layer:
-    """The layer with a cache's tree."""
+    """Return the layer with a cache's tree."""
     root = contents.image_folder
     files = {
         f"{root}/{path}": (file.blob, EXECUTABLE_MODE if file.executable else FILE_MODE)
@@ -104,7 +104,7 @@ def cache_layer(contents: Contents) -> Layer:
 
 
 def read_entry(pieces: Iterable[bytes], origin: str) -> tuple[Entry, Contents]:
-    """The packed cache in a layer of facts. Raises ArtifactError."""
+    """Return the packed cache in a facts layer. Raises ArtifactError."""
     found = tar.Reader(pieces, origin).small_files((ENTRY,), MAX_BYTES)
     if ENTRY not in found:
         raise ArtifactError(f"{origin}: it has no {ENTRY}; not a packed cache of llmc")
@@ -118,5 +118,5 @@ def read_entry(pieces: Iterable[bytes], origin: str) -> tuple[Entry, Contents]:
 
 
 def _parents(path: str) -> list[str]:
-    """The folders that a path is in, each with a slash at its end."""
+    """Return the folders above a path, each with a slash at its end."""
     return [path[: at + 1] for at, letter in enumerate(path) if letter == "/"]

@@ -1,4 +1,4 @@
-"""The tar files that layers are: the same files always give the same bytes, and nothing else is read.
+"""The tar files of layers: the same files always give the same bytes, and the reader accepts nothing else.
 
     archive   = folder* file* zero-block zero-block
     folder    = [records] header(type "5", mode, size 0)
@@ -7,12 +7,11 @@
     record    = length " path=" name "\\n"            for a name that is not 1 to 100 characters of ASCII
               | length " size=" size "\\n"            for a size that 11 octal digits do not hold, from 8 GiB
 
-    header    = the POSIX ustar header: uid, gid and mtime 0, no owner's names, no link; where a record has the name,
-                it is "PaxName" here, where it has the size, 0. The modes of a bundle are 0555 and 0444
+    header    = the POSIX ustar header: uid, gid and mtime 0, no owner names, no link; if a record has the name, it is
+                "PaxName" here, if a record has the size, 0. The modes of a bundle are 0555 and 0444
 
-The reader builds the archive that it expects and compares. A link, a device, "..", a repeated name, a sparse file or
-any other deviation is a byte that differs. The format: POSIX.1-2017, `pax`, "ustar Interchange Format" and "pax
-Extended Header".
+The reader builds the expected archive and compares. A link, a device, "..", a repeated name, a sparse file or any other
+deviation is a byte that differs. Format: POSIX.1-2017, `pax`, "ustar Interchange Format" and "pax Extended Header".
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _FOLDER, _FILE, _RECORD = b"5", b"0", b"x"
 
 
 class Member(NamedTuple):
-    """A file of an archive: its name in it, its size in bytes, and its mode."""
+    """A file of an archive: its name, size in bytes, and mode."""
 
     name: str
     size: int
@@ -41,12 +40,12 @@ class Member(NamedTuple):
 
 
 def head(member: Member) -> bytes:
-    """What stands before a file's content."""
+    """Return the header blocks of a file."""
     return _head(member.name, member.size, _FILE, member.mode)
 
 
 def folder(name: str, mode: int = FOLDER_MODE) -> bytes:
-    """A folder, whose name ends with a slash."""
+    """Return the header blocks of a folder, whose name ends with a slash."""
     return _head(name, 0, _FOLDER, mode)
 
 
@@ -61,12 +60,12 @@ def _head(name: str, size: int, kind: bytes, mode: int) -> bytes:
 
 
 def padding(size: int) -> bytes:
-    """What stands after a content of `size` bytes."""
+    """Return the zeros that follow a content of `size` bytes."""
     return bytes(-size % BLOCK)
 
 
 def archive_size(folders: Iterable[str], members: Iterable[Member]) -> int:
-    """Bytes of the archive of these folders and files."""
+    """Return the size in bytes of an archive of these folders and files."""
     files = sum(len(head(member)) + member.size + len(padding(member.size)) for member in members)
     return sum(len(folder(name)) for name in folders) + files + len(END)
 
@@ -74,7 +73,7 @@ def archive_size(folders: Iterable[str], members: Iterable[Member]) -> int:
 def write(
     folders: Iterable[str], contents: Iterable[tuple[Member, Iterable[bytes]]], folder_mode: int = FOLDER_MODE
 ) -> Iterator[bytes]:
-    """An archive, in pieces. Raises ArtifactError when a content is longer or shorter than its member says."""
+    """Yield an archive in pieces. Raises ArtifactError if a content is longer or shorter than its member says."""
     yield b"".join(folder(name, folder_mode) for name in folders)
     for member, content in contents:
         yield head(member)
@@ -93,10 +92,10 @@ def write(
 
 
 class Reader:
-    """An archive that comes in pieces from anywhere; every method raises ArtifactError at the first byte that differs
-    from what `write` would have written.
+    """Reads an archive from anywhere and compares it with what `write` would have written.
 
-    `origin` names it in errors. Read all of it, and `end` last.
+    Every method raises ArtifactError at the first byte that differs; `origin` names the archive there. Read all
+    members, then call `end`.
     """
 
     def __init__(self, pieces: Iterable[bytes], origin: str) -> None:
@@ -106,18 +105,18 @@ class Reader:
         self._origin = origin
 
     def folders(self, names: Sequence[str], mode: int = FOLDER_MODE) -> None:
-        """These folders, in this order."""
+        """Expect these folders, in this order."""
         for name in names:
             self._expect(folder(name, mode), f"folder {name}")
 
     def file(self, member: Member) -> Iterator[bytes]:
-        """The content of exactly this file, in pieces; take all of them."""
+        """Yield the content of exactly this file, in pieces; consume all of them."""
         self._expect(head(member), f"file {member.name} of {member.size} bytes")
         yield from self._take(member.size)
         self._expect(padding(member.size), "zeros after a file")
 
     def small_files(self, names: Sequence[str], limit: int) -> dict[str, bytes]:
-        """The files up to the end of the archive: some of `names`, in their order, each of `limit` bytes at most."""
+        """Return the files up to the archive's end: some of `names`, in their order, each of at most `limit` bytes."""
         found: dict[str, bytes] = {}
         left = list(names)
         while (start := b"".join(self._take(BLOCK))) != END[:BLOCK]:
@@ -135,7 +134,7 @@ class Reader:
         return found
 
     def end(self) -> None:
-        """The end of the archive."""
+        """Expect the end of the archive."""
         self._expect(END, "its end")
         self._finish()
 
@@ -192,6 +191,6 @@ def _name(header: bytes) -> str:
 
 
 def _size(header: bytes) -> int:
-    """The size a header claims; 0 for what is not a number, which then is not the header of that size."""
+    """Return the size in a header; 0 for an invalid number, which then fails the comparison."""
     digits = header[124:135]
     return int(digits, 8) if digits.isdigit() and not set(digits) & set(b"89") else 0

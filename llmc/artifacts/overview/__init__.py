@@ -1,4 +1,4 @@
-"""A store as pictures and tables: what takes up the disk, what is used, and what a collection would take first."""
+"""Plots and tables of a store: disk usage, last use, and what a collection would remove first."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ if TYPE_CHECKING:
 
 
 def draw(path: Path, survey: Survey, keyring: Keyring, describe: Callable[[Entry], str]) -> None:
-    """Write plots of a store to `path`: a .png picture, or a self-contained .html page that has tables as well.
+    """Write plots of a store to `path`: a .png image, or a self-contained .html page that also has tables.
 
-    `keyring` says whose signatures count, `describe` what an entry was made from, in one line. The store is only read.
-    Equal arguments give equal bytes; the file is written whole or not at all.
+    `keyring` decides whose signatures count; `describe` returns one line on what an entry was built from. The store is
+    only read. Equal arguments give equal bytes; the file is written whole or not at all.
 
-    Raises InputError for another suffix and when the file cannot be written; DeviceError when matplotlib is not
-    installed.
+    Raises InputError for another suffix or if the file cannot be written; DeviceError if matplotlib is not installed.
     """
     check(path)
     from llmc.artifacts.overview import pictures, tables

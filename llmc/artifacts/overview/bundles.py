@@ -1,4 +1,4 @@
-"""The bundles of a store: what each is, what it shares with the others, and who signed it."""
+"""The bundles of a store: their content, what they share, and who signed them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from llmc.artifacts.signing.keyring import Keyring
 
 MOST_READ = 500
-"""Bundles whose manifests are read, those used last; of others there is what their entries say."""
+"""Most bundles whose manifests are read, last used first; the others have only their entries' facts."""
 
 UNKNOWN = "?"
 
 
 @dataclass(frozen=True)
 class HeldBundle:
-    """A bundle; `between` are its bytes that no other bundle has (own) and that others have too (shared).
+    """A bundle; `between` splits its bytes into those of no other bundle (own) and those of others too (shared).
 
-    `plan` is the digest of its plan, `signed` who signed it, in words; both are "?" where that was not read, and
-    `problem` says what is wrong with it, or "".
+    `plan` is the digest of its plan, `signed` describes who signed it; both are "?" if they were not read. `problem`
+    says what is wrong with it, or is "".
     """
 
     listed: Listed
@@ -43,7 +43,7 @@ class HeldBundle:
 
 
 def bundles(survey: Survey, keyring: Keyring) -> list[HeldBundle]:
-    """The bundles, the one used last first."""
+    """Return the bundles, most recently used first."""
     listed = sorted((one for one in survey.entries if one.entry.key.kind == KIND), key=lambda one: -one.used)
     between = shares(one.entry for one in listed)
     blobs = Blobs(survey.layout)
@@ -70,7 +70,7 @@ def _held(listed: Listed, between: Share, blobs: Blobs | None, keyring: Keyring)
 
 
 def _read(listed: Listed, blobs: Blobs) -> tuple[Manifest, bytes | None]:
-    """As `read_bundle`, but nothing is noted as used, and nothing that is damaged is moved."""
+    """Like `read_bundle`, but mark nothing as used and move nothing damaged."""
     entry, source = listed.entry, f"bundle {listed.entry.key.short}"
     if FILE_NAME not in entry.outputs:
         raise ArtifactError(f"{source}: it names no {FILE_NAME}")
@@ -85,12 +85,12 @@ def _content(blob: Blob, blobs: Blobs, source: str) -> bytes:
     if blob.size > MAX_BYTES:
         raise ArtifactError(f"{source}: larger than {MAX_BYTES} bytes")
     if blobs.find(*blob, verify=False) is None or (data := blobs.read(blob.digest)) is None:
-        raise ArtifactError(f"{source}: missing or damaged; `llmc cache verify` tells more")
+        raise ArtifactError(f"{source}: missing or damaged; `llmc cache verify` shows details")
     return data
 
 
 def _signed(manifest: Manifest, signature: bytes | None, keyring: Keyring) -> str:
-    """Who signed it. Raises ArtifactError for a signature that is not valid, DeviceError where none can be checked."""
+    """Describe who signed it. Raises ArtifactError for an invalid signature, DeviceError if none can be checked."""
     if signature is None:
         return "no"
     verdict = keyring.check(manifest.to_bytes(), signature, manifest.source)

@@ -1,4 +1,4 @@
-"""Where the bytes of a store are: by kind of entry, by device, and by the time since they were used."""
+"""Disk usage of a store by kind of entry, by device, and by time since last use."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ AGES = (
     ("an hour", HOUR), ("a day", DAY), ("a week", 7 * DAY), ("30 days", 30 * DAY), ("90 days", 90 * DAY),
     ("a year", 365 * DAY), ("any time", float("inf")),
 )  # fmt: skip
-"""Times since the last use by which bytes are counted: their name, and the seconds that they end at."""
+"""Ranges of time since last use: name and upper limit in seconds."""
 
 
 class Group(NamedTuple):
-    """Entries that have something in common: how many, the bytes of their blobs on the disk that are in no bundle and
-    that are in one as well, and when one of them was used last. A blob counts in one group alone."""
+    """Entries with something in common; `used` is the last use of any of them.
+
+    `apart` and `bundled` are bytes on disk of blobs that no bundle has, and that a bundle has too. A blob counts in
+    only one group.
+    """
 
     name: str
     entries: int
@@ -31,12 +34,12 @@ class Group(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes on the disk."""
+        """Bytes on disk."""
         return self.apart + self.bundled
 
 
 class Age(NamedTuple):
-    """Blobs that were last used by something within a time: bytes that may go, and that are pinned or in use."""
+    """Bytes of blobs last used within a range of time: those that may be collected, and those pinned or in use."""
 
     name: str
     free: int
@@ -44,24 +47,27 @@ class Age(NamedTuple):
 
 
 def kinds(survey: Survey) -> list[Group]:
-    """The entries by kind, the largest first. A blob that several kinds name counts for the one that it came from:
-    bundles are made of others' blobs, and what means something on this machine only goes with what does elsewhere."""
+    """Return the entries by kind, largest first.
+
+    A blob that several kinds name counts for the kind that it came from: bundles consist of other kinds' blobs, and
+    local kinds reuse those of the others.
+    """
     return _groups(survey, [(one.entry.key.kind, one) for one in survey.entries])
 
 
 def devices(survey: Survey) -> list[Group]:
-    """The executables by what they were compiled for and how far, the largest first."""
+    """Return the executables by target device and state, largest first."""
     return _groups(survey, [(_device(one), one) for one in survey.entries if one.entry.key.kind == EXECUTABLE])
 
 
 def unnamed(survey: Survey) -> int:
-    """Bytes of blobs that no entry names."""
+    """Return the bytes of blobs that no entry names."""
     named = _digests(survey.entries)
     return sum(file.size for digest, file in survey.inventory.blobs.items() if digest not in named)
 
 
 def ages(survey: Survey) -> list[Age]:
-    """The blobs that entries name by the time since the last use of any of these entries."""
+    """Return the bytes of named blobs by the time since any of their entries was used."""
     used: dict[str, float] = {}
     kept: set[str] = set()
     for name, item in survey.inventory.items.items():

@@ -1,4 +1,4 @@
-"""The drawings: where the bytes are, how long they were not used, and what bundles share."""
+"""Plots: disk usage, time since last use, and what bundles share."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from llmc.buckets.render.figure import FAINT, MARK, PADDING, REAL, Plot
 from llmc.buckets.render.text import UNITS, printable, shortened, size_text
 
 BAR, AROUND = 0.26, 1.0
-"""Inches of a bar, and of what is around all bars of a plot."""
+"""Inches per bar, and around all bars of a plot."""
 
 MOST_BARS = 16
 LONGEST = 44
-"""Characters of a bar's name."""
+"""Longest name of a bar, in characters."""
 
 Bar = tuple[str, int, int]
 """A bar: its name and its two parts in bytes."""
 
 
 def title(survey: Survey) -> str:
-    """What the page is about."""
+    """Return the title of the page."""
     location = shortened(printable(str(survey.root)), 60)
     return f"{location}: {size_text(survey.usage.total)} on disk, {len(survey.entries):,} entries"
 
 
 def plots(survey: Survey, held: Sequence[HeldBundle]) -> list[Plot]:
-    """What is drawn of a store."""
+    """Return the plots of a store."""
     found = [
         _bars("Where the bytes are", _locations(survey), ("in no bundle", "in bundles too")),
         _bars(

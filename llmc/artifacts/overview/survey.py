@@ -1,4 +1,4 @@
-"""A store at one moment: its entries, what each of them holds, and which of them stay."""
+"""A store at one moment: its entries, their content, and which of them are protected."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from llmc.artifacts.store.store import Store
 
 @dataclass(frozen=True)
 class Listed:
-    """An entry, the bytes of its blobs, and when it, or a bundle folder of it, was used last (seconds since 1970).
+    """An entry, the bytes of its blobs, and the last use of it or its bundle folders (seconds since 1970).
 
-    What is pinned or in use is not collected; what is not whole lacks blobs.
+    Pinned and used entries are not collected. An entry that is not `whole` lacks blobs.
     """
 
     entry: Entry
@@ -31,13 +31,16 @@ class Listed:
 
     @property
     def name(self) -> str:
-        """What the inventory calls it."""
+        """The entry's name in the inventory."""
         return entry_name(self.entry.key)
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What a store holds at `now`. `entries` are by kind and then last use, newest first; `damaged` were left out."""
+    """The content of a store at `now`.
+
+    `entries` are sorted by kind and then last use, newest first. `damaged` entries were left out.
+    """
 
     root: Path
     now: float
@@ -48,7 +51,7 @@ class Survey:
 
     @property
     def layout(self) -> Layout:
-        """Where the store keeps its files; nothing is moved there."""
+        """The store's files, read-only."""
         return Layout(self.root, read_only=True)
 
     def stays(self, name: str, item: Item) -> bool:
@@ -57,7 +60,7 @@ class Survey:
 
 
 def take(store: Store) -> Survey:
-    """The survey of a store. Damaged entries are put aside, as by `Store.entries`; blobs are not read."""
+    """Survey a store. Damaged entries are quarantined, as by `Store.entries`; blobs are not read."""
     entries = store.entries()
     now, layout = time.time(), Layout(store.root, read_only=True)
     inventory, found = Counter(layout).take(now), shares(entries)

@@ -1,4 +1,4 @@
-"""The tables of the page. Sizes are in one unit and times in days, so that a click on a column sorts it."""
+"""The tables of the page. Sizes share one unit and times are in days, so that a click on a column sorts it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from llmc.paths import is_dir
 
 DAYS = (90, 30, 7, 1)
 SIZES = 4
-"""Sizes that are tried: powers of two below that of the store, the largest first."""
+"""Number of size limits to try: powers of two below the store's size, largest first."""
 
 
 class Freed(NamedTuple):
-    """What a limit takes: results, bytes given back, and bytes left in the store; `kept`: results by why they stay."""
+    """The effect of a limit: results removed, bytes freed, bytes left, and the results kept, by reason."""
 
     limit: str
     items: int
@@ -34,7 +34,7 @@ class Freed(NamedTuple):
 
 
 def by_limit(survey: Survey) -> list[Freed]:
-    """What `llmc cache gc` would take without a limit, and under some of each kind."""
+    """Return what `llmc cache gc` would remove without a limit, and under some limits of each kind."""
     found = []
     for limit, max_size, max_age in _tried(size_of(survey.inventory)):
         plan = decide(survey.inventory, _limits(survey, max_size, max_age))
@@ -44,7 +44,7 @@ def by_limit(survey: Survey) -> list[Freed]:
 
 
 def in_order(survey: Survey) -> list[CollectionStage]:
-    """What a limit on the size takes first, second … until nothing is left that may go."""
+    """Return what an ever smaller size limit removes, in order, until only protected items are left."""
     return stages(survey.inventory, _limits(survey, None, None))
 
 
@@ -65,21 +65,21 @@ def _limits(survey: Survey, max_size: int | None, max_age: float | None) -> Rete
 
 
 MAX_ROWS = 500
-"""Rows of one table."""
+"""Most rows of a table."""
 
 LONGEST = 60
-"""Characters of a cell."""
+"""Longest cell, in characters."""
 
 PROBLEMS_SHOWN = 5
 SMALL = 16 << 20
-"""Bytes of a store below which sizes are in KiB instead of MiB."""
+"""Store size in bytes below which sizes are shown in KiB instead of MiB."""
 
 Describe = Callable[[Entry], str]
 
 
 @dataclass(frozen=True)
 class _Form:
-    """How numbers are written: the unit of sizes, its bytes, and the time that ages are counted from."""
+    """Number formatting: the unit of sizes, its bytes, and the time from which ages count."""
 
     unit: str
     bytes: int
@@ -93,7 +93,7 @@ class _Form:
 
 
 def sections(survey: Survey, held: Sequence[HeldBundle], describe: Describe) -> list[Section]:
-    """All tables of a store: the disk, bundles, entries, what would be collected, and pins."""
+    """Return all tables of a store: the disk, bundles, entries, what would be collected, and pins."""
     unit, size = ("KiB", 1 << 10) if survey.usage.total < SMALL else ("MiB", 1 << 20)
     form = _Form(unit, size, survey.now)
     return [
@@ -117,7 +117,7 @@ def _disk(survey: Survey, form: _Form) -> Section:
     )
     tables = [
         Table(
-            "By place",
+            "By location",
             columns(("what", form.unit, "share"), 1),
             [(name, form.size(size), percent(size / usage.total if usage.total else None)) for name, size in locations],
         )
@@ -137,7 +137,7 @@ def _disk(survey: Survey, form: _Form) -> Section:
         tables.append(_table(heading, names, 1, rows))
     notes = [f"{survey.usage.entries:,} entries and {usage.blobs:,} blobs; each file and each blob counts once."]
     if survey.damaged:
-        notes.append(f"Damaged entries, left out: {survey.damaged:,}; `llmc cache verify` tells more.")
+        notes.append(f"Damaged entries, left out: {survey.damaged:,}; `llmc cache verify` shows details.")
     return Section("What is on the disk", tables, tuple(notes))
 
 
@@ -204,7 +204,7 @@ def _freeing(survey: Survey, describe: Describe, form: _Form) -> Section:
         rows.append(
             _cells(f"{location:,}", kind, key[:12], what, *sizes, form.days(survey.inventory.items[stage.name].used))
         )
-    header = ("place", "kind", "key", "what", f"frees {form.unit}", f"leaves {form.unit}", "days unused")
+    header = ("order", "kind", "key", "what", f"frees {form.unit}", f"leaves {form.unit}", "days unused")
     first = _table(_counted("What --max-size takes first", order), header, 4, rows)
     note = "What dead processes left in temporaries goes too, and is not counted here."
     return Section("What llmc cache gc would remove", [_table("By limit", names, 2, limits, note), first])

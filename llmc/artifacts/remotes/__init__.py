@@ -1,12 +1,12 @@
-"""Far tiers of a store: folders elsewhere and whatever fsspec reaches, behind one small interface.
+"""Remote tiers of a store: folders elsewhere and whatever fsspec reaches, behind one small interface.
 
 base.py       the contract of a remote
 folder.py     a folder: a mount, another disk
-fsspec_remote.py   s3, gs, hf, memory … by fsspec
-retry.py      what is tried again, and how often
-ingest.py     what arrives in a store; downloads go on where they were cut off
+fsspec_remote.py   s3, gs, hf, memory … with fsspec
+retry.py      what is retried, and how often
+ingest.py     adding received results to a store; downloads resume
 push.py, pull.py   moving what is missing
-read_through.py   read-through: what a compile asks before it builds
+read_through.py   asking a remote before a build
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def open_remote(url: str, patience: Patience | None = None) -> Remote:
-    """The remote at `url`: a path or file:// is a folder, anything else goes by fsspec. Nothing is asked of it yet.
+    """Return the remote at `url`: a path or file:// is a folder, anything else uses fsspec. It is not accessed yet.
 
-    Credentials in the URL are used and never shown. Raises InputError for a URL that names nothing, DeviceError
-    where a package for it is not installed.
+    Credentials in the URL are used and never shown. Raises InputError for an invalid URL, DeviceError for a missing
+    package.
     """
     from llmc.artifacts.remotes.urls import address
 

@@ -1,7 +1,7 @@
-"""The contract of a remote: objects by name in a place that may be far, slow, wrong, or gone.
+"""The contract of a remote: objects by name, in a location that may be far, slow, wrong, or gone.
 
 Names are those of the store's layout below its root ("v1/blobs/sha256/ab/…", "v1/entries/<kind>/<hex>.json"). So the
-folder of a `file:` remote is a store, and a store can be a remote. A remote checks no content: callers verify it.
+folder of a `file:` remote is a store, and a store can be a remote. A remote does not verify content; callers do.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from llmc.artifacts.store.layout import Layout
 from llmc.errors import ArtifactError
 
 Progress = Callable[[int], None]
-"""Told of every further `n` bytes that were moved; negative when bytes have to be moved again."""
+"""Called with the number of bytes moved since the last call; negative if bytes must be moved again."""
 
 Meter = Callable[[int, int], None]
-"""Told how many bytes of how many bytes are there by now; called from any thread, by one at a time."""
+"""Called with the bytes done and the total bytes, from any thread, but one at a time."""
 
 JOBS = 8
-"""Objects that are moved at once, where nothing else is said."""
+"""Default number of concurrent transfers."""
 
 _LAYOUT = Layout("/")
 
 
 class StoppedError(Exception):
-    """Raised in a transfer that has to stop because another one failed; never the cause by itself."""
+    """Raised in a transfer that must stop because another one failed; never the original cause."""
 
 
 class RemoteError(ArtifactError):
-    """A remote that cannot be reached, refuses, or breaks off; the message says which remote and what to do."""
+    """A remote cannot be reached, refuses, or breaks off; the message says which remote and what to do."""
 
 
 class ObjectError(RemoteError):
-    """One object that is missing or not what it should be; the remote as such works."""
+    """One object is missing or invalid; the remote itself works."""
 
 
 class Refused(NamedTuple):
@@ -46,9 +46,9 @@ class Refused(NamedTuple):
 
 
 class TransferReport(NamedTuple):
-    """What was moved: entries, blobs and their bytes; blobs that were there already; how long it took in seconds.
+    """The entries, blobs and bytes that were moved, the blobs that existed already, and the time taken in seconds.
 
-    `refused` are entries that stayed behind because they are damaged, incomplete or not trusted.
+    `refused` entries were left out because they are damaged, incomplete or not trusted.
     """
 
     entries: int
@@ -61,56 +61,56 @@ class TransferReport(NamedTuple):
 
 
 class Remote(Protocol):
-    """Few verbs over objects. All raise RemoteError when the remote fails, after retrying what may pass."""
+    """Operations on objects. All raise RemoteError if the remote fails, after retrying temporary failures."""
 
     url: str
-    """Where it is, without credentials: safe to print."""
+    """Its location without credentials: safe to print."""
 
     def size(self, name: str) -> int | None:
-        """Bytes of an object, None when it is not there."""
+        """Return the bytes of an object, or None if it is missing."""
         ...
 
     def read(self, name: str, limit: int) -> bytes | None:
-        """A small object, None when it is not there. Raises ObjectError when it is larger than `limit` bytes."""
+        """Return a small object, or None if it is missing. Raises ObjectError if it is larger than `limit` bytes."""
         ...
 
     def download(self, name: str, start: int, size: int) -> Iterator[bytes]:
-        """The content of an object of `size` bytes from byte `start`, in pieces.
+        """Yield the content of an object of `size` bytes from byte `start`, in pieces.
 
-        Raises ObjectError when it is not there or has another size; never yields more than `size - start` bytes.
+        Raises ObjectError if it is missing or has another size; never yields more than `size - start` bytes.
         """
         ...
 
     def upload(self, name: str, source: Path | bytes, progress: Progress) -> None:
-        """Store an object, which appears whole or not at all; replaces what was there."""
+        """Store an object, whole or not at all, replacing an existing one."""
         ...
 
     def list(self, prefix: str) -> Iterator[str]:
-        """Names that begin with the folder `prefix`, in no order; none when there is no such folder."""
+        """Yield the names in the folder `prefix`, in no order; none if there is no such folder."""
         ...
 
     def delete(self, name: str) -> None:
-        """Remove an object if it is there."""
+        """Remove an object if it exists."""
         ...
 
 
 def blob_name(digest: str) -> str:
-    """The name of a blob in a remote. Raises ValueError for a text that is not a digest."""
+    """Return the name of a blob in a remote. Raises ValueError for an invalid digest."""
     return _name(_LAYOUT.blob(digest))
 
 
 def entry_name(key: Key) -> str:
-    """The name of the entry of a key in a remote."""
+    """Return the name of a key's entry in a remote."""
     return _name(_LAYOUT.entry(key.kind, key.hex))
 
 
 def entries_prefix(kind: str | None = None) -> str:
-    """The folder of all entries in a remote, or of those of one kind."""
+    """Return the folder of all entries in a remote, or of those of one kind."""
     return _name(_LAYOUT.entries if kind is None else _LAYOUT.entries / kind)
 
 
 def temporaries_prefix() -> str:
-    """The folder in a remote for what is being written."""
+    """Return the folder in a remote for objects being written."""
     return _name(_LAYOUT.temporaries)
 
 

@@ -1,6 +1,6 @@
-"""A folder as a remote: a network mount, another disk. It is a store: `--cache-dir` can name it.
+"""A folder as a remote: a network mount, another disk. It is a store that `--cache-dir` can name.
 
-What is uploaded is as durable and as atomic as what a store publishes (see atomic_write.py).
+Uploads are as durable and as atomic as what a store publishes (atomic_write.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PIECE = 1 << 20
 
 
 class FolderRemote:
-    """See base.Remote. The folder is made by the first upload; the folder above it has to be there."""
+    """A `base.Remote` in a folder. The first upload creates the folder; its parent must exist."""
 
     def __init__(self, url: str) -> None:
         self._layout = Layout(_path(url))
@@ -33,7 +33,7 @@ class FolderRemote:
         return f"FolderRemote({self.url!r})"
 
     def size(self, name: str) -> int | None:
-        """See base.Remote."""
+        """Return the bytes of an object, or None if it is missing."""
         with self._failing(name):
             try:
                 status = (self._root / name).stat()
@@ -43,7 +43,7 @@ class FolderRemote:
             return status.st_size if stat.S_ISREG(status.st_mode) else None
 
     def read(self, name: str, limit: int) -> bytes | None:
-        """See base.Remote."""
+        """Return a small object, or None if it is missing. Raises ObjectError if it is larger than `limit` bytes."""
         size = self.size(name)
         if size is None:
             return None
@@ -54,7 +54,7 @@ class FolderRemote:
         return data
 
     def download(self, name: str, start: int, size: int) -> Iterator[bytes]:
-        """See base.Remote."""
+        """Yield the content of an object from byte `start`. Raises ObjectError if it is missing or has another size."""
         found = self.size(name)
         if found != size:
             problem = "is missing" if found is None else f"has {found} bytes, expected {size}"
@@ -66,7 +66,7 @@ class FolderRemote:
                 yield piece
 
     def upload(self, name: str, source: Path | bytes, progress: Progress) -> None:
-        """See base.Remote."""
+        """Store an object, whole or not at all, replacing an existing one."""
         final = self._root / name
         with self._failing(name):
             self._require_mount()
@@ -76,7 +76,7 @@ class FolderRemote:
             write_atomic(final, _pieces(source, progress), self._layout.temporaries, mode=mode)
 
     def list(self, prefix: str) -> Iterator[str]:
-        """See base.Remote."""
+        """Yield the names in the folder `prefix`, in no order. Raises RemoteError if the remote's folder is missing."""
         with self._failing(prefix):
             if not self._root.is_dir():
                 raise RemoteError(f"{self.url}: no such folder; is it mounted?")
@@ -85,7 +85,7 @@ class FolderRemote:
                 yield (Path(folder) / file).relative_to(self._root).as_posix()
 
     def delete(self, name: str) -> None:
-        """See base.Remote."""
+        """Remove an object if it exists."""
         with self._failing(name):
             (self._root / name).unlink(missing_ok=True)
 
@@ -95,12 +95,12 @@ class FolderRemote:
 
     @contextmanager
     def _failing(self, name: str) -> Iterator[None]:
-        """Turn OSError into RemoteError."""
+        """Convert OSError to RemoteError."""
         try:
             yield
         except OSError as error:
             reason = error.strerror or type(error).__name__
-            raise RemoteError(f"{self.url}: {name}: {reason}; see to the folder and try again") from error
+            raise RemoteError(f"{self.url}: {name}: {reason}; check the folder and try again") from error
 
 
 def _path(url: str) -> Path:
@@ -108,12 +108,12 @@ def _path(url: str) -> Path:
         return expanded(url)
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-        raise InputError(f"{url}: names no folder of this machine; write file:///FOLDER, or the path alone")
+        raise InputError(f"{url}: does not name a folder on this machine; write file:///FOLDER, or only the path")
     return Path(unquote(parts.path))
 
 
 def _pieces(source: Path | bytes, progress: Progress) -> Iterator[bytes]:
-    """What is to be written; `progress` is told of a piece when the next one is asked for."""
+    """Yield the data to write; `progress` counts a piece when the next one is requested."""
     if isinstance(source, bytes):
         yield source
         progress(len(source))

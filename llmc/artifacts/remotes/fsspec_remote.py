@@ -1,7 +1,7 @@
-"""Remotes by fsspec: s3, gs, az, hf, sftp, webdav, memory and what else is installed for it.
+"""Remotes with fsspec: s3, gs, az, hf, sftp, webdav, memory and other installed protocols.
 
-Options (end points, credentials, regions) are fsspec's and the protocols' own business: its configuration files
-and FSSPEC_<PROTOCOL>_<OPTION> variables, or what the vendor's tools read. See
+Options (endpoints, credentials, regions) come from fsspec's configuration files and FSSPEC_<PROTOCOL>_<OPTION>
+variables, or from what the vendor's tools read. See
 https://filesystem-spec.readthedocs.io/en/latest/features.html#configuration
 """
 
@@ -31,15 +31,15 @@ T = TypeVar("T")
 
 PIECE = 16 << 20
 AHEAD = 4
-"""Pieces of one object that are asked for at once."""
+"""Pieces of one object that are requested at once."""
 
 WHOLE_PUTS = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci", "hf", "memory"})
-"""Protocols whose objects appear when they are complete; elsewhere an object is written aside and moved."""
+"""Protocols whose objects appear only when complete; elsewhere an object is uploaded under another name and moved."""
 
 S3_PART = 8 << 20
 S3_PARTS_AT_ONCE = 4
 S3_PARTS = 10_000
-"""Parts of an upload to S3: the size of one in bytes, at least; how many wait in memory; and how many there may be."""
+"""Parts of an upload to S3: least bytes per part, parts in memory at once, and most parts."""
 
 S3_CONFIG: dict[str, Any] = {
     "connect_timeout": 5,
@@ -48,15 +48,17 @@ S3_CONFIG: dict[str, Any] = {
     "request_checksum_calculation": "when_required",
     "response_checksum_validation": "when_required",
 }
-"""What botocore is told: seconds that it waits, no repetitions of its own, and no checksums that S3 alone knows: other
-servers answer them wrongly for a part of an object, and every byte is verified by its digest anyway."""
+"""Settings of botocore: timeouts in seconds, no retries of its own, and no checksums that only S3 supports.
+
+Other servers answer such checksums wrongly for a part of an object, and every byte is verified by its digest anyway.
+"""
 
 PIECE_ATTEMPTS = 2
-"""Attempts that a protocol makes at one part of an upload, so that not all of it has to be sent again."""
+"""Attempts that a protocol makes at one part of an upload, so that a failure does not repeat all of it."""
 
 
 class FsspecRemote:
-    """See base.Remote. Raises InputError or DeviceError when there is no such protocol here."""
+    """A `base.Remote` with fsspec. Raises InputError or DeviceError if the protocol is unavailable."""
 
     def __init__(self, location: Address, patience: Patience) -> None:
         self.url = location.shown
@@ -69,19 +71,19 @@ class FsspecRemote:
         return f"FsspecRemote({self.url!r})"
 
     def size(self, name: str) -> int | None:
-        """See base.Remote."""
+        """Return the bytes of an object, or None if it is missing."""
         found = self._ask(name, lambda: self._fs.info(self._path(name)))
         return None if found is None or found.get("type") == "directory" else int(found["size"])
 
     def read(self, name: str, limit: int) -> bytes | None:
-        """See base.Remote."""
+        """Return a small object, or None if it is missing. Raises ObjectError if it is larger than `limit` bytes."""
         data: bytes | None = self._ask(name, lambda: self._fs.cat_file(self._path(name), start=0, end=limit + 1))
         if data is not None and len(data) > limit:
             raise ObjectError(f"{self.url}: {name} is larger than {limit} bytes; delete it there")
         return data
 
     def download(self, name: str, start: int, size: int) -> Iterator[bytes]:
-        """See base.Remote. Pieces are asked for ahead, in parallel, and each is tried again by itself."""
+        """Yield the content of an object from byte `start`; pieces are requested in parallel, and each is retried."""
         starts = range(start, size, PIECE)
         if len(starts) <= 1:
             yield from (self._piece(name, at, size) for at in starts)
@@ -99,7 +101,7 @@ class FsspecRemote:
                 pool.shutdown(wait=False, cancel_futures=True)
 
     def upload(self, name: str, source: Path | bytes, progress: Progress) -> None:
-        """See base.Remote."""
+        """Store an object, whole or not at all, replacing an existing one."""
         put = self._put if self._protocol in WHOLE_PUTS else self._put_aside
         try:
             self._do(name, lambda: put(source, self._path(name), progress))
@@ -107,14 +109,14 @@ class FsspecRemote:
             self._fail(name, error)
 
     def list(self, prefix: str) -> Iterator[str]:
-        """See base.Remote."""
+        """Yield the names in the folder `prefix`, in no order; none if there is no such folder."""
         base = self._path("")
         for path in self._ask(prefix, lambda: self._fs.find(self._path(prefix))) or ():
             if path.startswith(base):
                 yield path[len(base) :]
 
     def delete(self, name: str) -> None:
-        """See base.Remote."""
+        """Remove an object if it exists."""
         self._ask(name, lambda: self._fs.rm_file(self._path(name)))
 
     def _open(self) -> tuple[Any, str]:
@@ -134,7 +136,7 @@ class FsspecRemote:
         except ImportError as error:
             if self._protocol == "s3":
                 raise missing("s3fs") from None
-            raise DeviceError(f"{scheme}: what fsspec needs for it is not installed: {error}") from None
+            raise DeviceError(f"{scheme}: a package that fsspec needs for it is not installed: {error}") from None
         except ValueError as error:
             raise InputError(f"{self.url}: not a URL of a remote ({self._location.clean(str(error))})") from None
         except Exception as error:  # noqa: BLE001 - each protocol has its own errors, and some connect at once
@@ -147,7 +149,7 @@ class FsspecRemote:
         return f"{self._base}/{name}"
 
     def _piece(self, name: str, at: int, size: int) -> bytes:
-        """The piece of an object of `size` bytes that begins at byte `at`."""
+        """Return the piece of an object of `size` bytes that begins at byte `at`."""
         end = min(at + PIECE, size)
         beyond = int(end == size)  # one more byte than expected is requested, to check that there is none
 
@@ -170,7 +172,7 @@ class FsspecRemote:
         from fsspec.callbacks import Callback
 
         class Reported(Callback):  # type: ignore[misc]
-            """Passes on what has been sent; takes it back when the sending fails."""
+            """Reports the bytes sent, and takes them back if the upload fails."""
 
             reported = 0
 
@@ -205,14 +207,14 @@ class FsspecRemote:
         return {"chunksize": max(S3_PART, -(-size // S3_PARTS)), "max_concurrency": S3_PARTS_AT_ONCE}
 
     def _ask(self, name: str, call: Callable[[], T]) -> T | None:
-        """What `call` finds, None when the object is not there."""
+        """Call with retries; None if the object is missing."""
         try:
             return self._do(name, call)
         except FileNotFoundError:
             return None
 
     def _do(self, name: str, call: Callable[[], T]) -> T:
-        """The result of `call`, tried again. Raises FileNotFoundError or RemoteError."""
+        """Call with retries. Raises FileNotFoundError or RemoteError."""
         try:
             return again(call, self._patience, f"{self.url}: {name}")
         except (FileNotFoundError, LlmcError, StoppedError):
@@ -225,7 +227,7 @@ class FsspecRemote:
         status = http_status(error)
         reason = self._location.clean(f"{type(error).__name__}: {error}")[:300]
         if isinstance(error, FileNotFoundError):
-            raise RemoteError(f"{where}: no such place ({reason}); make the bucket or the folder first") from None
+            raise RemoteError(f"{where}: no such bucket or folder ({reason}); create it first") from None
         if status == 416:
             raise ObjectError(f"{where} is shorter than it should be; push it again") from None
         if isinstance(error, PermissionError) or status in (401, 403):
@@ -234,11 +236,11 @@ class FsspecRemote:
             ) from None
         if "Credentials" in type(error).__name__:
             raise RemoteError(f"{where}: no credentials ({reason}); set them as the protocol's own tools do") from None
-        raise RemoteError(f"{where}: {reason}; try again, what has been moved is not moved again") from None
+        raise RemoteError(f"{where}: {reason}; try again, finished transfers are not repeated") from None
 
 
 def _without_login(url: str) -> tuple[str, dict[str, str]]:
-    """An S3 URL without KEY:SECRET@, and those as options."""
+    """Return an S3 URL without KEY:SECRET@, and those as options."""
     from urllib.parse import unquote
 
     scheme, _, rest = url.partition("://")

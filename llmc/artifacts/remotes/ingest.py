@@ -1,10 +1,10 @@
-"""Putting results of a remote into a store: blobs, then the entry that names them, protected from collection.
+"""Adding results of a remote to a store: blobs, then the entry that names them, protected from collection.
 
-A download continues where an earlier attempt, of any process, stopped:
+A download resumes where an earlier attempt, of any process, stopped:
 
     <store>/v1/tmp/partial-<64 hex>    the first bytes of a blob that is being fetched; held by flock meanwhile
 
-The file is renamed only when the digest is right. Where flock is missing or keeps nobody out, each download has its own
+The file is renamed only when the digest is right. Where flock is missing or excludes nobody, each download has its own
 file and starts from the beginning.
 """
 
@@ -45,16 +45,16 @@ POLL_SECONDS = 0.1
 
 
 def expect(area: Area, entries: Iterable[Entry]) -> None:
-    """Keep what is to arrive from being collected, as long as `area` lives."""
+    """Protect entries and blobs that are to arrive from collection, as long as `area` lives."""
     for entry in entries:
         names = [leases.blob_name(blob.digest) for blob in entry.outputs.values()]
         area.lease.hold(leases.entry_name(entry.key), *names)
 
 
 def bring(area: Area, remote: Remote, blob: Blob, contents: Mapping[str, bytes], progress: Progress) -> int:
-    """Put a blob into a store, from contents that were read already, or from the remote; the bytes that were moved.
+    """Add a blob to a store, from contents already read or from the remote; return the bytes moved.
 
-    Raises as `fetch_blob`.
+    Raises as `fetch_blob` does.
     """
     content = contents.get(blob.digest)
     if content is None:
@@ -65,9 +65,9 @@ def bring(area: Area, remote: Remote, blob: Blob, contents: Mapping[str, bytes],
 
 
 def settle(area: Area, entry: Entry, admission: TrustDecision, find: Callable[[Blob], Path | None]) -> Entry:
-    """Publish an entry that arrived, if all of its blobs are there, and none is code that may not come in.
+    """Publish a received entry if all of its blobs exist and none is code that is not accepted.
 
-    Raises BlobMissingError when one was removed meanwhile, UntrustedError, CapacityError or UnwritableError.
+    Raises BlobMissingError if a blob was removed meanwhile, UntrustedError, CapacityError or UnwritableError.
     """
     files = {name: find(blob) for name, blob in entry.outputs.items()}
     admission.examine(path for path in files.values() if path is not None)
@@ -79,12 +79,11 @@ def settle(area: Area, entry: Entry, admission: TrustDecision, find: Callable[[B
 
 
 def fetch_blob(remote: Remote, area: Area, blob: Blob, progress: Progress) -> int:
-    """Put a blob of a remote into a store, verified by digest; the bytes that were moved for it.
+    """Fetch a blob of a remote into a store, verified by digest; return the bytes moved.
 
-    One that is there already, intact, is left alone. Two that fetch one blob at once: one does, the other waits.
-    `progress` is told of bytes that an earlier attempt left, too. Raises ObjectError when the remote's blob is
-    missing or not this one, RemoteError when it cannot be had now (what was moved is kept), and CapacityError or
-    UnwritableError, with nothing left behind.
+    An intact blob is not fetched again. If two processes fetch one blob, one waits for the other. `progress` also
+    counts bytes of an earlier attempt. Raises ObjectError if the remote's blob is missing or wrong, RemoteError if it
+    is not available now (received bytes are kept), and CapacityError or UnwritableError, with nothing left behind.
     """
     with _partial(area, blob, progress) as (fd, path):
         if area.blobs.find(*blob) is not None:
@@ -97,7 +96,7 @@ def fetch_blob(remote: Remote, area: Area, blob: Blob, progress: Progress) -> in
 
 
 def _fill(remote: Remote, blob: Blob, fd: int, path: Path, progress: Progress) -> int:
-    """Complete the file; bytes moved. What an earlier attempt left is used, unless the whole turns out wrong."""
+    """Complete the file; return the bytes moved. Earlier bytes are used, unless the digest turns out wrong."""
     name = blob_name(blob.digest)
     moved = 0
     while True:
@@ -123,7 +122,7 @@ def _fill(remote: Remote, blob: Blob, fd: int, path: Path, progress: Progress) -
 
 
 def _resume(fd: int, blob: Blob, hasher: hashlib._Hash, path: Path) -> int:
-    """Hash the part that is there and seek to its end; returns its length, 0 if it is too long to be a part."""
+    """Hash the existing part and seek to its end; return its length, 0 if it is too long to be a part."""
     with writing(path, blob.size, REMEDY):
         os.lseek(fd, 0, os.SEEK_SET)
         if os.fstat(fd).st_size > blob.size:
@@ -137,7 +136,7 @@ def _resume(fd: int, blob: Blob, hasher: hashlib._Hash, path: Path) -> int:
 
 @contextmanager
 def _partial(area: Area, blob: Blob, progress: Progress) -> Iterator[tuple[int, Path]]:
-    """The file of a download, open and ours; gone after an error that says it is of no use."""
+    """Yield the file of a download, open and locked; removed after an error that makes it useless."""
     temporaries = area.layout.temporaries
     with writing(temporaries, blob.size, REMEDY):
         make_folder(temporaries)
@@ -154,7 +153,7 @@ def _partial(area: Area, blob: Blob, progress: Progress) -> Iterator[tuple[int, 
 
 
 def _claim(path: Path, progress: Progress) -> tuple[int, Path]:
-    """Open and lock a download's file, waiting for another that has it. Raises OSError."""
+    """Open and lock a download's file, waiting for another holder. Raises OSError."""
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         mine = flock(fd)

@@ -1,4 +1,4 @@
-"""Pulling: what a remote has, and a store lacks, comes in: verified, trusted, blobs before entries."""
+"""Pulling: entries that a remote has and a store lacks are verified, checked for trust, and added, blobs first."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NAME = re.compile(rf"{re.escape(entries_prefix())}/([^/]+)/([0-9a-f]{{64}})\.js
 
 
 class _Offer(NamedTuple):
-    """An entry that may come in, how, contents of it that were read already, and whether it replaces the store's."""
+    """An acceptable entry, its trust decision, contents already read, and whether it replaces the store's."""
 
     entry: Entry
     admission: TrustDecision
@@ -51,15 +51,15 @@ def pull(
     jobs: int = JOBS,
     progress: Meter | None = None,
 ) -> TransferReport:
-    """Bring entries (all, those of a kind, or those whose keys begin with `keys`) and their blobs into a store.
+    """Pull entries (all, those of a kind, or those whose keys begin with `keys`) and their blobs into a store.
 
-    Only blobs that the store, with its shared ones, lacks are moved, each verified; one that was cut off goes on
-    where it was (see partial.py). An entry that is damaged or incomplete in the remote, or not trusted, is left out
-    and named in the report, before any of its blobs are moved where that can be told. Entries of local kinds are
-    never taken. What the store has for a key stays as `offers.keeps` says.
+    Only blobs that the store and its shared stores lack are moved. Each is verified, and an interrupted download
+    resumes (ingest.py). Entries that are damaged or incomplete in the remote, or not trusted, are left out and listed
+    in the report, if possible before their blobs are moved. Entries of local kinds are never pulled.
+    `remote_entries.keeps` decides whether the store's entry for a key stays.
 
-    Raises InputError for keys that cannot be meant, ArtifactError for one that the remote does not have, RemoteError
-    when the remote fails (what came by then is there, and complete), CapacityError or UnwritableError.
+    Raises InputError for invalid keys, ArtifactError for a key that the remote lacks, RemoteError if the remote fails
+    (entries received by then are complete), CapacityError or UnwritableError.
     """
     began = time.monotonic()
     names = find_names(remote, keys, kind)
@@ -97,9 +97,9 @@ def pull(
 
 
 def find_names(remote: Remote, keys: Iterable[str] | None = None, kind: str | None = None) -> list[str]:
-    """The names of a remote's entries, sorted, but for those of local kinds. Raises as `pull`."""
+    """Return the names of a remote's entries, sorted, except those of local kinds. Raises as `pull` does."""
     if kind is not None and (not is_kind(kind) or kind.startswith(LOCAL)):
-        raise InputError(f"{kind!r:.80} is not a kind of entry that leaves a machine; `llmc cache ls` shows the kinds")
+        raise InputError(f"{kind!r:.80} is not a kind of entry that can be pulled; `llmc cache ls` shows the kinds")
     matches = [match for name in remote.list(entries_prefix(kind)) if (match := _NAME.fullmatch(name))]
     found = {match[0]: match[2] for match in matches if is_kind(match[1]) and not match[1].startswith(LOCAL)}
     if keys is None:

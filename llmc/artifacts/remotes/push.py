@@ -1,4 +1,4 @@
-"""Pushing: what a store has, and a remote lacks, goes there; blobs before the entries that name them."""
+"""Pushing: what a remote lacks is sent, blobs before the entries that name them."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from llmc.artifacts.store.store import Store
 
 
 class Signs(Protocol):
-    """Signs content (see signing/signer.py)."""
+    """Signs content (signing/signer.py)."""
 
     def sign(self, content: bytes, existing: bytes | None = None) -> bytes:
-        """The content of a signature file; signatures of other keys in `existing` stay."""
+        """Return the content of a signature file; signatures of other keys in `existing` stay."""
         ...
 
 
 class _Plan(NamedTuple):
-    """An entry as it is to be in the remote, contents made for it, and whether the remote's own entry stays."""
+    """An entry as it should be in the remote, contents created for it, and whether the remote's own entry stays."""
 
     entry: Entry
     contents: Mapping[str, bytes]
@@ -53,12 +53,12 @@ def push(
     signer: Signs | None = None,
     progress: Meter | None = None,
 ) -> TransferReport:
-    """Bring entries and their blobs to a remote, `jobs` at once; nothing that is there already is sent.
+    """Push entries and their blobs to a remote, `jobs` at once; existing objects are not sent.
 
-    Entries of local kinds are left out. With a `signer` the entries are signed, bundles by a signature file; the
-    store stays as it is. An entry that is in the remote stays when it names the same outputs, or when it is signed
-    and the new one is not. An entry whose blobs are missing or damaged here is left out, and named in the report.
-    Raises RemoteError when the remote fails: what was sent by then is there, and complete.
+    Entries of local kinds are left out. With a `signer`, the entries are signed, bundles by a signature file; the store
+    is unchanged. An entry in the remote stays if it names the same outputs, or if it is signed and the new one is not.
+    An entry whose blobs are missing or damaged here is left out and listed in the report. Raises RemoteError if the
+    remote fails: entries sent by then are complete.
     """
     began = time.monotonic()
     chosen = {entry.key: entry for entry in entries if not entry.key.is_local}
@@ -133,7 +133,7 @@ def _sign_bundle(
 
 
 def _sign(signer: Signs, content: bytes, existing: bytes | None) -> bytes:
-    """Add a signature to the existing ones; existing ones that do not cover this content are dropped."""
+    """Add a signature to the existing ones; those that do not cover this content are dropped."""
     try:
         return signer.sign(content, existing)
     except UntrustedError:
@@ -151,7 +151,7 @@ def _publish(remote: Remote, name: str, data: bytes) -> bool:
 
 
 def _all_there(mover: Mover, plan: _Plan, sending: Mapping[Blob, Future[bool]]) -> bool:
-    """Whether all blobs of an entry are in the remote, waiting for those that are on their way."""
+    """Whether all blobs of an entry are in the remote, after waiting for those being sent."""
     name = name_of(entry_name(plan.entry.key))
     for blob in plan.entry.outputs.values():
         if blob in sending and mover.outcome(name, sending[blob]) is None:

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 class RemoteUpstream:
-    """Asks one remote. Any number of threads may fetch at once.
+    """An `Upstream` with one remote; safe for threads.
 
-    Once the remote fails as such (away, refusing, not installed for) it is not asked again by this object, so that
-    a compile without a network waits once, not once a graph. What it offers that is damaged or not trusted is a
-    miss. Each of the two is logged once as a warning, and later at INFO.
+    Once the remote itself fails (unreachable, refusing, package missing), this object does not use it again, so that a
+    compile without a network waits once, not once per graph. Damaged or untrusted results are misses. Each of the two
+    is logged once as a warning, and later at INFO.
     """
 
     def __init__(self, open_: Callable[[], Remote], trust: Callable[[], Trust], jobs: int = JOBS) -> None:
@@ -43,7 +43,10 @@ class RemoteUpstream:
         self._complained = False
 
     def fetch(self, key: Key, area: Area) -> Entry | None:
-        """See store.workspace.Upstream."""
+        """Return the entry of `key` with all of its blobs in `area`; None if the remote fails or has no acceptable one.
+
+        Raises CapacityError or UnwritableError if `area` has no room.
+        """
         if self._away:
             return None
         try:
@@ -85,18 +88,18 @@ class RemoteUpstream:
 
         with self._lock:
             level, self._complained = INFO if self._complained else WARNING, True
-        logger().log(level, "%s %s is not taken, but built here: %s", key.kind, key.short, error)
+        logger().log(level, "%s %s of the remote store is not used, but built here: %s", key.kind, key.short, error)
 
     def _give_up(self, error: Exception) -> None:
         with self._lock:
             if self._away:
                 return
             self._away = True
-        logger().warning("going on without the remote store: %s", error)
+        logger().warning("continuing without the remote store: %s", error)
 
 
 def connect(settings: Settings) -> RemoteUpstream:
-    """The upstream of LLMC_REMOTE_CACHE, which has to be set, trusting what the settings trust."""
+    """Return the upstream of LLMC_REMOTE_CACHE, which must be set, trusting what the settings trust."""
     from llmc.artifacts.signing.keyring import Keyring
 
     url = settings.remote_cache or ""

@@ -1,4 +1,4 @@
-"""A remote's entries, and whether they may come in: read, checked and judged before their blobs move."""
+"""A remote's entries: read, checked and judged before their blobs are moved."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def read_entry(remote: Remote, name: str) -> Entry | None:
-    """The entry of this name in a remote, None when there is none.
+    """Return the entry of this name in a remote, or None.
 
-    Raises ObjectError for one that is torn, altered, of another schema, or filed under another key's name.
+    Raises ObjectError for an entry that is torn, altered, of another schema, or filed under another key's name.
     """
     data = remote.read(name, MAX_BYTES)
     if data is None:
@@ -39,10 +39,10 @@ def read_entry(remote: Remote, name: str) -> Entry | None:
 
 
 def judge(remote: Remote, entry: Entry, trust: Trust) -> tuple[TrustDecision, Mapping[str, bytes]]:
-    """Let an entry of a remote in, or not; how, and the contents that had to be read for that, by digest.
+    """Decide whether to accept an entry of a remote; return the decision and the contents read for it, by digest.
 
-    A bundle is judged by its manifest and its signature file, which are read and have to agree with the entry;
-    anything else by the entry's own signature. Raises UntrustedError, ObjectError or ArtifactError.
+    A bundle is judged by its manifest and signature file, which are read and must match the entry; anything else by the
+    entry's own signature. Raises UntrustedError, ObjectError or ArtifactError.
     """
     origin = f"{remote.url}: {entry.key.kind} {entry.key.short}"
     if entry.key.kind != KIND:
@@ -60,10 +60,10 @@ def judge(remote: Remote, entry: Entry, trust: Trust) -> tuple[TrustDecision, Ma
 
 
 def read_blob(remote: Remote, blob: Blob, limit: int) -> bytes:
-    """A small blob of a remote, verified. Raises ObjectError."""
+    """Return a small blob of a remote, verified. Raises ObjectError."""
     name = blob_name(blob.digest)
     if blob.size > limit:
-        raise ObjectError(f"{remote.url}: {name} has {blob.size} bytes, more than the {limit} that it may have")
+        raise ObjectError(f"{remote.url}: {name} has {blob.size} bytes, more than the limit of {limit}")
     data = remote.read(name, blob.size)
     if data is None:
         raise ObjectError(f"{remote.url}: {name} is missing; push it again")
@@ -75,10 +75,10 @@ def read_blob(remote: Remote, blob: Blob, limit: int) -> bytes:
 
 
 def keeps(there: Entry | None, coming: Entry) -> bool:
-    """Whether the entry that a place has for a key stays when another one comes.
+    """Whether the existing entry for a key stays when another one arrives.
 
-    It stays if both name the same outputs, or if only the present entry is signed. A signed entry that comes replaces
-    it.
+    It stays if both name the same outputs, or if only the existing entry is signed. Any other signed entry that arrives
+    replaces it.
     """
     if there is None:
         return False
@@ -88,11 +88,11 @@ def keeps(there: Entry | None, coming: Entry) -> bool:
 
 
 def is_signed(entry: Entry) -> bool:
-    """Whether an entry, or the bundle that it is, carries a signature, of whomever."""
+    """Whether an entry, or its bundle, has a signature, by any key."""
     return entry.signature is not None or (entry.key.kind == KIND and SIGNATURE_NAME in entry.outputs)
 
 
 def name_of(name: str) -> str:
-    """An entry's name in a remote, for people: its kind and the first digits of its key."""
+    """Return an entry's name for display: its kind and the first digits of its key."""
     path = PurePosixPath(name)
     return f"{path.parent.name} {path.stem[:12]}"

@@ -1,6 +1,6 @@
-"""Retries: which failures may be temporary, the number of tries, and the pauses between them.
+"""Retries: which failures may be temporary, the number of attempts, and the pauses between them.
 
-The one place for this: protocols' own repetitions are turned off or kept to single pieces of an object.
+All retries are here: the protocols' own are turned off, or limited to single pieces of an object.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TORN_NAMES = frozenset({
     "ProtocolError",  # urllib3
     "ResponseStreamingError",  # botocore
 })  # fmt: skip
-"""Errors for an answer that broke off."""
+"""Errors for a response that broke off."""
 
 _PASSING_NAMES = frozenset({
     "ClientConnectionError",  # aiohttp
@@ -38,7 +38,7 @@ _LASTING_NAMES = frozenset({"InvalidURL", "SSLError", "ClientConnectorCertificat
 
 
 class Patience(NamedTuple):
-    """How often something is tried in all, after how many seconds no further try is begun, and the first pause.
+    """The number of attempts, the seconds after which no further attempt starts, and the first pause in seconds.
 
     Pauses double, up to `longest` seconds, each with up to `first` seconds of jitter.
     """
@@ -50,16 +50,16 @@ class Patience(NamedTuple):
 
 
 PATIENT = Patience()
-"""For a transfer that someone asked for."""
+"""For a transfer that a user requested."""
 
 HURRIED = Patience(attempts=2, seconds=10.0, first=0.25)
-"""For a look-up that can be done without."""
+"""For an optional lookup."""
 
 
 def again(call: Callable[[], T], patience: Patience = PATIENT, what: str = "") -> T:
-    """The result of `call`, tried again while it fails with what may pass. Raises what its last try raised.
+    """Return the result of `call`, retried after temporary failures. Raises what its last attempt raised.
 
-    Raises DeviceError where tenacity is not installed.
+    Raises DeviceError if tenacity is not installed.
     """
     try:
         from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, stop_after_delay
@@ -84,10 +84,10 @@ def again(call: Callable[[], T], patience: Patience = PATIENT, what: str = "") -
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether a failure may pass by itself: a time-out, a dropped connection, a server that is busy or broken.
+    """Whether a failure may be temporary: a timeout, a dropped connection, a server that is busy or broken.
 
-    Never so for an object that is missing (404) or may not be had (401, 403). An error's own attribute `passes` wins
-    over its status.
+    Never for an object that is missing (404) or denied (401, 403). An error's own attribute `passes` wins over its
+    status.
     """
     if not isinstance(error, Exception) or isinstance(error, FileNotFoundError | PermissionError):
         return False
@@ -110,7 +110,7 @@ def may_pass(error: BaseException) -> bool:
 
 
 def http_status(error: BaseException) -> int | None:
-    """The HTTP status that an error of whatever library stands for, None when there is none to be found."""
+    """Return the HTTP status of an error of any library, or None."""
     for link in _chain(error):
         response = getattr(link, "response", None)
         found: object = None
@@ -126,7 +126,7 @@ def http_status(error: BaseException) -> int | None:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error and what caused it, outermost first."""
+    """Yield an error and its causes, outermost first."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:

@@ -1,4 +1,4 @@
-"""Doing many transfers at once: threads, one count of bytes, and an end for all when one meets what ends them all."""
+"""Concurrent transfers: threads, a common byte count, and a common end when one fails fatally."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Mover:
-    """Use as a context manager: at its end nothing runs any more. Not for use after that."""
+    """A context manager for transfers; when it exits, none runs any more, and it cannot be used again."""
 
     def __init__(self, jobs: int, meter: Meter | None = None) -> None:
         self._pool = ThreadPoolExecutor(max(1, jobs), thread_name_prefix="llmc-transfer")
@@ -36,7 +36,7 @@ class Mover:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def run(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> Future[T]:
-        """Do something in a thread."""
+        """Start a call in a thread."""
 
         def guarded() -> T:
             try:
@@ -52,7 +52,7 @@ class Mover:
         return self._pool.submit(guarded)
 
     def result(self, future: Future[T]) -> T:
-        """The result. Raises what the transfer raised, or what ended all."""
+        """Return the result of a call. Raises what the transfer raised, or what ended all."""
         try:
             return future.result()
         except (StoppedError, CancelledError):
@@ -61,7 +61,7 @@ class Mover:
             raise
 
     def outcome(self, name: str, future: Future[T]) -> T | None:
-        """The result; None when it failed for a reason that concerns `name` only, which is then noted as refused.
+        """Return the result; None if it failed for a reason that concerns only `name`, which is added to `refused`.
 
         Raises what ended all transfers.
         """
@@ -75,16 +75,16 @@ class Mover:
 
     @property
     def stopped(self) -> bool:
-        """Whether all is to end."""
+        """Whether all transfers are to end."""
         return self._stopped
 
     def expect(self, count: int) -> None:
-        """So many bytes more are to be moved."""
+        """Add `count` bytes to the total."""
         with self._lock:
             self._total += count
 
     def moved(self, count: int) -> None:
-        """So many bytes more are there. Raises StoppedError when all is to end."""
+        """Count `count` moved bytes. Raises StoppedError if all transfers are to end."""
         if self._stopped:
             raise StoppedError
         if self._meter is not None and count:
@@ -94,7 +94,7 @@ class Mover:
 
 
 def may_be_refused(error: BaseException) -> bool:
-    """Whether a failure concerns one object only, so that the rest goes on."""
+    """Whether a failure concerns only one object, so that the others continue."""
     if isinstance(error, RemoteError):
         return isinstance(error, ObjectError)
     return isinstance(error, ArtifactError) and not isinstance(error, UnwritableError)

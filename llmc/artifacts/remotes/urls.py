@@ -1,4 +1,4 @@
-"""URLs of remotes: what they name, and what of them may be printed."""
+"""URLs of remotes, and which of their text may be printed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _IN_TEXT = (
 
 
 class Address(NamedTuple):
-    """A URL taken apart: its scheme ("" for a path), all of it, what may be printed of it, and what may not."""
+    """A parsed URL: its scheme ("" for a path), its full text, the part that may be printed, and its secrets."""
 
     scheme: str
     full: str
@@ -30,7 +30,7 @@ class Address(NamedTuple):
         return f"Address({self.shown!r})"
 
     def clean(self, text: str) -> str:
-        """A text without this URL's secrets, and without what looks like credentials of another."""
+        """Remove this URL's secrets, and text that looks like credentials of another, from a text."""
         for secret in sorted(self.secrets, key=len, reverse=True):
             text = text.replace(secret, _HIDDEN)
         for pattern, shown in _IN_TEXT:
@@ -39,23 +39,23 @@ class Address(NamedTuple):
 
 
 def address(url: str) -> Address:
-    """Take a URL apart. Raises InputError, without the URL's secrets, for one that cannot be read, or has no //."""
+    """Parse a URL. Raises InputError, without the URL's secrets, if it cannot be read or has no //."""
     match = _SCHEME.match(url)
     if match is None:
         return Address("", url, url, ())
     scheme = match[1].lower()
     if scheme == "file":
         return Address(scheme, url, url, ())
-    if scheme != _LAYOUT and "::" not in url and not url[len(match[0]) :].startswith("//"):  # a file to fsspec
+    if scheme != _LAYOUT and "::" not in url and not url[len(match[0]) :].startswith("//"):  # fsspec takes it as a file
         raise InputError(
-            f"{scheme}:… is no remote: write {scheme}://PLACE/FOLDER, oci-layout:FOLDER for images in a folder, and "
-            f"./{scheme}:… for a folder of that name"
+            f"{scheme}:… is not a remote: write {scheme}://LOCATION/FOLDER, oci-layout:FOLDER for images in a folder, "
+            f"or ./{scheme}:… for a folder of that name"
         )
     try:
         parts = urlsplit(url)
         secrets = [parts.query, parts.password or "", unquote(parts.password or "")]
         login, _, host = parts.netloc.rpartition("@")
     except ValueError:
-        raise InputError(f"a {scheme} URL that cannot be read; write it as {scheme}://PLACE/FOLDER") from None
+        raise InputError(f"the {scheme} URL cannot be read; write it as {scheme}://LOCATION/FOLDER") from None
     shown = f"{scheme}://{host}{parts.path}" if url[len(match[0]) :].startswith("//") else url
     return Address(scheme, url, shown.rstrip("/"), tuple({item for item in (login, *secrets) if item}))

@@ -1,4 +1,4 @@
-"""Ed25519 (RFC 8032) by the package `cryptography`, which is imported here and nowhere else, when it is needed.
+"""Ed25519 (RFC 8032) with the package `cryptography`, which is imported only here, and only when needed.
 
 A private key stays inside the package's own object: callers get a function that signs, and no bytes.
 """
@@ -15,7 +15,7 @@ Sign = Callable[[bytes], bytes]
 
 
 def verify(public: bytes, signature: bytes, message: bytes) -> bool:
-    """Whether `signature` (64 bytes) over `message` is by the key `public` (32 bytes). Raises DeviceError."""
+    """Whether `signature` (64 bytes) of `message` is by the key `public` (32 bytes). Raises DeviceError."""
     try:
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -29,9 +29,9 @@ def verify(public: bytes, signature: bytes, message: bytes) -> bool:
 
 
 def generate(passphrase: str | None) -> tuple[bytes, bytes]:
-    """A new key: its private part as PEM (PKCS #8, encrypted if there is a passphrase), its public 32 bytes.
+    """Generate a key: its private part as PEM (PKCS #8, encrypted if there is a passphrase) and its public 32 bytes.
 
-    Raises DeviceError.
+    Raises DeviceError if `cryptography` is not installed.
     """
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -43,7 +43,7 @@ def generate(passphrase: str | None) -> tuple[bytes, bytes]:
             PrivateFormat,
         )
     except ImportError as error:
-        _missing("a key cannot be made", error)
+        _missing("a key cannot be created", error)
     protection: KeySerializationEncryption = NoEncryption()
     if passphrase is not None:
         protection = BestAvailableEncryption(passphrase.encode())
@@ -52,10 +52,10 @@ def generate(passphrase: str | None) -> tuple[bytes, bytes]:
 
 
 def load(pem: bytes, passphrase: str | None) -> tuple[Sign, bytes]:
-    """What signs with a private key in PEM, and the key's public 32 bytes.
+    """Load a private key in PEM; return its signing function and its public 32 bytes.
 
-    Raises ValueError, whose text holds nothing of the key, for anything but an Ed25519 key and its passphrase
-    (None: it has none), and DeviceError.
+    `passphrase` is None for an unencrypted key. Raises ValueError, whose text holds nothing of the key, for anything
+    but an Ed25519 key and its passphrase, and DeviceError if `cryptography` is not installed.
     """
     try:
         from cryptography.exceptions import UnsupportedAlgorithm

@@ -1,14 +1,14 @@
-"""Signature files: an envelope that holds what was signed and who signed it (DSSE v1, as Sigstore and in-toto use it).
+"""Signature files: an envelope with the signed payload and its signatures (DSSE v1, as Sigstore and in-toto use it).
 
     signature file = {"payloadType": PAYLOAD_TYPE, "payload": base64 of a statement (see statement.py),
                       "signatures": [{"keyid": 64 hex, "sig": base64 of 64 bytes}, …]}        1 to 16 of them
 
-What a signature covers is PAE(payloadType, payload):
+A signature covers PAE(payloadType, payload):
 
     "DSSEv1" SP LEN(type) SP type SP LEN(payload) SP payload        LEN in bytes, decimal; SP one space
 
-Source: https://github.com/secure-systems-lab/dsse, protocol.md and envelope.md. As they say, unknown members are
-passed over, base64 may be of either alphabet, and "keyid" is a hint that proves nothing.
+Source: https://github.com/secure-systems-lab/dsse, protocol.md and envelope.md. As they require, unknown members are
+ignored, base64 may be of either alphabet, and "keyid" is a hint that proves nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KEY_ID = re.compile(r"[0-9a-f]{64}")
 
 
 class Signature(NamedTuple):
-    """64 bytes of Ed25519, and the key they claim to be of: 64 hex digits, or "" for a claim of another form."""
+    """64 bytes of Ed25519, and the key id that they claim: 64 hex digits, or "" for a claim of another form."""
 
     claimed: str
     value: bytes
@@ -43,25 +43,25 @@ class Envelope(NamedTuple):
 
     @property
     def signed_bytes(self) -> bytes:
-        """What the signatures cover."""
+        """The bytes that the signatures cover."""
         head = f"{VERSION} {len(PAYLOAD_TYPE)} {PAYLOAD_TYPE} {len(self.payload)} "
         return head.encode() + self.payload
 
 
 def encode(envelope: Envelope) -> bytes:
-    """The content of a signature file. Raises ValueError when it would be larger than one can be."""
+    """Return the content of a signature file. Raises ValueError for too many bytes or signatures."""
     signatures = [{"keyid": item.claimed, "sig": _base64(item.value)} for item in envelope.signatures]
     document = {"payloadType": PAYLOAD_TYPE, "payload": _base64(envelope.payload), "signatures": signatures}
     data = canonical_json(document) + b"\n"
     if len(data) > MAX_SIGNATURE_BYTES:
-        raise ValueError(f"its signature would have {len(data)} bytes, and can have {MAX_SIGNATURE_BYTES}")
+        raise ValueError(f"its signature would have {len(data)} bytes, more than the limit of {MAX_SIGNATURE_BYTES}")
     if len(signatures) > MAX_SIGNATURES:
-        raise ValueError(f"it has {MAX_SIGNATURES} signatures already, which is the most")
+        raise ValueError(f"it already has {MAX_SIGNATURES} signatures, which is the limit")
     return data
 
 
 def decode(data: bytes) -> Envelope:
-    """The envelope in a signature file's content. Raises ValueError, and nothing else, for anything but one."""
+    """Parse a signature file's content. Raises ValueError, and nothing else, for anything but an envelope."""
     if len(data) > MAX_SIGNATURE_BYTES:
         raise ValueError(f"larger than {MAX_SIGNATURE_BYTES} bytes")
     document = loads_object(data)

@@ -1,4 +1,4 @@
-"""The keyring: which signatures count here, and what may come in without one (see trust.py for the contract)."""
+"""The keyring: which signatures count here, and what is accepted without one (contract: bundle/trust.py)."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _UNNAMED = "an unnamed key"
 
 
 class Verdict(NamedTuple):
-    """Who signed something: a trusted key; or else None, and the key ids that the signatures claim, unproven."""
+    """The trusted key that signed something; otherwise None and the key ids that the signatures claim, unproven."""
 
     key: TrustedKey | None
     claimed: tuple[str, ...]
 
 
 class Keyring:
-    """Implements `Trust`. With `require_signatures` everything needs one, and `allow_unsigned` counts for nothing.
+    """Implements `Trust`. With `require_signatures`, everything needs one, and `allow_unsigned` is ignored.
 
-    The folder is read at every check: a key that is removed from it is not trusted from then on.
+    The folder is read at every check, so a key that is removed from it loses trust at once.
     """
 
     def __init__(self, trusted: str | Path, *, allow_unsigned: bool = False, require_signatures: bool = False) -> None:
@@ -39,7 +39,7 @@ class Keyring:
 
     @classmethod
     def from_settings(cls, settings: Settings, allow_unsigned: bool = False) -> Keyring:
-        """The keyring of this user; `allow_unsigned` is the command's flag, which the settings may give as well."""
+        """Create this user's keyring; `allow_unsigned` is the command's flag, which the settings may set as well."""
         return cls(
             settings.trusted_keys,
             allow_unsigned=allow_unsigned or settings.allow_unsigned,
@@ -47,9 +47,10 @@ class Keyring:
         )
 
     def require(self, content: bytes, signature: bytes | None, *, native: bool, origin: str) -> str | None:
-        """See `Trust.require`. A signature that is there must be sound, whether one is needed or not.
+        """Return the id of the trusted key that signed `content`, or None, as `Trust.require` describes.
 
-        Raises UntrustedError, and DeviceError when a signature cannot be checked for want of `cryptography`.
+        An existing signature must be valid, whether one is needed or not. Raises UntrustedError, and DeviceError if a
+        signature cannot be checked because `cryptography` is missing.
         """
         verdict = Verdict(None, ()) if signature is None else self.check(content, signature, origin)
         if verdict.key is not None:
@@ -59,10 +60,10 @@ class Keyring:
         return None
 
     def check(self, content: bytes, signature: bytes, origin: str) -> Verdict:
-        """Who signed `content`, as the content of a signature file says and the trusted keys prove.
+        """Return who signed `content`, according to the content of a signature file and the trusted keys.
 
-        Raises UntrustedError for a file that is no signature, is one of other content, or holds one that claims to
-        be by a trusted key and is not while no other trusted key signed; and DeviceError as `require`.
+        Raises UntrustedError for an invalid file, a signature of other content, or a wrong signature that claims a
+        trusted key while no other trusted key signed; and DeviceError as `require` does.
         """
         try:
             envelope = decode(signature)
@@ -81,7 +82,7 @@ class Keyring:
         return Verdict(None, tuple(one.claimed for one in envelope.signatures))
 
     def trusts(self, key_id: str) -> bool:
-        """Whether the key of an id is trusted, now. Raises UntrustedError as `TrustedKeys.all`."""
+        """Whether the key of an id is trusted now. Raises UntrustedError as `TrustedKeys.all` does."""
         return any(item.key.id == key_id for item in self._trusted.all())
 
     def _refuse(self, verdict: Verdict, native: bool, origin: str) -> NoReturn:
@@ -90,17 +91,17 @@ class Keyring:
         if verdict.claimed:
             keys = ", ".join(sorted({short_id(claimed) or _UNNAMED for claimed in verdict.claimed}))
             raise UntrustedError(
-                f"{origin}: {what} is signed by {keys}, which is not trusted here; trust the key, if it is of whom you "
-                f"expect, with `llmc cache trust KEY.pub`; or {remedy}"
+                f"{origin}: {what} is signed by {keys}, which is not trusted here; if you expect that signer, trust "
+                f"the key with `llmc cache trust KEY.pub`; or {remedy}"
             )
         raise UntrustedError(
-            f"{origin}: {what} is not signed; sign it where it was made with `llmc cache sign` and trust that key here "
-            f"with `llmc cache trust KEY.pub`; or {remedy}"
+            f"{origin}: {what} is not signed; sign it where it was built with `llmc cache sign` and trust that key "
+            f"here with `llmc cache trust KEY.pub`; or {remedy}"
         )
 
     def _tampered(self, origin: str, reason: str, cause: Exception | None = None) -> NoReturn:
         raise UntrustedError(
-            f"{origin}: its signature is not valid: {reason}; get both anew from where they come from, or, if you made "
+            f"{origin}: its signature is not valid: {reason}; get both again from their source, or, if you created "
             "them, sign again with `llmc cache sign`"
         ) from cause
 

@@ -1,11 +1,11 @@
-"""Key files: the private one, which signs and never leaves its machine, and the public one, which is given to others.
+"""Key files: the private key, which signs and never leaves its machine, and the public key, which is given to others.
 
-    private = PEM of PKCS #8, readable by its owner only; perhaps encrypted by a passphrase
+    private = PEM of PKCS #8, readable only by its owner; optionally encrypted by a passphrase
     public  = PEM of SubjectPublicKeyInfo (RFC 8410): the 12 bytes SPKI_HEAD, then the key's 32 bytes
 
-    key id  = sha256 of the 44 bytes of SubjectPublicKeyInfo, in hex; its first 16 digits are shown to people
+    key id  = sha256 of the 44 bytes of SubjectPublicKeyInfo, in hex; its first 16 digits are displayed
 
-`openssl genpkey -algorithm ed25519` makes such files too. No error here holds any of a private key's content.
+`openssl genpkey -algorithm ed25519` creates such files too. Errors never contain any of a private key's content.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ _PUBLIC = re.compile(rb"\s*-----BEGIN PUBLIC KEY-----\s+([A-Za-z0-9+/=\s]+?)\s*-
 _SECRET = b"PRIVATE KEY-----"
 _ENCRYPTED = b"ENCRYPTED"
 _OTHERS = 0o077
-_TAKEN = "{}: is there already, and a key is never replaced; choose another name"
+_TAKEN = "{}: already exists, and a key is never replaced; choose another name"
 
 
 class PublicKey(NamedTuple):
-    """A public key, by its 32 bytes."""
+    """A public key of 32 bytes."""
 
     raw: bytes
 
     @property
     def id(self) -> str:
-        """64 hex digits, computed from the key."""
+        """The key id: 64 hex digits."""
         return hashlib.sha256(SPKI_HEAD + self.raw).hexdigest()
 
     @property
     def short(self) -> str:
-        """The id's first digits, for people."""
+        """The id's first digits, for display."""
         return short_id(self.id)
 
     def pem(self) -> bytes:
-        """The content of a public key file."""
+        """Return the content of a public key file."""
         text = base64.b64encode(SPKI_HEAD + self.raw)
         return b"-----BEGIN PUBLIC KEY-----\n" + text + b"\n-----END PUBLIC KEY-----\n"
 
@@ -60,12 +60,12 @@ class PublicKey(NamedTuple):
 
 
 def short_id(key_id: str) -> str:
-    """How a key id is shown to people."""
+    """Return the displayed digits of a key id."""
     return key_id[:16]
 
 
 def parse_public(data: bytes) -> PublicKey:
-    """The key in a public key file's content. Raises ValueError, whose text holds none of it, for anything else."""
+    """Parse the content of a public key file. Raises ValueError, whose text holds none of it, for anything else."""
     if _SECRET in data:
         raise ValueError(f"a private key; give the public one ({SUFFIX}), and keep this file to yourself")
     found = _PUBLIC.fullmatch(data)
@@ -81,7 +81,7 @@ def parse_public(data: bytes) -> PublicKey:
 
 
 def read_public(path: Path) -> PublicKey:
-    """The key in a public key file. Raises InputError that names the file."""
+    """Read a public key file. Raises InputError naming the file."""
     try:
         return parse_public(read_small(path)[1])
     except (OSError, ValueError) as error:
@@ -89,9 +89,9 @@ def read_public(path: Path) -> PublicKey:
 
 
 def read_private(path: Path) -> bytes:
-    """The content of a private key file.
+    """Return the content of a private key file.
 
-    Raises InputError that names the file, and when it is this user's but others may read it, as ssh does.
+    Raises InputError naming the file, also if it is this user's but others may read it, as ssh does.
     """
     try:
         seen, data = read_small(path)
@@ -112,10 +112,10 @@ def is_encrypted(pem: bytes) -> bool:
 
 
 def write_pair(path: Path, passphrase: str | None = None) -> PublicKey:
-    """Make a key: the private part at `path`, readable by its owner only, the public one beside it (`.pub`).
+    """Create a key: the private part at `path`, readable only by its owner, the public one next to it (`.pub`).
 
-    Replaces nothing. Raises InputError when one of the two is there already, or for an empty passphrase,
-    CapacityError or UnwritableError when they cannot be written (then neither is there), and DeviceError.
+    Replaces nothing. Raises InputError if one of the two exists, or for an empty passphrase, CapacityError or
+    UnwritableError if they cannot be written (then neither exists), and DeviceError.
     """
     from llmc.artifacts.signing.ed25519 import generate
 
@@ -137,12 +137,12 @@ def write_pair(path: Path, passphrase: str | None = None) -> PublicKey:
 
 
 def public_file(path: Path) -> Path:
-    """Where the public part of a private key file is."""
+    """Return the path of the public part of a private key file."""
     return path.with_name(path.name + SUFFIX)
 
 
 def _write_new(path: Path, data: bytes, mode: int) -> None:
-    with writing(path, len(data), "choose another place"):
+    with writing(path, len(data), "choose another location"):
         try:
             fd = create_exclusive(path, mode)
         except FileExistsError:
@@ -161,7 +161,7 @@ def _write_new(path: Path, data: bytes, mode: int) -> None:
 
 
 def read_small(path: Path) -> tuple[os.stat_result, bytes]:
-    """The status and content of a regular file that is no larger than a key can be. Raises OSError or ValueError."""
+    """Return the status and content of a regular file of at most MAX_BYTES. Raises OSError or ValueError."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(fd, "rb") as file:
         seen = os.fstat(fd)
@@ -174,5 +174,5 @@ def read_small(path: Path) -> tuple[os.stat_result, bytes]:
 
 
 def why(error: OSError | ValueError) -> str:
-    """What is wrong with a key file, in words."""
+    """Describe what is wrong with a key file."""
     return f"it cannot be read ({error.strerror})" if isinstance(error, OSError) else str(error)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Signer:
-    """Signs with one key. It holds no bytes of it, shows the public id only, and cannot be pickled."""
+    """Signs with one key. It holds no bytes of the key, shows only the public id, and cannot be pickled."""
 
     __slots__ = ("_sign", "public")
 
@@ -34,10 +34,10 @@ class Signer:
 
     @classmethod
     def load(cls, path: str | Path, passphrase: str | None = None) -> Signer:
-        """The signer of a private key file; `passphrase` counts only for one that is encrypted.
+        """Load the signer of a private key file; `passphrase` counts only if the file is encrypted.
 
-        Raises InputError when the file cannot be read, may be read by others, is no Ed25519 private key, or needs
-        another passphrase; and DeviceError when `cryptography` is not installed.
+        Raises InputError if the file cannot be read, is readable by others, is not an Ed25519 private key, or needs
+        another passphrase; and DeviceError if `cryptography` is not installed.
         """
         from llmc.artifacts.signing.ed25519 import load
 
@@ -55,17 +55,17 @@ class Signer:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Signer | None:
-        """The signer of LLMC_SIGNING_KEY, None where it is not set. Raises as `load`."""
+        """Load the signer of LLMC_SIGNING_KEY; None if it is not set. Raises as `load` does."""
         if settings.signing_key is None:
             return None
         return cls.load(settings.signing_key, settings.signing_passphrase)
 
     def sign(self, content: bytes, existing: bytes | None = None) -> bytes:
-        """The content of a signature file for a manifest's file or an entry's body.
+        """Return the content of a signature file for a manifest's file or an entry's body.
 
-        `existing` is the signature file so far: other keys' signatures in it stay. The same content and key give
-        the same bytes. Raises UntrustedError when `existing` does not say of `content` what is signed now, so that
-        nobody else's words are signed unseen, and InputError for content that cannot be signed.
+        `existing` is the present signature file: other keys' signatures in it stay. The same content and key give the
+        same bytes. Raises UntrustedError if the statement in `existing` differs from the one signed now, so that nobody
+        else's words are signed unseen, and InputError for content that cannot be signed.
         """
         try:
             payload = make_statement(content)
@@ -86,7 +86,7 @@ class Signer:
         try:
             envelope = decode(existing)
         except ValueError as error:
-            raise UntrustedError(f"the signature that is there is not one ({error}); {remedy}") from error
+            raise UntrustedError(f"the existing signature is not valid ({error}); {remedy}") from error
         if envelope.payload != payload:
-            raise UntrustedError(f"the signature that is there is of other content, or by another llmc; {remedy}")
+            raise UntrustedError(f"the existing signature is of other content, or by another llmc; {remedy}")
         return envelope.signatures

@@ -4,12 +4,12 @@
                                              "digest": {"sha256": 64 hex}}],
                  "predicateType": PROVENANCE | CONTENT, "predicate": {…}}
 
-    PROVENANCE    a bundle's: how it came to be, as its manifest's provenance says (SLSA provenance v1)
-    CONTENT       an entry's, {"kind": its kind}, a bundle's that states no provenance, {"kind": "bundle"}, or a
-                  certificate's (runtime/certificate/document.py), {"kind": CERTIFICATE}
+    PROVENANCE    for a bundle: how it was built, as its manifest's provenance says (SLSA provenance v1)
+    CONTENT       for an entry, {"kind": its kind}; for a bundle without provenance, {"kind": "bundle"}; for a
+                  certificate (runtime/certificate/document.py), {"kind": CERTIFICATE}
 
 Sources: https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md and https://slsa.dev/provenance/v1. A
-statement of another type (a scan that failed, say) by the same key is no signature here.
+statement of another type by the same key (such as a failed scan) does not count as a signature here.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ _PREDICATE = ("buildDefinition", "runDetails")
 
 
 def make_statement(content: bytes) -> bytes:
-    """The statement about a manifest's file, an entry's body or a certificate's content; the same content gives the
-    same bytes.
+    """Return the statement about a manifest's file, an entry's body or a certificate's content.
 
-    Raises ValueError for content that is none of these.
+    The same content gives the same bytes. Raises ValueError for other content.
     """
     document = loads_object(content)
     if document.get("kind") == MANIFEST:
@@ -58,12 +57,12 @@ def require_about(payload: bytes, content: bytes) -> None:
     """Raise ValueError, and nothing else, unless `payload` is a statement that vouches for `content`."""
     statement = loads_object(payload)
     if statement.get("_type") != TYPE:
-        raise ValueError(f"what it signs is not a statement of type {TYPE}")
+        raise ValueError(f"its payload is not a statement of type {TYPE}")
     if statement.get("predicateType") not in (PROVENANCE, CONTENT):
-        raise ValueError("what it signs is a statement of another sort, which does not vouch for anything here")
+        raise ValueError("its payload is a statement of another type, which vouches for nothing here")
     subject = statement.get("subject")
     if not isinstance(subject, list) or len(subject) != 1 or not isinstance(subject[0], dict):
-        raise ValueError("what it signs is not a statement about one thing")
+        raise ValueError("its payload is not a statement about one subject")
     digest = subject[0].get("digest")
     if not isinstance(digest, dict) or digest.get("sha256") != _digits(content):
         raise ValueError("it signs other content than this")

@@ -1,9 +1,9 @@
 """The folder of trusted keys.
 
-    <folder>/<name>.pub      one public key a file (see keys.py); anything else in the folder is passed over
+    <folder>/<name>.pub      one public key per file (see keys.py); other files in the folder are ignored
 
-A name is 1 to 64 letters, digits, ".", "_" or "-", and begins with a letter or digit. Removing a file is how trust
-ends. Where others than this user and root could write, nothing is trusted (see ownership.py).
+A name is 1 to 64 letters, digits, ".", "_" or "-", and begins with a letter or digit. Removing a file ends trust. If
+users other than this one and root can write there, nothing is trusted (ownership.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class TrustedKey(NamedTuple):
-    """A key that is trusted, under the name of its file."""
+    """A trusted key, under the name of its file."""
 
     name: str
     key: PublicKey
@@ -41,9 +41,9 @@ class TrustedKeys:
         self.folder = Path(folder)
 
     def all(self) -> list[TrustedKey]:
-        """Every trusted key, by name.
+        """Return every trusted key, by name.
 
-        Raises UntrustedError that names the file for one that cannot be read, is no Ed25519 public key, or could
+        Raises UntrustedError, naming the file, for a key that cannot be read, is not an Ed25519 public key, or could
         have been written by others.
         """
         found = []
@@ -52,15 +52,15 @@ class TrustedKeys:
                 found.append(TrustedKey(file.name.removesuffix(SUFFIX), _load(file), file))
             except (OSError, ValueError) as error:
                 raise UntrustedError(
-                    f"{file}: not a key that can be trusted: {why(error)}; put it right, or remove it"
+                    f"{file}: not a key that can be trusted: {why(error)}; fix it, or remove it"
                 ) from error
         return found
 
     def add(self, path: Path, name: str | None = None) -> tuple[TrustedKey, bool]:
-        """Trust the key in a public key file; whether that is new. `name` is the file's own by default.
+        """Trust the key in a public key file; return it and whether it is new. `name` defaults to the file's own.
 
-        Raises InputError for what is not a public key, without copying it, for a bad name, and for one that is
-        another key's; CapacityError or UnwritableError when the folder cannot be written.
+        Raises InputError for anything but a public key, without copying it, for an invalid name, and for the name of
+        another key; CapacityError or UnwritableError if the folder cannot be written.
         """
         key = read_public(path)
         for known in self.all():
@@ -79,10 +79,10 @@ class TrustedKeys:
         return TrustedKey(name, key, file), True
 
     def remove(self, what: str) -> list[Path]:
-        """Trust a key, by name or id (8 digits at least), no more; the files that were removed.
+        """Stop trusting a key, by name or id (at least 8 digits); return the removed files.
 
-        Every file that holds the key goes, so that no second name of it stays. Raises InputError when there is no
-        such key or more than one, UnwritableError when the folder cannot be written.
+        Every file that holds the key is removed, so that no second name of it stays. Raises InputError if there is no
+        such key or more than one, UnwritableError if the folder cannot be written.
         """
         files = self._holding(what)
         with writing(self.folder, 0, "remove the file as its owner"):
@@ -103,7 +103,7 @@ class TrustedKeys:
             problem = (
                 "is the beginning of more than one id" if ids else "is neither the name nor the id of a trusted key"
             )
-            raise InputError(f"{what!r:.80} {problem} in {self.folder}; `llmc cache trust --list` has them")
+            raise InputError(f"{what!r:.80} {problem} in {self.folder}; `llmc cache trust --list` lists them")
         (key,) = ids
         return [named] if key is None else [file for file, found in keys.items() if found == key]
 
@@ -111,7 +111,7 @@ class TrustedKeys:
         return self.folder / f"{name}{SUFFIX}"
 
     def _files(self) -> list[Path]:
-        """The key files. Raises UntrustedError for a folder that cannot be read, or that others may write to."""
+        """Return the key files. Raises UntrustedError for a folder that cannot be read, or that others may write to."""
         try:
             names = sorted(os.listdir(self.folder))  # noqa: PTH208 - names alone, as in bundle/writer.py
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Checks of a whole store: verify everything, count everything, and the bytes that only one entry uses."""
+"""Checks of a whole store: verification, disk usage, and the bytes that only one entry uses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Bad(NamedTuple):
 
 
 class AuditReport(NamedTuple):
-    """What was read (blobs, their bytes, entries), and what of it was put into quarantine."""
+    """The blobs, their bytes, and the entries that were read, and those that were quarantined."""
 
     blobs: int
     bytes: int
@@ -33,8 +33,10 @@ class AuditReport(NamedTuple):
 
 
 class StoreUsage(NamedTuple):
-    """Files and bytes in a store, each file once: `bundle_bytes` are those of bundle folders that are not blobs as
-    well, `other_bytes` those of quarantine and temporaries.
+    """Files and bytes in a store, each file counted once.
+
+    `bundle_bytes` are those of bundle folders that are not blobs as well, `other_bytes` those of quarantine and
+    temporaries.
     """
 
     blobs: int
@@ -46,12 +48,12 @@ class StoreUsage(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Bytes on the disk."""
+        """Bytes on disk."""
         return self.blob_bytes + self.entry_bytes + self.other_bytes + self.bundle_bytes
 
 
 def verify(area: Area, progress: Callable[[str, int], None] | None = None) -> AuditReport:
-    """See `Store.verify`."""
+    """Read every blob and entry of an area and quarantine damaged ones, as `Store.verify` describes."""
     bad: list[Bad] = []
     blobs = total = entries = 0
     for digest, item in list(area.layout.all_blobs()):
@@ -78,7 +80,7 @@ def verify(area: Area, progress: Callable[[str, int], None] | None = None) -> Au
 
 
 def usage(layout: Layout) -> StoreUsage:
-    """See `Store.usage`."""
+    """Return the files and bytes in a store."""
     seen: set[tuple[int, int]] = set()
     blobs, blob_bytes = _sizes((Path(item.path) for _, item in layout.all_blobs()), seen)
     entries, entry_bytes = _sizes((Path(item.path) for _, item in layout.all_entries()), seen)
@@ -88,7 +90,7 @@ def usage(layout: Layout) -> StoreUsage:
 
 
 def _sizes(paths: Iterable[Path], seen: set[tuple[int, int]]) -> tuple[int, int]:
-    """How many files there are at or below these paths, and the bytes of those that were not seen before."""
+    """Return the number of files at or below these paths, and the bytes of those not seen before."""
     count = size = 0
     for file in chain.from_iterable(map(files_of, paths)):
         count += 1
@@ -98,19 +100,19 @@ def _sizes(paths: Iterable[Path], seen: set[tuple[int, int]]) -> tuple[int, int]
 
 
 class Share(NamedTuple):
-    """Bytes of an entry's blobs: `own` are those that no other entry names, and that go with it."""
+    """Bytes of an entry's blobs: no other entry names the `own` ones, which are removed with it."""
 
     own: int
     shared: int
 
     @property
     def size(self) -> int:
-        """All of them, each blob once."""
+        """Bytes of all its blobs, each counted once."""
         return self.own + self.shared
 
 
 def shares(entries: Iterable[Entry]) -> Mapping[str, Share]:
-    """What each entry holds alone, by the digest of its key; `entries` are all that a store has."""
+    """Return each entry's share by the digest of its key; `entries` must be all that a store has."""
     blobs = {entry.key.digest: frozenset(entry.outputs.values()) for entry in entries}
     names: Counter[Blob] = Counter(blob for found in blobs.values() for blob in found)
     return {digest: _share(found, names) for digest, found in blobs.items()}

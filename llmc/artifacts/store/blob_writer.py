@@ -1,4 +1,4 @@
-"""Streaming into a blob that is being made: written, hashed and counted as it comes."""
+"""Streaming into a new blob: data is written, hashed and counted as it arrives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEPTH = 16
 class BlobWriter:
     """A write-only stream into a new blob; `blob` is set when the stream has been published.
 
-    Large pieces are hashed on another core while they are written, and while the disk takes them.
+    Large pieces are hashed on another core while they are written and synced.
     """
 
     def __init__(self, fd: int, path: Path, remedy: str) -> None:
@@ -36,9 +36,10 @@ class BlobWriter:
         self.blob: Blob | None = None
 
     def write(self, data: bytes | bytearray | memoryview, *, kept: bool = False) -> int:
-        """Append `data`; returns its length in bytes. Raises CapacityError or UnwritableError.
+        """Append `data`; return its length in bytes. Raises CapacityError or UnwritableError.
 
-        `kept`: the caller leaves `data` as it is until the stream is published, so that it need not be waited for.
+        `kept`: the caller leaves `data` unchanged until the stream is published, so that hashing need not be waited
+        for.
         """
         view = memoryview(data).cast("B")
         self._hasher.update(view)
@@ -52,14 +53,14 @@ class BlobWriter:
         return view.nbytes
 
     def tell(self) -> int:
-        """Bytes written so far."""
+        """Return the bytes written so far."""
         return self._size
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: nothing is held back."""
 
     def settle(self) -> None:
-        """Have the disk take a large blob while the rest of it is hashed. Raises CapacityError or UnwritableError."""
+        """Sync a large blob to disk while the rest of it is hashed. Raises CapacityError or UnwritableError."""
         if self._size >= SYNC_FROM:
             with writing(self._path, self._size, self._remedy):
                 os.fsync(self._fd)
@@ -70,12 +71,12 @@ class BlobWriter:
 
     @property
     def digest(self) -> str:
-        """Digest of what was written so far."""
+        """Digest of the bytes written so far."""
         return PREFIX + self._hasher.hexdigest()
 
 
 class _Hasher:
-    """sha256 in the order of `update`; of large pieces in a thread of its own, at most DEPTH of them behind."""
+    """sha256 in the order of `update`; a thread hashes large pieces, with at most DEPTH of them queued."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""Blobs: immutable files named by the digest of their content, verified on the way in and on the way out."""
+"""Blobs: immutable files named by the digest of their content, verified when stored and when read."""
 
 from __future__ import annotations
 
@@ -42,21 +42,20 @@ _LINK_FAILS = _COPY_INSTEAD | {errno.EMLINK, errno.ENOTSUP, errno.ENOSYS}
 
 
 class BlobMissingError(ArtifactError):
-    """A blob that is not in the store, or was found damaged and put aside: a miss, to be built again."""
+    """A blob is not in the store, or was found damaged and quarantined: a miss, to be built again."""
 
 
 class Blobs:
     """The blobs of one layout.
 
-    Guarantees: a blob appears whole or not at all; it holds what its name says when it is published; a
-    damaged one is put into quarantine when it is met. Writing raises CapacityError or UnwritableError and
-    leaves nothing behind.
+    A blob appears whole or not at all, and matches its name when it is published. A damaged blob is quarantined when it
+    is found. Writing raises CapacityError or UnwritableError and leaves nothing behind.
     """
 
     def __init__(
         self, layout: Layout, stamps: VerifiedFiles | None = None, claim: Callable[[str], bool] | None = None
     ) -> None:
-        """`claim(digest)` notes that a blob which was found is in use, and says whether it is still there."""
+        """`claim(digest)` marks a blob that was found as in use, and returns whether it still exists."""
         self._layout = layout
         self._stamps = stamps or VerifiedFiles(layout.base)
         self._claim = claim
@@ -64,10 +63,10 @@ class Blobs:
         self.unreadable = 0
 
     def find(self, digest: str, size: int | None = None, *, verify: bool = True) -> Path | None:
-        """Path of an intact blob, else None.
+        """Return the path of an intact blob, or None.
 
-        The size is compared always when given; the digest when `verify`, unless the file was verified before
-        and has not been touched since (see verified_files.py). Raises ValueError for a text that is not a digest.
+        The size is compared if given, the digest if `verify`, unless the file was verified before and is unchanged
+        since (verified_files.py). Raises ValueError for an invalid digest.
         """
         path = self._layout.blob(digest)
         try:
@@ -86,7 +85,7 @@ class Blobs:
         return path
 
     def reread(self, digest: str) -> str | None:
-        """What is wrong with a blob, by reading all of it whatever its stamp says; None if sound or gone."""
+        """Return what is wrong with a blob, by reading all of it, ignoring its stamp; None if it is intact or gone."""
         path = self._layout.blob(digest)
         try:
             seen = path.stat()
@@ -100,7 +99,7 @@ class Blobs:
         return None if found == _GONE else found
 
     def read(self, digest: str) -> bytes | None:
-        """A blob's content, verified as read, else None. Raises ValueError for a text that is not a digest."""
+        """Return a blob's content, verified as read, or None. Raises ValueError for an invalid digest."""
         path = self._layout.blob(digest)
         try:
             seen = path.stat()
@@ -118,7 +117,7 @@ class Blobs:
         return data
 
     def put_bytes(self, data: bytes | bytearray | memoryview) -> Blob:
-        """Store `data`; an intact blob that is there already is kept."""
+        """Store `data`; an existing intact blob is kept."""
         view = memoryview(data).cast("B")
         if view.nbytes >= HASH_FIRST_BELOW:
             with self._writer(view.nbytes) as stream:
@@ -133,10 +132,10 @@ class Blobs:
         return blob
 
     def put_file(self, path: str | Path, *, move: bool = False, link: bool = False) -> Blob:
-        """Store the content of a file; `move` consumes the file, by renaming it where that will do.
+        """Store the content of a file; `move` consumes the file, by renaming it where possible.
 
-        `link` makes the blob another name of the file, where that is read-only and on this file system. Raises
-        ArtifactError when the file cannot be read or is not a regular one.
+        `link` makes the blob another name of the file, if that is read-only and on this file system. Raises
+        ArtifactError if the file cannot be read or is not a regular one.
         """
         source = Path(path)
         with _open_source(source) as file:
@@ -156,12 +155,12 @@ class Blobs:
 
     @contextmanager
     def writer(self) -> Iterator[BlobWriter]:
-        """A stream into a blob that is published when the block ends well, and forgotten when it raises."""
+        """Yield a stream into a blob, which is published if the block ends well and discarded if it raises."""
         with self._writer(0) as stream:
             yield stream
 
     def _has(self, blob: Blob) -> bool:
-        """Whether an intact blob is there, and stays there for whoever stores it again."""
+        """Whether an intact blob exists, which is then protected for whoever stores it again."""
         return self.find(*blob) is not None and (self._claim is None or self._claim(blob.digest))
 
     def _copy(self, file: FileIO, source: Path, needed: int) -> Blob:
@@ -183,10 +182,10 @@ class Blobs:
             stream.blob = blob
 
     def _adopt(self, file: FileIO, source: Path, before: os.stat_result, blob: Blob) -> bool:
-        """Make a file of this file system into a blob by renaming it; False where it should be copied.
+        """Rename a file of this file system to a blob; False if it should be copied.
 
-        Copied are links, files with further names (someone may write through those) and files that changed
-        since `before`.
+        Links, files with further names (someone may write through those) and files that changed since `before` are
+        copied.
         """
         with suppress(OSError):
             now = source.lstat()
@@ -202,7 +201,7 @@ class Blobs:
         return True
 
     def _link(self, source: Path, before: os.stat_result, blob: Blob) -> bool:
-        """Make a read-only file of this file system a blob by one more name; False where it should be copied."""
+        """Make a read-only file of this file system a blob by one more name; False if it should be copied."""
         if before.st_mode & 0o222:
             return False
         with writing(self._layout.base, blob.size, REMEDY):
@@ -227,7 +226,7 @@ class Blobs:
 
     @contextmanager
     def _new(self, needed: int) -> Iterator[tuple[int, Path]]:
-        """A new temporary file, open for writing; gone at the end unless it was published."""
+        """Yield a new temporary file, open for writing; removed at the end unless it was published."""
         with writing(self._layout.base, needed, REMEDY):
             make_folder(self._layout.temporaries)
             temporary = temporary_name(self._layout.temporaries)
@@ -240,12 +239,12 @@ class Blobs:
             discard(temporary)
 
     def publish(self, fd: int, temporary: Path, blob: Blob) -> None:
-        """Make a file of this store's folder of temporaries, open as `fd` and found to be `blob`, that blob."""
+        """Make a file in this store's folder of temporaries, open as `fd` and found to be `blob`, that blob."""
         with writing(self._layout.blob(blob.digest), blob.size, REMEDY):
             self._install(fd, temporary, blob)
 
     def _install(self, fd: int, path: Path, blob: Blob) -> None:
-        """Give a complete file its final name, durably; after OSError it has the name it had."""
+        """Give a complete file its final name, durably; after OSError it has its old name."""
         final = self._layout.blob(blob.digest)
         make_folder(final.parent)
         if os.fstat(fd).st_mode & 0o777 != BLOB_MODE:
@@ -259,7 +258,7 @@ class Blobs:
             raise
 
     def _rehash(self, path: Path, digest: str, seen: os.stat_result) -> str | None:
-        """What is wrong with a file, by its content; it is put aside. None, and a stamp, if nothing is."""
+        """Return what is wrong with a file's content, and quarantine it; None, and record a stamp, if it is intact."""
         try:
             found = digest_file(path)
             problem = None if found == digest else f"content has digest {found}"
@@ -276,7 +275,7 @@ class Blobs:
         return None
 
     def _unreadable(self, path: Path, error: OSError) -> str:
-        """The message for a file that is missing or could not be checked; such a file stays where it is."""
+        """Return the message for a file that is missing or could not be checked; it stays where it is."""
         if error.errno in _ABSENT:
             return _GONE
         self.unreadable += 1
@@ -289,7 +288,6 @@ class Blobs:
 
 
 def _open_source(path: Path) -> FileIO:
-    """Open a regular file to be stored."""
     mode = _read_source(path, path.stat).st_mode
     if not stat.S_ISREG(mode):
         raise ArtifactError(f"{path}: only a regular file can be stored")
@@ -297,7 +295,7 @@ def _open_source(path: Path) -> FileIO:
 
 
 def _read_source(path: Path, read: Callable[[], T]) -> T:
-    """The result of reading the source, whose errors are not the store's."""
+    """Convert OSError to ArtifactError: an unreadable source is not the store's error."""
     try:
         return read()
     except OSError as error:

@@ -4,10 +4,9 @@
     body  = {"schema": 1, "kind": str, "components": {name: value},
              "outputs": {name: {"digest": str, "size": int}}, "meta": {…}, "created": seconds since 1970}
 
-    envelope: see signing/envelope.py; it signs the canonical JSON of body, and is kept as it came
+    envelope: see signing/envelope.py; it signs the canonical JSON of body, and is kept unchanged
 
-An entry that is torn, altered, of another schema or filed under another key is never believed: it goes into
-quarantine.
+An entry that is torn, altered, of another schema or filed under another key is quarantined.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EACC
 
 
 class Entry(NamedTuple):
-    """What a key was built into: named blobs, and facts about the build (JSON values)."""
+    """The result of building a key: named blobs, and facts about the build (JSON values)."""
 
     key: Key
     outputs: Mapping[str, Blob]
@@ -54,12 +53,12 @@ class Entry(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of all outputs."""
+        """Total bytes of all outputs."""
         return sum(blob.size for blob in self.outputs.values())
 
 
 class Entries:
-    """The entries of one layout. Reading does not raise for damage; writing raises as atomic_write.py says."""
+    """The entries of one layout. Reading does not raise for damage; writing raises as atomic_write.py describes."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -68,11 +67,11 @@ class Entries:
         self.corrupt = 0
 
     def read(self, key: Key) -> Entry | None:
-        """The entry of a key if there is a sound one; its blobs are not looked at."""
+        """Return the entry of a key if it is sound; its blobs are not checked."""
         return self.load(self._layout.entry(key.kind, key.hex), key.digest)
 
     def touch(self, key: Key) -> None:
-        """Note that the entry was used now."""
+        """Mark the entry as used now."""
         if self._layout.read_only:
             return
         with suppress(OSError):
@@ -81,12 +80,12 @@ class Entries:
     def write(
         self, key: Key, outputs: Mapping[str, Blob], meta: Mapping[str, Any], created: float | None = None
     ) -> Entry:  # fmt: skip
-        """Publish an entry atomically. Raises ValueError or TypeError when `meta` is not JSON."""
+        """Publish an entry atomically. Raises ValueError or TypeError if `meta` is not JSON."""
         now = time.time()
         return self.adopt(Entry(key, dict(outputs), dict(meta), now if created is None else created, now))
 
     def adopt(self, entry: Entry) -> Entry:
-        """Publish an entry that came from elsewhere, as it is; its blobs must be there already."""
+        """Publish an entry from elsewhere, unchanged; its blobs must exist already."""
         key = entry.key
         data = encode_entry(entry)
         path = self._layout.entry(key.kind, key.hex)
@@ -98,7 +97,7 @@ class Entries:
         return entry
 
     def reject(self, entry: Entry, reason: str) -> None:
-        """Put an entry aside because of what was found about its blobs, unless it was replaced since it was read."""
+        """Quarantine an entry because of its blobs, unless it was replaced since it was read."""
         path = self._layout.entry(entry.key.kind, entry.key.hex)
         with suppress(OSError):
             seen = path.stat()
@@ -106,20 +105,20 @@ class Entries:
                 self._damaged(path, reason, seen)
 
     def all(self, kind: str | None = None) -> Iterator[Entry]:
-        """Every sound entry, or those of one kind, in no order."""
+        """Yield every sound entry, or those of one kind, in no order."""
         for _, item in self._layout.all_entries(kind):
             if entry := self.load(Path(item.path), PREFIX + item.name[:64]):
                 yield entry
 
     def problem(self, key: Key) -> str | None:
-        """What was wrong with the key's entry, where this object put it aside and has not written it again."""
+        """Return why this object quarantined the key's entry, unless it has written it again."""
         return self._problems.get(key.hex)
 
     def nearest(self, key: Key) -> tuple[Entry, list[Difference]] | None:
-        """The entry of the same kind with the fewest differing components.
+        """Return the entry of the same kind with the fewest differing components.
 
         Of equally near entries, one of the same shape or bucket wins, because then only its inputs differ; of these,
-        the one used last. Only the 256 used last are candidates, of 4096 that are looked at, so that a miss stays cheap
+        the one used last. Only the 256 used last are candidates, of 4096 that are scanned, so that a miss stays cheap
         in a big store.
         """
         found = [(entry, key.explain(entry.key)) for entry in self._candidates(key.kind) if entry.key != key]
@@ -128,7 +127,7 @@ class Entries:
         )
 
     def _candidates(self, kind: str) -> list[Entry]:
-        """The entries of a kind used last, newest first; read again once one came or went."""
+        """Return the last used entries of a kind, newest first; read again after one was added or removed."""
         try:
             changed = (self._layout.entries / kind).stat().st_mtime_ns
         except OSError:
@@ -145,7 +144,7 @@ class Entries:
         return known[1]
 
     def load(self, path: Path, digest: str) -> Entry | None:
-        """The entry in a file if it is sound and belongs to this key; else None, the file put aside."""
+        """Return the entry in a file if it is sound and belongs to this key; otherwise quarantine the file."""
         try:
             with open_regular(path) as file:
                 seen = os.fstat(file.fileno())
@@ -176,7 +175,7 @@ class Entries:
 
 
 def entry_body(entry: Entry) -> bytes:
-    """The canonical JSON of an entry's body: what its digest covers, and what is signed."""
+    """Return the canonical JSON of an entry's body, which its digest and its signature cover."""
     body = {
         "schema": SCHEMA,
         "kind": entry.key.kind,
@@ -189,7 +188,7 @@ def entry_body(entry: Entry) -> bytes:
 
 
 def encode_entry(entry: Entry) -> bytes:
-    """The content of an entry's file. Raises ValueError or TypeError when its `meta` is not JSON."""
+    """Return the content of an entry's file. Raises ValueError or TypeError if its `meta` is not JSON."""
     body = entry_body(entry)
     document = {"digest": digest_bytes(body), "entry": json.loads(body)}
     if entry.signature is not None:
@@ -198,7 +197,7 @@ def encode_entry(entry: Entry) -> bytes:
 
 
 def decode_entry(data: bytes, used: float = 0.0) -> Entry:
-    """The entry in a file's content. Raises ValueError, and nothing else, for anything but a sound entry."""
+    """Parse the content of an entry's file. Raises ValueError, and nothing else, for anything but a sound entry."""
     try:
         return _decode(data, used)
     except (TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:

@@ -3,12 +3,12 @@
     store      = <root> "/v" SCHEMA "/" ( blob | entry | bundle | quarantine | temporary | lock | gate | lease |
                                           pin | stamps )
     blob       = "blobs/sha256/" 2 hex "/" 62 hex          content; read-only file; its name is its digest
-    entry      = "entries/" kind "/" 64 hex ".json"        what a key was built into; its name is the digest;
-                                                           its mtime is the time of last use
-    quarantine = "quarantine/" any                         damaged files, kept for a look; safe to delete
-    temporary  = "tmp/" any                                what is being written; garbage after a crash, at once when
-                                                           named by 24 hex digits and locked by nobody
-    bundle     = "bundles/" 16 to 64 hex "/"               a bundle folder (see bundle.py) whose blobs are links
+    entry      = "entries/" kind "/" 64 hex ".json"        the blobs that a key was built into; its name is the
+                                                           digest; its mtime is the time of last use
+    quarantine = "quarantine/" any                         damaged files, kept for inspection; safe to delete
+    temporary  = "tmp/" any                                being written; garbage after a crash, at once when named by
+                                                           24 hex digits and locked by nobody
+    bundle     = "bundles/" 16 to 64 hex "/"               a bundle folder (see bundle/reader.py) whose blobs are links
                                                            to blobs; its mtime is the time of last use
     lock       = "locks/" kind "-" 64 hex                  empty; held by flock while a key is being built
     gate       = "locks/collect"                           see publish_lock.py
@@ -16,7 +16,7 @@
     pin        = "pins/" kind "-" 64 hex                   see pins.py
     stamps     = ".stamps.json"                            see verified_files.py; safe to delete
 
-Another SCHEMA is another folder: versions of llmc that disagree on the layout share a root without meeting.
+Another SCHEMA is another folder, so versions of llmc with different layouts can share a root.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ENTRY = re.compile(r"[0-9a-f]{64}\.json")
 
 
 class Layout:
-    """The paths of one store. Creates nothing by itself; nothing is moved in one that is `read_only`."""
+    """The paths of one store. Creates nothing by itself; nothing is moved in a `read_only` one."""
 
     def __init__(self, root: str | Path, *, read_only: bool = False) -> None:
         self.read_only = read_only
@@ -58,24 +58,24 @@ class Layout:
         self.pins = self.base / "pins"
 
     def blob(self, digest: str) -> Path:
-        """Path of a blob. Raises ValueError for a text that is not a digest."""
+        """Return the path of a blob. Raises ValueError for an invalid digest."""
         name = parse(digest)
         return self.blobs / f"{name[:2]}/{name[2:]}"
 
     def entry(self, kind: str, hex_digest: str) -> Path:
-        """Path of the entry of a key."""
+        """Return the path of a key's entry."""
         return self.entries / f"{kind}/{hex_digest}.json"
 
     def lock(self, kind: str, hex_digest: str) -> Path:
-        """Path of the lock of a key."""
+        """Return the path of a key's lock."""
         return self.locks / f"{kind}-{hex_digest}"
 
     def pin(self, kind: str, hex_digest: str) -> Path:
-        """Path of the pin of a key."""
+        """Return the path of a key's pin."""
         return self.pins / f"{kind}-{hex_digest}"
 
     def all_blobs(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
-        """Every blob's digest and folder entry; strangers among them are passed over."""
+        """Yield every blob's digest and folder entry; other files are ignored."""
         for folder in scan(self.blobs):
             if len(folder.name) != 2 or not folder.is_dir(follow_symlinks=False):
                 continue
@@ -84,7 +84,7 @@ class Layout:
                     yield f"{PREFIX}{folder.name}{item.name}", item
 
     def all_entries(self, kind: str | None = None) -> Iterator[tuple[str, os.DirEntry[str]]]:
-        """Every entry's kind and folder entry, or those of one kind."""
+        """Yield every entry's kind and folder entry, or those of one kind."""
         kinds = [kind] if kind is not None else [folder.name for folder in scan(self.entries) if folder.is_dir()]
         for name in kinds:
             for item in scan(self.entries / name):
@@ -92,10 +92,10 @@ class Layout:
                     yield name, item
 
     def set_aside(self, path: Path, reason: str, seen: os.stat_result | None = None) -> None:
-        """Move a damaged file into quarantine and log why; in a store that cannot be written it stays.
+        """Move a damaged file into quarantine and log why; in a store that cannot be written, it stays.
 
-        Nothing is moved when `path` is no longer the file that was `seen` damaged: another process has healed
-        it. One that was healed in the moment of the move is put back.
+        Nothing is moved if `path` is no longer the file that was `seen` damaged: another process has repaired it. A
+        file that was repaired during the move is put back.
         """
         logger().warning("damaged: %s: %s; counted as a miss, it will be built again", path, reason)
         if self.read_only:
@@ -113,7 +113,7 @@ class Layout:
 
 
 def put_back(aside: Path, path: Path) -> None:
-    """Undo a move, unless something is in the place again. Raises OSError."""
+    """Undo a move, unless the path exists again. Raises OSError."""
     try:
         os.link(aside, path)
     except FileExistsError:
@@ -130,7 +130,7 @@ def _is_same(path: Path, seen: os.stat_result) -> bool:
 
 
 def scan(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """The entries of a folder; none when it is missing or cannot be read."""
+    """Yield the entries of a folder; none if it is missing or cannot be read."""
     try:
         with os.scandir(folder) as items:
             yield from items
@@ -149,7 +149,7 @@ class File(NamedTuple):
 
 
 def files_of(path: Path) -> Iterator[File]:
-    """The file at `path`, or every file below the folder; links are not followed."""
+    """Yield the file at `path`, or every file below the folder; links are not followed."""
     with suppress(OSError):
         status = path.lstat()
         if not stat.S_ISDIR(status.st_mode):
@@ -160,6 +160,6 @@ def files_of(path: Path) -> Iterator[File]:
 
 
 def file_of(status: os.stat_result) -> File:
-    """A file from what stat says of it."""
+    """Return the `File` of a `stat` result."""
     inode = status.st_dev, status.st_ino
     return File(inode, status.st_size, status.st_nlink, status.st_mtime, status.st_ctime)

@@ -1,12 +1,12 @@
-"""Leases: what a living process uses, so that it is not collected.
+"""Leases: records of what a living process uses, so that it is not collected.
 
     lease   = "leases/" 24 hex                      flock held as long as the process uses what it names
-    content = "host " id ( LF name )*               id: of the running kernel, as locks may end at the machine's edge
+    content = "host " id ( LF name )*               id: of the running kernel, as locks may not reach other machines
     name    = "entries/" kind "/" 64 hex | "blobs/" 64 hex | "bundles/" 16 to 64 hex
 
-A lease counts while its lock is held. Where that cannot be known (no locks, or a lease of another machine whose locks
-may not reach here) it counts for LEASE_SECONDS after it was last written. A process notes a name before it checks that
-the file is there. A collection reads the names after it has moved files away (see collect.py).
+A lease counts while its lock is held. Where that is unknown (no locks, or another machine whose locks may not reach
+here), it counts for LEASE_SECONDS after it was last written. A process notes a name before it checks that the file
+exists. A collection reads the names after it has moved files away (gc/collect.py).
 """
 
 from __future__ import annotations
@@ -37,35 +37,35 @@ _NAME = re.compile(r"(?:entries/[a-z0-9][a-z0-9_-]{0,63}/[0-9a-f]{64}|blobs/[0-9
 
 
 def entry_name(key: Key) -> str:
-    """What a lease calls an entry."""
+    """Return the lease name of an entry."""
     return name_of_entry(key.kind, key.hex)
 
 
 def name_of_entry(kind: str, hex_digest: str) -> str:
-    """`entry_name`, where the key itself is not known."""
+    """Return `entry_name` from a key's kind and digits."""
     return f"entries/{kind}/{hex_digest}"
 
 
 def blob_name(digest: str) -> str:
-    """What a lease calls a blob. Raises ValueError for a text that is not a digest."""
+    """Return the lease name of a blob. Raises ValueError for an invalid digest."""
     return f"blobs/{parse(digest)}"
 
 
 def blob_of(name: str) -> str | None:
-    """The digest of the blob that a lease calls by `name`; None for what is not a blob."""
+    """Return the digest of the blob with this lease name; None for what is not a blob."""
     return PREFIX + name.removeprefix("blobs/") if name.startswith("blobs/") else None
 
 
 def bundle_name(folder: Path) -> str:
-    """What a lease calls a bundle folder of the store."""
+    """Return the lease name of a bundle folder in the store."""
     return f"bundles/{folder.name}"
 
 
 class Lease:
-    """Names of one store's things, noted until `release`, or the end of this object or process.
+    """A lease on items of one store, by name, until `release` or the end of this object or process.
 
-    The file is made with the first name. Nothing is raised where it cannot be: then nothing is protected, as in a
-    store that is only read. Safe for threads; a forked process gets a lease of its own.
+    The first name creates the file. If it cannot be created, nothing is raised and nothing is protected, as in a store
+    that is only read. Safe for threads; a forked process gets a lease of its own.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -78,7 +78,7 @@ class Lease:
         self._renewed = 0.0
 
     def hold(self, *names: str) -> bool:
-        """Note names; whether any of them may have been unprotected until now."""
+        """Note names; return whether any of them may have been unprotected until now."""
         if self._layout.read_only:
             return False
         with self._mutex:
@@ -94,9 +94,9 @@ class Lease:
             return bool(fresh) or lost
 
     def claim(self, names: Iterable[str], there: Callable[[], bool]) -> bool:
-        """Note that things are in use; returns whether they are there. If so, they stay until this lease ends.
+        """Note that items are in use; return whether they exist. If so, they stay until this lease ends.
 
-        Where nothing can be noted (a read-only store), the answer holds only for now.
+        If nothing can be noted (a read-only store), the answer holds only for now.
         """
         wanted = list(names)
         if self._keeps(wanted):
@@ -106,7 +106,7 @@ class Lease:
             return there()
 
     def _keeps(self, names: list[str]) -> bool:
-        """Whether all of them were noted before, and still are."""
+        """Whether all names were noted before, and still are."""
         with self._mutex:
             return (
                 self._fd is not None
@@ -116,7 +116,7 @@ class Lease:
             )
 
     def claim_blob(self, digest: str) -> bool:
-        """`claim` of a blob. Raises ValueError for a text that is not a digest."""
+        """Call `claim` for a blob. Raises ValueError for an invalid digest."""
         return self.claim([blob_name(digest)], self._layout.blob(digest).exists)
 
     def holds_blob(self, digest: str) -> bool:
@@ -143,10 +143,10 @@ class Lease:
         except OSError as error:
             if new:
                 self._close()
-            logger().debug("no lease in %s (%s): going on without", self._layout.leases, error)
+            logger().debug("no lease in %s (%s): continuing without", self._layout.leases, error)
 
     def _is_sound(self, fd: int) -> bool:
-        """Whether the file is still under its name, and of this process."""
+        """Whether the file still has its name, and belongs to this process."""
         return self._owner == os.getpid() and os.fstat(fd).st_nlink > 0
 
     def _open(self) -> None:
@@ -174,9 +174,9 @@ def _remove(fd: int, path: Path, owner: int) -> None:
 
 
 def lease_of_bundle(folder: Path) -> Lease | None:
-    """A lease on a bundle folder that is kept in a store, noted as used now; None for a folder elsewhere.
+    """Return a lease on a bundle folder inside a store, marked as used now; None for other folders.
 
-    Whether the folder is there is for the caller to see, afterwards.
+    The caller must check afterwards that the folder exists.
     """
     location = Path(os.path.abspath(folder))  # noqa: PTH100 - links are the user's business
     if len(location.parents) < 3:
@@ -193,7 +193,10 @@ def lease_of_bundle(folder: Path) -> Lease | None:
 
 
 def in_use(layout: Layout, now: float | None = None, *, sweep: bool = False) -> set[str]:
-    """The names on all leases that count at `now` (default: by this machine's clock); `sweep` removes the others."""
+    """Return the names on all leases that count at `now` (default: this machine's clock).
+
+    `sweep` removes the other leases.
+    """
     moment = time.time() if now is None else now
     found: set[str] = set()
     for item in scan(layout.leases):
@@ -216,7 +219,7 @@ def _names(path: Path, now: float, sweep: bool) -> set[str]:
 
 
 def _host() -> str:
-    """The running kernel: within it locks reach everybody, and it ends with all of its processes."""
+    """Identify the running kernel: within it locks reach everybody, and it ends with all of its processes."""
     try:
         return BOOT_ID.read_text().strip()
     except OSError:

@@ -18,12 +18,10 @@ NOTICE_SECONDS = 10.0
 
 @contextmanager
 def exclusive(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[bool]:
-    """Hold the lock file `path`, waiting as long as its holder lives; `waiting()` is called every 10 s of
-    that.
+    """Hold the lock file `path`, waiting as long as its holder lives and calling `waiting()` every 10 s.
 
-    Yields False, holding nothing, where locks cannot be had (read-only, no flock): callers must be right
-    without. The lock is flock's, so that the kernel drops it when the process ends in any way; the empty file
-    stays.
+    Yields False, holding nothing, where locks are unavailable (read-only, no flock): callers must be right without. The
+    lock is flock's, so the kernel drops it when the process ends in any way. The empty file stays.
     """
     lock = _acquire(path, waiting)
     try:
@@ -48,12 +46,12 @@ def _acquire(path: Path, waiting: Callable[[], None] | None) -> BaseFileLock | N
             else:
                 return lock
     except (OSError, NotImplementedError) as error:
-        logger().debug("no lock at %s (%s): going on without", path, error)
+        logger().debug("no lock at %s (%s): continuing without", path, error)
         return None
 
 
 def _flock(path: Path) -> BaseFileLock:
-    """A lock that is flock or nothing: a lock made of a file's existence would outlive its holder."""
+    """Return a lock that uses only flock: one based on a file's existence would outlive its holder."""
     from filelock import FileLock
 
     try:

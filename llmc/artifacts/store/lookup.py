@@ -1,5 +1,4 @@
-"""Finding an entry with all that it names, in several areas, while others collect (see collect.py), or why it is not
-there."""
+"""Finding an entry and its blobs in several areas while others collect (gc/collect.py), and explaining misses."""
 
 from __future__ import annotations
 
@@ -20,16 +19,16 @@ from llmc.artifacts.store.workspace import Area
 T = TypeVar("T")
 _VERSION = re.compile(r"v(0|[1-9][0-9]{0,5})")
 PAUSES = (0.01, 0.02, 0.04, 0.08, 0.16)
-"""Seconds between looks for a missing file: without locks, a collection may put it back a moment later."""
+"""Seconds between attempts to find a missing file: without locks, a collection may put it back a moment later."""
 
 
 def find_blob(areas: Sequence[Area], digest: str, size: int | None, verify: bool) -> Path | None:
-    """The file of an intact blob in the first area that has one."""
+    """Return the file of an intact blob in the first area that has one, or None."""
     return next(filter(None, (area.blobs.find(digest, size, verify=verify) for area in areas)), None)
 
 
 def claim_blob(areas: Sequence[Area], digest: str, size: int | None, verify: bool) -> Path | None:
-    """The file of an intact blob, which stays there as long as its area's object lives; None when there is none."""
+    """Return the file of an intact blob, which stays as long as its area's object lives, or None."""
     for area in areas:
         path = area.blobs.find(digest, size, verify=verify)
         if path is not None and area.lease.claim_blob(digest):
@@ -38,7 +37,7 @@ def claim_blob(areas: Sequence[Area], digest: str, size: int | None, verify: boo
 
 
 def insist(areas: Sequence[Area], digest: str, find: Callable[[], T | None]) -> T | None:
-    """What `find` finds of a blob; it looks again for one that was claimed before, and did not turn out damaged."""
+    """Call `find` for a blob; retry for one that was claimed before and did not turn out damaged."""
     for pause in (*PAUSES, None):
         damaged = _damaged(areas)
         if (found := find()) is not None:
@@ -50,16 +49,16 @@ def insist(areas: Sequence[Area], digest: str, find: Callable[[], T | None]) -> 
 
 
 def lost_output(outputs: Mapping[str, Blob], areas: Sequence[Area], verify: bool) -> str | None:
-    """Name of the first output whose blob is missing or damaged."""
+    """Return the name of the first output whose blob is missing or damaged, or None."""
     lost = (name for name, (digest, size) in outputs.items() if find_blob(areas, digest, size, verify) is None)
     return next(lost, None)
 
 
 def find_entry(areas: Sequence[Area], key: Key, verify: bool) -> Entry | None:
-    """The entry of a key from the first area that has it with all of its blobs, noted as used.
+    """Return the entry of a key from the first area that has it with all of its blobs, marked as used.
 
-    An entry with a missing blob goes into quarantine, unless it was collected or published again meanwhile. It also
-    stays if a blob could not be read, because that may be temporary.
+    An entry with a missing blob is quarantined, unless it was collected or published again meanwhile. It also stays if
+    a blob could not be read, because that may be temporary.
     """
     for area in areas:
         if key.is_local and area.layout.read_only:
@@ -90,19 +89,19 @@ def _find_in(area: Area, areas: Sequence[Area], key: Key, verify: bool) -> Entry
 
 
 def names_of(key: Key, outputs: Mapping[str, Blob]) -> list[str]:
-    """What a lease calls an entry and all that it names. Raises ValueError for a text that is not a digest."""
+    """Return the lease names of an entry and its outputs. Raises ValueError for an invalid digest."""
     return [entry_name(key), *(blob_name(blob.digest) for blob in outputs.values())]
 
 
 def miss_reason(key: Key, areas: Sequence[Area]) -> str:
-    """Why no area has `key`, the first being the store itself, in one line for people.
+    """Explain in one line why no area has `key`; the first area is the store itself.
 
-    That is what was wrong with its entry, if it was put aside just now; else what differs from the nearest entry of
-    its kind; else that there is none, and whether the store is new or another version of llmc wrote it.
+    The reason is what was wrong with its entry, if it was quarantined just now; otherwise what differs from the nearest
+    entry of its kind; otherwise that there is none, and whether the store is new or another version of llmc wrote it.
     """
     for area in areas:
         if (problem := area.entries.problem(key)) is not None:
-            return f"its entry was put aside: {problem}"
+            return f"its entry was quarantined: {problem}"
     if key.is_local:
         return "not seen on this machine before, or changed since"
     near = [found for area in areas if (found := area.entries.nearest(key)) is not None]

@@ -1,4 +1,4 @@
-"""Files that no process will use again: remains of dead processes, and locks of keys without an entry."""
+"""Files that no process will use again: leftovers of dead processes, and locks of keys without an entry."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _SIBLING = re.compile(r"\.(.+)\.[0-9a-f]{16}\.(new|old)")
 
 
 class Remover:
-    """Removes files and folders, and counts what that gives back to the disk; with `dry_run` it only counts.
+    """Removes files and folders, and counts the bytes returned to the disk; with `dry_run` it only counts.
 
-    `removed` are files and folders, `freed` and `linked` bytes: a file is freed with the last of its names. `failed`
-    says, by path, what could not be removed.
+    `removed` counts files and folders, `freed` and `linked` bytes: a file is freed with the last of its names. `failed`
+    gives, by path, why something could not be removed.
     """
 
     def __init__(self, dry_run: bool = False) -> None:
@@ -34,7 +34,7 @@ class Remover:
         self._files: dict[tuple[int, int], File] = {}
 
     def remove(self, path: Path, known_as: Path | None = None) -> bool:
-        """Remove a file or a whole folder, if it is there; False, noted in `failed`, when that cannot be done."""
+        """Remove a file or a whole folder if it exists; return False, noted in `failed`, if that fails."""
         import shutil
 
         files = list(files_of(path))
@@ -57,19 +57,19 @@ class Remover:
 
     @property
     def freed(self) -> int:
-        """Bytes given back."""
+        """Bytes returned to the disk."""
         return sum(file.size for file in self._files.values() if self._names[file.inode] >= file.links)
 
     @property
     def linked(self) -> int:
-        """Bytes of removed files that stay on the disk, as other names hold on to them."""
+        """Bytes of removed files that stay on the disk because of other names."""
         return sum(file.size for file in self._files.values() if self._names[file.inode] < file.links)
 
 
 def sweep(layout: Layout, remover: Remover, now: float | None = None) -> None:
     """Remove temporaries that were not touched for STALE_SECONDS, or whose process is known to be dead.
 
-    So too what dead writers left beside bundles, and locks of keys that have no entry. `now` is the store's time.
+    Also removes what dead writers left next to bundles, and locks of keys without an entry. `now` is the store's time.
     """
     moment = time.time() if now is None else now
     sure = is_of_one_machine(layout)
@@ -86,7 +86,7 @@ def sweep(layout: Layout, remover: Remover, now: float | None = None) -> None:
 
 
 def _candidates(layout: Layout) -> Iterator[tuple[Path, bool]]:
-    """Files that may be garbage, and whether a process holds a lock on each."""
+    """Yield files that may be garbage, and whether their writers hold a lock on them."""
     for item in scan(layout.temporaries):
         yield Path(item.path), _OURS.fullmatch(item.name) is not None
     for item in scan(layout.bundles):

@@ -1,8 +1,8 @@
-"""Pins: entries that stay whatever the limits say.
+"""Pins: entries that stay regardless of the limits.
 
     pin = "pins/" kind "-" 64 hex        empty; its name says which entry, its mtime since when
 
-A pin may outlive its entry (damaged, or removed by hand): what is built again under that key is pinned again.
+A pin may outlive its entry (damaged, or removed by hand): a result built again under that key is pinned again.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ class Pin(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What a lease calls the entry."""
+        """The lease name of the entry."""
         return name_of_entry(self.kind, self.hex)
 
 
 def pin(layout: Layout, key: Key) -> None:
-    """Pin the entry of a key, durably; one that is pinned stays so.
+    """Pin the entry of a key, durably; an existing pin stays.
 
-    Raises ArtifactError when it is not in the store, CapacityError or UnwritableError where it cannot be noted.
+    Raises ArtifactError if the entry is not in the store, CapacityError or UnwritableError if the pin cannot be
+    written.
     """
     path = layout.pin(key.kind, key.hex)
     with publish_lock(layout), writing(path, 0, REMEDY):
@@ -50,7 +51,7 @@ def pin(layout: Layout, key: Key) -> None:
 
 
 def unpin(layout: Layout, found: Pin) -> None:
-    """Let go of a pin. Raises UnwritableError where it cannot be removed."""
+    """Remove a pin. Raises UnwritableError if that fails."""
     path = layout.pin(found.kind, found.hex)
     with writing(path, 0, REMEDY):
         path.unlink(missing_ok=True)
@@ -58,7 +59,7 @@ def unpin(layout: Layout, found: Pin) -> None:
 
 
 def pins(layout: Layout) -> list[Pin]:
-    """Every pin, by kind and key."""
+    """Return every pin, by kind and key."""
     found = []
     for item in scan(layout.pins):
         kind, _, digits = item.name.rpartition("-")

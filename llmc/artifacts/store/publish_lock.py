@@ -1,11 +1,11 @@
-"""The gate between those who publish and the one who collects.
+"""The lock between those who publish and the one who collects.
 
-    publishing, or finding something to use     shared: check that all files are there, and note it (entry, lease)
+    publishing, or finding something to use     shared: check that all files exist, and note it (entry, lease)
     collecting                                  exclusive: see who uses what, and remove the rest
 
-So a file that was found is still there when its use has been noted. Correctness does not depend on the gate: a process
+So a file that was found still exists when its use has been noted. Correctness does not depend on this lock: a process
 that cannot have it (read-only, no flock, a holder that was stopped for more than GATE_SECONDS) continues without it.
-The order of steps in collect.py is still right then, but something may have to be built again.
+The order of steps in gc/collect.py is still right then, but something may have to be built again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ONE_MACHINE = frozenset(
 
 @contextmanager
 def publish_lock(layout: Layout, *, exclusive: bool = False) -> Iterator[bool]:
-    """Pass the gate of a store, or close it; False if it could not be had, and the caller continues without it."""
+    """Hold the publish lock of a store; yields False if it is unavailable, and the caller continues without it."""
     fd = None if layout.read_only else _enter(layout.gate, exclusive)
     try:
         yield fd is not None
@@ -50,7 +50,7 @@ def _enter(path: Path, exclusive: bool) -> int | None:
             make_folder(path.parent)
             fd = os.open(path, flags, 0o666)
     except OSError as error:
-        logger().debug("no gate at %s (%s): going on without", path, error)
+        logger().debug("no lock file at %s (%s): continuing without", path, error)
         return None
     deadline = time.monotonic() + GATE_SECONDS
     pause = 0.0005
@@ -60,14 +60,14 @@ def _enter(path: Path, exclusive: bool) -> int | None:
     if found:
         return fd
     os.close(fd)
-    logger().debug("no lock at %s: going on without", path)
+    logger().debug("no lock at %s: continuing without", path)
     return None
 
 
 def keeps_all_out(layout: Layout) -> bool:
-    """Whether the closed gate, which this process holds, really keeps everybody out.
+    """Whether the exclusive lock that this process holds really excludes everybody.
 
-    Not so where the kernel grants every lock, and not known where other machines may have locks of their own.
+    False where the kernel grants every lock, or where other machines may have locks of their own.
     """
     try:
         with probe(layout.gate) as found:
@@ -85,12 +85,12 @@ def is_of_one_machine(layout: Layout) -> bool:
 
 
 def is_local(folder: Path) -> bool:
-    """Whether a folder, which exists, is on a file system of this machine alone; false where that is not known."""
+    """Whether an existing folder is on a file system of this machine only; False if that is unknown."""
     return _file_system(folder) in _ONE_MACHINE
 
 
 def _file_system(folder: Path) -> str:
-    """The type of the file system that a folder is on; "" when the system does not say."""
+    """Return the type of a folder's file system; "" if the system does not say."""
     location = os.path.realpath(folder)
     best = kind = ""
     try:
@@ -106,9 +106,9 @@ def _file_system(folder: Path) -> str:
 
 
 def clock(layout: Layout) -> float:
-    """The time by the store's own file system, which all machines that share it agree on; seconds since 1970.
+    """Return the time of the store's own file system, on which all machines that share it agree; seconds since 1970.
 
-    Raises CapacityError or UnwritableError where no file can be made.
+    Raises CapacityError or UnwritableError if no file can be created.
     """
     with writing(layout.base, 0, REMEDY):
         make_folder(layout.temporaries)

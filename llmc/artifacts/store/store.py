@@ -1,7 +1,7 @@
 """The store: blobs by digest, and entries that say which blobs a key was built into. See layout.py for files.
 
-Any number of processes and threads may use one root at once. A damaged file counts as a miss, goes into quarantine, and
-is built again. A result that cannot be written is used uncached.
+Any number of processes and threads may use one root at once. A damaged file counts as a miss, is quarantined, and is
+built again. A result that cannot be written is used uncached.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
 
 class _GoneError(BlobMissingError):
-    """A build's blob that is not there when its entry is published."""
+    """A build's blob is missing when its entry is published."""
 
 
 class Store:
-    """A content-addressed store in a folder, which need not exist before something is put into it.
+    """A content-addressed store in a folder, which need not exist before something is stored.
 
-    `shared` are further stores that are only read, in this order, and used where they are (a read-only network
-    mount, for instance): nothing is copied from them, moved in them, or locked there. `upstream` is asked for what
-    none of them has, before it is built.
+    `shared` are further stores that are only read, in this order and in place (a read-only network mount, for
+    instance): nothing is copied from them, moved in them, or locked there. `upstream` is asked, before a build, for
+    what none of them has.
 
-    `overflow` is a folder for results that the store has no room for, kept when the process ends and shared
-    by processes that name it (workers of one compile, for instance); without it each process makes a
-    temporary one when it must, and removes it at exit. A pickled store takes its overflow and its shared stores
-    along. `guard` is asked before results are looked for, and of those found. What this object found, fetched or
-    published is not collected before the object ends (see leases.py). `counters` holds hits, misses, fetched (of the
-    hits, those that came from upstream) and corrupt, since this object was made.
+    `overflow` is a folder for results that the store has no room for. It is kept when the process ends, and shared by
+    processes that name it (workers of one compile, for instance). Without it, each process creates a temporary one when
+    needed, and removes it at exit. A pickled store keeps its overflow and its shared stores. `guard` is called before a
+    lookup, and for the result found. What this object found, fetched or published is not collected while it lives
+    (leases.py). `counters` holds hits, misses, fetched (hits that came from upstream) and corrupt, since this object
+    was created.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Store:
 
     @property
     def layout(self) -> Layout:
-        """Where this store keeps its files."""
+        """The paths of this store's files."""
         return self._main.layout
 
     def __reduce__(self) -> tuple[Callable[..., Store], tuple[Any, ...]]:
@@ -86,7 +86,7 @@ class Store:
 
     @property
     def counters(self) -> dict[str, int]:
-        """How often a lookup found its key, did not, and how many damaged files were met."""
+        """The number of hits, misses, hits fetched from upstream, and damaged files found."""
         corrupt = sum(area.blobs.corrupt + area.entries.corrupt for area in self._areas)
         return {"hits": self._hits, "misses": self._misses, "fetched": self._fetched, "corrupt": corrupt}
 
@@ -97,20 +97,19 @@ class Store:
         return self._main.blobs.put_bytes(data)
 
     def put_file(self, path: str | Path, *, move: bool = False, link: bool = False) -> Blob:
-        """Store a file's content; `move` consumes the file, without a copy within one file system; `link` shares a
-        read-only one.
+        """Store a file's content; `move` consumes the file, `link` shares a read-only one.
 
-        Raises CapacityError or UnwritableError as `put_bytes`, and ArtifactError when the file cannot be
-        read.
+        Within one file system, `move` does not copy. Raises CapacityError or UnwritableError as `put_bytes` does, and
+        ArtifactError if the file cannot be read.
         """
         return self._main.blobs.put_file(path, move=move, link=link)
 
     def writer(self) -> AbstractContextManager[BlobWriter]:
-        """`with store.writer() as stream: stream.write(…)`; then `stream.blob`, if the block ended well."""
+        """Stream into a blob: `with store.writer() as stream: stream.write(…)`, then `stream.blob`."""
         return self._main.blobs.writer()
 
     def get_bytes(self, digest: str) -> bytes:
-        """A blob's content, its digest verified. Raises BlobMissingError when it is missing or damaged."""
+        """Return a blob's content, verified by digest. Raises BlobMissingError if it is missing or damaged."""
 
         def read() -> bytes | None:
             return next((data for area in self._areas if (data := area.blobs.read(digest)) is not None), None)
@@ -120,11 +119,9 @@ class Store:
         raise self._missing(digest)
 
     def path(self, blob: Blob | str, *, verify: bool = True) -> Path:
-        """The file of a blob: size verified when a Blob is given, and digest unless verified before and
-        untouched since.
+        """Return the file of a blob, verified by size (for a Blob) and by digest or valid stamp.
 
-        The file is read-only and shared; never write to it. Raises BlobMissingError when it is missing or
-        damaged.
+        The file is read-only and shared; never write to it. Raises BlobMissingError if it is missing or damaged.
         """
         digest, size = (blob, None) if isinstance(blob, str) else blob
         if found := insist(self._areas, digest, lambda: claim_blob(self._areas, digest, size, verify)):
@@ -132,31 +129,28 @@ class Store:
         raise self._missing(digest)
 
     def has(self, blob: Blob) -> bool:
-        """Whether the blob is there, by its size; then it stays there."""
+        """Whether the blob exists, by its size; if so, it stays."""
         return self.locate(blob) is not None
 
     def locate(self, blob: Blob) -> Path | None:
-        """The file of a blob that is there, by its size; then it stays there."""
+        """Return the file of an existing blob, by its size, or None; if it exists, it stays."""
         return claim_blob(self._areas, *blob, verify=False)
 
     def hold(self, *names: str) -> None:
-        """Keep what leases.py calls by these names from being collected as long as this object lives."""
+        """Protect items, by lease name (leases.py), from collection as long as this object lives."""
         self._main.lease.hold(*names)
 
     def is_intact(self, blob: Blob) -> bool:
-        """Whether the blob is there, by its digest; then it stays there."""
+        """Whether the blob exists, by its digest; if so, it stays."""
         return claim_blob(self._areas, *blob, verify=True) is not None
 
     # Entries
 
     def lookup(self, key: Key, *, verify: bool = False) -> Entry | None:
-        """The entry of a key, all of its blobs present with the right size, and digest too if `verify`; else
-        None.
+        """Return the entry of a key if all of its blobs exist with the right size, and digest if `verify`, or None.
 
-        A damaged entry, or one with a damaged blob, is put into quarantine and is a miss. With the logger
-        "llmc.artifacts" at INFO, a miss names the components that differ from the nearest entry.
-
-        Raises ArtifactError as the guard does.
+        A damaged entry, or one with a damaged blob, is quarantined and is a miss. With the logger "llmc.artifacts" at
+        INFO, a miss names the components that differ from the nearest entry. Raises ArtifactError as the guard does.
         """
         entry = find_entry(self._areas, key, verify)
         if entry is not None:
@@ -172,41 +166,40 @@ class Store:
         return None
 
     def obtain(self, key: Key) -> Entry | None:
-        """As `lookup`, but what is not here is asked of upstream too."""
+        """Return the entry of a key as `lookup` does, or from upstream."""
         return self.lookup(key) or self._fetch(key)
 
     def nearest(self, key: Key) -> tuple[Entry, list[Difference]] | None:
-        """Of the entries of this kind used last, the one most like `key`, and `key.explain` of it (see entries.py)."""
+        """Return the last used entry of this kind that is most like `key`, and their differences (see entries.py)."""
         return self._main.entries.nearest(key)
 
     def why(self, key: Key) -> str:
-        """Why `key`, which a lookup did not find, is not here (see `miss_reason`): `theirs → mine`, in one line."""
+        """Explain in one line, as `theirs → mine`, why a lookup did not find `key` (see `miss_reason`)."""
         return miss_reason(key, self._areas)
 
     def publish(
         self, key: Key, outputs: Mapping[str, Blob], meta: Mapping[str, Any] | None = None,
         created: float | None = None,
     ) -> Entry:  # fmt: skip
-        """Say what a key was built into, atomically; replaces what was said before.
+        """Record what a key was built into, atomically; replaces an existing entry.
 
-        `created` is the time that the entry tells, in seconds since 1970. Default: now.
-
-        Raises BlobMissingError for an output that is not in the store, ValueError or TypeError for `meta`
-        that is not JSON, CapacityError or UnwritableError where the entry cannot be written.
+        `created` is the recorded time, in seconds since 1970 (default: now). Raises BlobMissingError for an output that
+        is not in the store, ValueError or TypeError if `meta` is not JSON, CapacityError or UnwritableError if the
+        entry cannot be written.
         """
         with publish_lock(self.layout):
             self._require(key, outputs, [self._main, *self._shared])
             return self._main.entries.write(key, outputs, meta or {}, created)
 
     def get_or_build(self, key: Key, build: Build) -> tuple[Entry, bool]:
-        """The entry of a key, built if need be, and whether it was there: every output is intact, by digest.
+        """Return the entry of a key, built if needed, and whether it existed; every output is intact, by digest.
 
-        Processes that want one key at once build it once, the others wait; if the holder dies the next one
-        builds; where locks do nothing each builds, with the same result. Whatever `build` raises is passed on
-        and leaves nothing. A store without room, or one that cannot be written, does not fail the build: a
-        warning is logged and the result lives in a temporary folder, known to this object only. CapacityError
-        is raised when there is no room for that either. `build` may be run a second time: in another folder, when
-        the disk was full under its first, and when what its first stored was removed before it was published.
+        Processes that request one key at once build it once, and the others wait. If the holder dies, the next one
+        builds. Where locks do nothing, each builds, with the same result. Whatever `build` raises is passed on and
+        leaves nothing. A store without room, or one that cannot be written, does not fail the build: a warning is
+        logged and the result lives in a temporary folder, known only to this object. CapacityError is raised if there
+        is no room there either. `build` may be run a second time: in another folder, if the disk was full under its
+        first, and if what its first stored was removed before it was published.
         """
         entry = self.lookup(key, verify=True)
         if entry is not None:
@@ -231,7 +224,7 @@ class Store:
                 return self.build(key, build), False
 
     def build(self, key: Key, build: Build) -> Entry:
-        """As `get_or_build` of a key that is not here, but waits for nobody else who builds it."""
+        """Build a missing key as `get_or_build` does, without waiting for anybody else who builds it."""
         try:
             return self._build_in(self._main, key, build)
         except (CapacityError, UnwritableError) as error:
@@ -244,7 +237,7 @@ class Store:
         try:
             return self._build_in(area, key, build)
         except UnwritableError as error:
-            raise CapacityError(f"no room for results: {reason}; nor beside the store: {error}") from error
+            raise CapacityError(f"no room for results: {reason}; nor outside the store: {error}") from error
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
@@ -253,13 +246,13 @@ class Store:
             ) from error
 
     def entries(self, kind: str | None = None) -> list[Entry]:
-        """Every sound entry (of a kind), by kind and then last use, newest first. Blobs are not looked at."""
+        """Return every sound entry (of a kind), by kind and then last use, newest first. Blobs are not checked."""
         return sorted(self._main.entries.all(kind), key=lambda entry: (entry.key.kind, -entry.used))
 
     def find(self, prefix: str) -> Entry:
-        """The entry whose key digest starts with `prefix` (with or without "sha256:"; 4 digits at least).
+        """Return the entry whose key digest starts with `prefix` (with or without "sha256:"; at least 4 digits).
 
-        Raises ArtifactError when there is none or more than one.
+        Raises ArtifactError if there is none or more than one.
         """
         digits = prefix.removeprefix("sha256:").lower()
         if len(digits) < SHORTEST_PREFIX:
@@ -267,18 +260,18 @@ class Store:
         found = [entry for entry in self.entries() if entry.key.hex.startswith(digits)]
         return the_one(found, f"entry with key {prefix}", f"{self.root}; `llmc cache ls` lists them")
 
-    # Care
+    # Maintenance
 
     def verify(self, progress: Callable[[str, int], None] | None = None) -> AuditReport:
-        """Read every blob and entry; what is damaged goes into quarantine.
+        """Read every blob and entry; damaged ones are quarantined.
 
-        `progress(digest, size)` is called after each blob. Stamps are not believed here: this finds damage
-        below the file system too. Remains of crashed processes are removed.
+        `progress(digest, size)` is called after each blob. Stamps are ignored, so damage below the file system is found
+        too. Leftovers of crashed processes are removed.
         """
         return verify(self._main, progress)
 
     def usage(self) -> StoreUsage:
-        """What the store holds, by its files' sizes."""
+        """Return the files and bytes in the store."""
         return usage(self._main.layout)
 
     # Private
@@ -288,16 +281,16 @@ class Store:
         return [self._main, *self._overflow.areas, *self._shared]
 
     def _require(self, key: Key, outputs: Mapping[str, Blob], areas: Sequence[Area]) -> None:
-        """Have all outputs of what is about to be published, and keep them and their entry."""
+        """Protect an entry to be published and its outputs. Raises _GoneError if an output is missing."""
         self.hold(*names_of(key, outputs))
         if (lost := lost_output(outputs, areas, verify=False)) is not None:
             raise _GoneError(f"output {lost!r} is not in {self.root}: store it before the key")
 
     def _missing(self, digest: str) -> BlobMissingError:
-        return BlobMissingError(f"{digest} is missing from {self.root}, or was damaged and put aside; compile again")
+        return BlobMissingError(f"{digest} is missing from {self.root}, or was damaged and quarantined; compile again")
 
     def require_usable(self, key: Key, entry: Entry | None = None) -> None:
-        """Raise ArtifactError where the guard refuses what is, or would be, under `key`: before the work for it."""
+        """Raise ArtifactError if the guard refuses the result of `key`, before any work for it."""
         if self._guard is not None:
             self._guard.require(key, entry, [area.layout for area in (self._main, *self._shared)])
 
@@ -332,7 +325,7 @@ class Store:
 
 
 def the_one(found: Sequence[Entry], name: str, location: str) -> Entry:
-    """The only one of the entries that a name fits. Raises ArtifactError when there is none or more than one."""
+    """Return the only one of the entries that match a name. Raises ArtifactError if there is none or more than one."""
     if not found:
         raise ArtifactError(f"no {name} in {location}")
     if len(found) > 1:

@@ -1,4 +1,4 @@
-"""Places with the layout of a store, a build's workspace in one, and what a store is handed: a far tier, a guard."""
+"""Folders with the layout of a store, a build's workspace in one, and the contracts of a remote tier and a guard."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 
 class Area:
-    """One place with the layout of a store: the store, a shared one that is only read, or the folder of results
-    it had no room for.
+    """A folder with the layout of a store: the store, a read-only shared one, or the overflow for results.
 
     `stamps_of` is the area whose table of verified files is used, for an area that cannot be written.
     """
@@ -45,8 +44,9 @@ class Area:
 
 
 class Spill:
-    """A folder with the layout of a store: the one given, which is kept, or a temporary one that is made when it is
-    needed and removed with this object; what a killed process leaves is removed by a later one (temporaries.py).
+    """The overflow of a store: the folder given, which is kept, or a temporary one, created when needed.
+
+    The temporary one is removed with this object; a later process removes what a killed one leaves (temporaries.py).
     """
 
     def __init__(self, folder: str | Path | None) -> None:
@@ -55,16 +55,16 @@ class Spill:
 
     @property
     def areas(self) -> list[Area]:
-        """The folder, if there is one by now."""
+        """The folder, if it exists by now."""
         return [] if self._area is None else [self._area]
 
     @property
     def root(self) -> Path | None:
-        """Where it is, if there is one by now."""
+        """The path of the folder, if it exists by now."""
         return None if self._area is None else self._area.layout.root
 
     def take(self, reason: Exception | None) -> Area:
-        """The folder, because of what happened in the store. Raises CapacityError where none can be made."""
+        """Return the folder, created if needed because of `reason`. Raises CapacityError if it cannot be created."""
         with self._making:
             if self._area is None:
                 built = ExitStack()
@@ -81,10 +81,10 @@ class Spill:
 
 
 class Workspace:
-    """A build's own folder, removed after the build, and its door to the store.
+    """A build's own folder, removed after the build, and its access to the store.
 
-    `meta` is kept with the result (JSON values). A blob that the store has no room for goes where uncached
-    results are kept, so that a build never fails for want of a cache.
+    `meta` (JSON values) is kept with the result. A blob that the store has no room for goes to the overflow, so that a
+    build never fails for want of a cache.
     """
 
     def __init__(self, area: Area, folder: Path, spill: Callable[[Exception], Area]) -> None:
@@ -94,15 +94,15 @@ class Workspace:
         self._spill = spill
 
     def put_bytes(self, data: bytes | bytearray | memoryview) -> Blob:
-        """Store `data`. Raises CapacityError when nothing at all has room for it."""
+        """Store `data`. Raises CapacityError if neither store nor overflow has room."""
         return self._put(lambda blobs: blobs.put_bytes(data))
 
     def put_file(self, path: str | Path, *, move: bool = True) -> Blob:
-        """Store a file, consumed by default. Raises CapacityError when nothing at all has room for it."""
+        """Store a file, consumed by default. Raises CapacityError if neither store nor overflow has room."""
         return self._put(lambda blobs: blobs.put_file(path, move=move))
 
     def writer(self) -> AbstractContextManager[BlobWriter]:
-        """Stream into a blob. Let its CapacityError out: the build is run again where there is room."""
+        """Stream into a blob. Let its CapacityError propagate: the build is run again where there is room."""
         return self._area.blobs.writer()
 
     def _put(self, put: Callable[[Blobs], Blob]) -> Blob:
@@ -117,7 +117,7 @@ class Workspace:
 
 @contextmanager
 def workspace(area: Area, spill: Callable[[Exception], Area]) -> Iterator[Workspace]:
-    """A workspace in an area, locked while it lives. Raises CapacityError or UnwritableError where none can be made."""
+    """Yield a workspace in an area, locked while it lives. Raises CapacityError or UnwritableError."""
     temporaries = area.layout.temporaries
     with writing(temporaries, 0, REMEDY):
         make_folder(temporaries)
@@ -138,13 +138,13 @@ def _built_in(temporaries: Path) -> Path:
 
 
 class Upstream(Protocol):
-    """A far tier that a store asks before it builds (see remotes/read_through.py)."""
+    """A remote tier that a store asks before it builds (see remotes/read_through.py)."""
 
     def fetch(self, key: Key, area: Area) -> Entry | None:
-        """The entry of `key`, verified, trusted, and with all of its blobs put into `area`; else None.
+        """Return the entry of `key`, verified, trusted, and with all of its blobs added to `area`, or None.
 
-        Never raises because the far side is away, wrong or not trusted: that is logged and is a miss. Raises
-        CapacityError or UnwritableError when `area` has no room.
+        Never raises because the remote is unavailable, wrong or not trusted: that is logged and is a miss. Raises
+        CapacityError or UnwritableError if `area` has no room.
         """
         ...
 
@@ -153,8 +153,8 @@ class Guard(Protocol):
     """Decides whether a store may be used for a result (see local/opening.py). It is pickled with the store."""
 
     def require(self, key: Key, entry: Entry | None, layouts: Sequence[Layout]) -> None:
-        """Raise ArtifactError if what is, or will be, under `key` may not be used from any of the stores.
+        """Raise ArtifactError if the present or future result of `key` may not be used from any of the stores.
 
-        `entry` is what was found; None before a search.
+        `entry` is the entry found; None before a lookup.
         """
         ...

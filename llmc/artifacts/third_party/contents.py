@@ -2,15 +2,15 @@
 
     kind       = "foreign-cache"
     components = {"cache": name, "tree": digest, fact: value, …}
-    outputs    = {"tree/" path: blob, "image/" path: blob}       files of the cache, and those for its image alone
+    outputs    = {"tree/" path: blob, "image/" path: blob}       files of the cache, and those only for its image
     meta       = {"schema": 1, "executable": [path, …], "folders": [path, …],
                   "image": {"folder": str, "labels": {name: text}}}
     path       = part ("/" part)*      at most 1024 bytes in UTF-8
     part       = 1 to 255 bytes of printable characters, neither "." nor "..", without "/" and "\\"
 
 "tree" is the sha256 of the canonical JSON of {"files": {path: [digest, size, executable]}, "folders": [path, …]}.
-"folders" are those without files. So an entry's key says what is in it, and its signature covers every name and byte.
-Times, owners and the folder that it was packed from are not in it.
+"folders" are those without files. So an entry's key identifies its content, and its signature covers every name and
+byte. Times, owners and the source folder are not recorded.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ MAX_PART_BYTES = 255
 
 
 def path_problem(path: str) -> str | None:
-    """What is wrong with a path, in words; None for one by the grammar."""
+    """Describe what is wrong with a path; None if it follows the grammar."""
     if not path.isprintable():
         return "it has characters that cannot be printed, or is not UTF-8"
     if len(path.encode()) > MAX_PATH_BYTES:
         return f"it is longer than {MAX_PATH_BYTES} bytes"
     for part in path.split("/"):
         if part in {"", ".", ".."} or "\\" in part:
-            return "it leads out of its folder, or is not in its plainest form"
+            return "it leads out of its folder, or is not normalized"
         if len(part.encode()) > MAX_PART_BYTES:
             return f"a part of it is longer than {MAX_PART_BYTES} bytes"
     return None
 
 
 def paths_problem(files: Collection[str], folders: Iterable[str]) -> str | None:
-    """What is wrong with the paths of a tree's files and empty folders; None when they can all be made."""
+    """Describe what is wrong with the paths of a tree's files and empty folders; None if all can be created."""
     names = [*files, *folders]
     for path in names:
         if (problem := path_problem(path)) is not None:
@@ -72,7 +72,7 @@ class PackedFile(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """A packed cache: its name, key facts, files and empty folders by path, and how it lies in an image."""
+    """A packed cache: its name, key facts, files and empty folders by path, and its form in an image."""
 
     cache: str
     facts: Mapping[str, str]
@@ -84,26 +84,26 @@ class Contents(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Total bytes of all files."""
         return sum(file.blob.size for file in self.files.values())
 
     @property
     def tree(self) -> str:
-        """The digest of names and content."""
+        """Digest of names and content."""
         files = {path: [*file.blob, file.executable] for path, file in self.files.items()}
         return digest_bytes(canonical_json({"files": files, "folders": list(self.folders)}))
 
     def key(self) -> Key:
-        """The key of its entry."""
+        """Return the key of the cache's entry."""
         return Key(KIND, {**self.facts, "cache": self.cache, "tree": self.tree})
 
     def outputs(self) -> dict[str, Blob]:
-        """The outputs of its entry."""
+        """Return the outputs of the cache's entry."""
         found = {TREE + path: file.blob for path, file in self.files.items()}
         return found | {IMAGE + path: blob for path, blob in self.image_files.items()}
 
     def meta(self) -> dict[str, Any]:
-        """The meta of its entry."""
+        """Return the meta of the cache's entry."""
         return {
             "schema": SCHEMA,
             "executable": sorted(path for path, file in self.files.items() if file.executable),
@@ -113,7 +113,7 @@ class Contents(NamedTuple):
 
 
 def read_contents(entry: Entry, origin: str) -> Contents:
-    """The cache that an entry is, which may come from anywhere. Raises ArtifactError for any other entry."""
+    """Return the cache in an entry, which may come from anywhere. Raises ArtifactError for any other entry."""
     if entry.key.kind != KIND:
         _fail(origin, f"a {entry.key.kind}, not a packed cache")
     schema = entry.meta.get("schema")
@@ -147,7 +147,7 @@ def _read(entry: Entry, origin: str) -> Contents:
             _fail(origin, f"it has an output {name!r:.100}")
     problem = paths_problem(files, folders) or paths_problem(extra, ()) or path_problem(image["folder"])
     if problem is not None:
-        _fail(origin, f"a path cannot be made: {problem}")
+        _fail(origin, f"a path cannot be created: {problem}")
     cache = entry.key.components["cache"]
     contents = Contents(
         str(cache), {name: str(value) for name, value in facts.items()}, files, tuple(folders), image["folder"],

@@ -1,7 +1,7 @@
-"""Key facts of a cache: what its tree carries, what this host has, and how the two compare.
+"""Key facts of a cache: those in its tree, those of this host, and how the two compare.
 
-Facts are text. A name is dotted, of printable ASCII. One that a tree has several values of, as a tree of two ranks may,
-has them all, sorted, with " | " between.
+Facts are text. A name is dotted, of printable ASCII. Several values of one name, as in a tree of two ranks, are sorted
+and joined with " | ".
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ _KEPT = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) != "%")
 
 
 def flatten(name: str, value: object) -> Iterator[Fact]:
-    """A JSON value as facts: a member of an object is "NAME.MEMBER". A list of plain values is one fact, in JSON; any
-    other has its items by number."""
+    """Yield a JSON value as facts: a member of an object is "NAME.MEMBER".
+
+    A list of plain values is one fact, in JSON; any other list has its items by number.
+    """
     if isinstance(value, list) and any(isinstance(item, Mapping | list) for item in value):
         value = dict(enumerate(value))
     if isinstance(value, Mapping):
@@ -40,9 +42,9 @@ def flatten(name: str, value: object) -> Iterator[Fact]:
 
 
 def merge(facts: Iterable[Fact]) -> dict[str, str]:
-    """Facts by name, in order of name; names and values that are too long for a key are cut, with a digest.
+    """Return facts by name, sorted; names and values that are too long for a key are cut, with a digest.
 
-    Raises InputError for a name that is reserved, and for more facts than an entry has room for.
+    Raises InputError for a reserved name, and for more facts than an entry has room for.
     """
     found: dict[str, set[str]] = {}
     for name, value in facts:
@@ -55,7 +57,7 @@ def merge(facts: Iterable[Fact]) -> dict[str, str]:
 
 
 def fact_name(text: str) -> str:
-    """A name as the components of a key can have it: other characters are percent-encoded, a long one is cut."""
+    """Return a name valid in a key: other characters are percent-encoded, a long name is cut."""
     name = quote(text, safe=_KEPT, errors="backslashreplace") or "%"
     return (
         name
@@ -70,7 +72,7 @@ def _value(text: str) -> str:
 
 
 def versions(packages: Sequence[str]) -> Iterator[Fact]:
-    """The versions of those distributions that are installed here; none is imported.
+    """Yield the versions of those distributions that are installed here; none is imported.
 
     The first is the server's own. Without it the others belong to something else, and none counts.
     """
@@ -85,7 +87,7 @@ def versions(packages: Sequence[str]) -> Iterator[Fact]:
 
 
 def parse_facts(texts: Iterable[str], flag: str) -> dict[str, str]:
-    """`NAME=VALUE` a text. Raises InputError naming the flag."""
+    """Parse texts of the form `NAME=VALUE`. Raises InputError naming the flag."""
     found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -97,7 +99,7 @@ def parse_facts(texts: Iterable[str], flag: str) -> dict[str, str]:
 
 
 class Mismatch(NamedTuple):
-    """A fact of a packed cache that is another one here; `given` by a flag, else found on this host."""
+    """A fact that differs between a packed cache and this host; `given` by a flag, otherwise found on this host."""
 
     name: str
     packed: str
@@ -109,7 +111,7 @@ class Mismatch(NamedTuple):
 
 
 class FactComparison(NamedTuple):
-    """How a cache's facts compare with this host's: the names that match, that differ, and that nobody could check."""
+    """How a cache's facts compare with this host's: names that match, that differ, and that could not be checked."""
 
     matching: tuple[str, ...]
     mismatches: tuple[Mismatch, ...]
@@ -119,11 +121,11 @@ class FactComparison(NamedTuple):
 def compare(
     packed: Mapping[str, str], must_match: Collection[str], given: Mapping[str, str], found: Mapping[str, str]
 ) -> FactComparison:
-    """Compare a cache's facts with those `given` and with those `found` here, of which `must_match` are looked at.
+    """Compare a cache's facts with those `given`, and those that `must_match` with the facts `found` here.
 
-    A name that is given or found may be the end of a fact's ("tensor_parallel_size" of
-    "config.parallel.tensor_parallel_size"). Raises InputError for one that is given and that the cache does not
-    carry, or that fits several.
+    A given or found name may be the end of a fact's name ("tensor_parallel_size" of
+    "config.parallel.tensor_parallel_size"). Raises InputError for a given name that the cache does not carry, or that
+    fits several.
     """
     expected = {resolve(name, packed): value for name, value in given.items()}
     needed = [name for name in packed if any(fnmatchcase(name, pattern) for pattern in must_match)]
@@ -138,7 +140,7 @@ def compare(
 
 
 def resolve(name: str, packed: Mapping[str, str]) -> str:
-    """The fact that a name, or the end of one, means. Raises InputError."""
+    """Return the fact that a name, or the end of one, means. Raises InputError."""
     if name in packed:
         return name
     fitting = [known for known in packed if known.endswith("." + name)]

@@ -19,14 +19,14 @@ from llmc.errors import ArtifactError, InputError
 JOBS = 8
 SHOWN = 3
 ROOM = 64 << 10
-"""Bytes that an entry's signatures may take."""
+"""Bytes reserved for an entry's signatures."""
 
 Progress = Callable[[int, int], None]
-"""Told how many bytes of how many are there."""
+"""Called with the bytes done and the total bytes."""
 
 
 class Packed(NamedTuple):
-    """A cache that was packed: its entry and contents, whether the entry is new, units left out, and why."""
+    """A packed cache: its entry and contents, whether the entry is new, and the units left out, with the reason."""
 
     entry: Entry
     contents: Contents
@@ -43,12 +43,12 @@ def pack(
     leave_out_incomplete: bool = False,
     progress: Progress | None = None,
 ) -> Packed:
-    """Put the cache in `folder` into the store; the same files and facts are the same entry, wherever it is packed.
+    """Pack the cache in `folder` into the store; the same files and facts give the same entry everywhere.
 
-    `facts` are added to those that the tree carries, and to the versions of the server's packages that are installed
-    here; one that is empty takes away what is recorded by itself. Raises InputError where there is no such cache or a
-    given fact contradicts the tree, ArtifactError for a cache that is half written, changes meanwhile, or has something
-    else than files in it, CapacityError or UnwritableError where the store cannot take it.
+    `facts` are added to those in the tree, and to the versions of the server's packages that are installed here; an
+    empty value removes an automatically recorded one. Raises InputError if there is no such cache or a given fact
+    contradicts the tree, ArtifactError for a cache that is half written, changes meanwhile, or contains anything but
+    files, CapacityError or UnwritableError if the store cannot take it.
     """
     root = Path(os.path.realpath(cache.root(folder)))
     whole = scan_tree(root, cache.leaves_out)
@@ -74,7 +74,7 @@ def _facts(cache: ThirdPartyCache, tree: Tree, folder: Path, given: Mapping[str,
     carried = merge(cache.facts(tree))
     for name in given.keys() & carried.keys():
         if given[name] != carried[name]:
-            raise InputError(f"the cache says that {name} is {carried[name]}, and --fact says {given[name]}: leave it")
+            raise InputError(f"the cache says that {name} is {carried[name]}, but --fact says {given[name]}; omit that")
     found = {**merge(versions(cache.packages)), **cache.recorded(folder), **carried, **given}
     return {name: found[name] for name in sorted(found) if found[name]}
 

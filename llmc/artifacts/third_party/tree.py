@@ -1,4 +1,4 @@
-"""The files of a cache in a folder: regular files alone, seen once, and seen again when all are read."""
+"""The files of a cache in a folder: only regular files, scanned before and after they are read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmc.errors import ArtifactError, InputError
 from llmc.strict_json import loads
 
 MAX_FILES = 50_000
-"""Files of one packed cache: with their names, an entry of the store has no room for more."""
+"""Most files of one packed cache: an entry of the store has no room for more names."""
 
 MAX_TEXT_BYTES = 8 << 20
 _KINDS = {
@@ -24,7 +24,7 @@ _KINDS = {
 
 
 class TreeFile(NamedTuple):
-    """A file as it was seen: size in bytes, whether its owner may execute it, inode and time of change (ns)."""
+    """The status of a file: size in bytes, whether its owner may execute it, inode and modification time (ns)."""
 
     size: int
     executable: bool
@@ -33,26 +33,26 @@ class TreeFile(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """The files below `root` by path, sorted, and the folders that have none."""
+    """The files below `root` by path, sorted, and the folders without files."""
 
     root: Path
     files: Mapping[str, TreeFile]
     folders: tuple[str, ...]
 
     def without(self, units: Mapping[str, str], unit: Callable[[str], str]) -> Tree:
-        """The tree without some units."""
+        """Return the tree without some units."""
         files = {path: file for path, file in self.files.items() if unit(path) not in units}
         return Tree(self.root, files, tuple(path for path in self.folders if unit(path) not in units))
 
     def text(self, path: str) -> bytes:
-        """The content of a small file. Raises ArtifactError for one of over 8 MiB, or that cannot be read."""
+        """Return the content of a small file. Raises ArtifactError if it is over 8 MiB or cannot be read."""
         data = self.head(path, MAX_TEXT_BYTES + 1)
         if len(data) > MAX_TEXT_BYTES:
             raise ArtifactError(f"{self.root / path}: larger than {MAX_TEXT_BYTES} bytes, which no file of its kind is")
         return data
 
     def head(self, path: str, count: int) -> bytes:
-        """The first bytes of a file. Raises ArtifactError where it cannot be read."""
+        """Return the first bytes of a file. Raises ArtifactError if it cannot be read."""
         try:
             with open_regular(self.root / path) as file:
                 return file.read(count)
@@ -60,7 +60,7 @@ class Tree(NamedTuple):
             raise ArtifactError(f"{self.root / path}: cannot be read ({error.strerror})") from error
 
     def json_object(self, path: str) -> dict[str, object] | None:
-        """The JSON object in a small file; None for anything else."""
+        """Return the JSON object in a small file; None for anything else."""
         try:
             found = loads(self.text(path))
         except ValueError:
@@ -69,10 +69,10 @@ class Tree(NamedTuple):
 
 
 def scan_tree(root: Path, leaves_out: Callable[[str], bool], limit: int = MAX_FILES) -> Tree:
-    """The files below `root` but for those that `leaves_out` names, of which it is asked folders too.
+    """Return the files below `root`, without the files and folders for which `leaves_out` is true.
 
-    Raises InputError where there is no such folder, and where there are more than `limit` files; ArtifactError for a
-    link, a device and a name that cannot be packed.
+    Raises InputError if there is no such folder, or for more than `limit` files; ArtifactError for a link, a device and
+    a name that cannot be packed.
     """
     if not root.is_dir():
         raise InputError(f"{root}: no such folder; name the folder that the server keeps its cache in")
@@ -108,7 +108,7 @@ def scan_tree(root: Path, leaves_out: Callable[[str], bool], limit: int = MAX_FI
 
 
 def require_unchanged(before: Tree, leaves_out: Callable[[str], bool]) -> None:
-    """Raise ArtifactError when a tree is not as it was seen: a server is still writing to it."""
+    """Raise ArtifactError if a tree changed since it was scanned: a server is still writing to it."""
     now = scan_tree(before.root, leaves_out)
     changed = sorted(
         {path for path, _ in before.files.items() ^ now.files.items()} | {*before.folders} ^ {*now.folders}
@@ -137,7 +137,7 @@ def _stat(item: os.DirEntry[str], root: Path) -> os.stat_result:
 
 def _gone(path: Path, root: Path, error: OSError) -> ArtifactError:
     if isinstance(error, FileNotFoundError):
-        return ArtifactError(f"{root}: {path.name!r:.200} went away while the cache was packed; stop its server first")
+        return ArtifactError(f"{root}: {path.name!r:.200} disappeared while the cache was packed; stop its server")
     return ArtifactError(f"{path}: cannot be read ({error.strerror}); run llmc as a user who may read the cache")
 
 

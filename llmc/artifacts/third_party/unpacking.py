@@ -1,8 +1,8 @@
-"""Unpacking: a packed cache is put where its server looks, each part of it in one step.
+"""Unpacking: a packed cache is installed where its server looks, each unit in one step.
 
-A part is a unit of the cache (`ThirdPartyCache.unit`). Where the folder is not there yet, all of it appears in one
-step. Whoever is killed leaves whole parts, and unpacking again puts the rest; what a dead writer left is swept then.
-Files are copied out of the store, since servers write to their caches.
+A unit is a part of the cache (`ThirdPartyCache.unit`). If the folder does not exist, all of it appears in one step. A
+killed process leaves whole units; unpacking again adds the rest and sweeps what a dead writer left. Files are copied
+out of the store, since servers write to their caches.
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ from llmc.errors import ArtifactError, CapacityError
 SHOWN = 3
 LEFTOVERS = (".new", ".old")
 TEMPORARY = "llmc"
-"""Part of the name of the folder in which single files are made, inside the cache's own: `.llmc.<random>.new`."""
+"""Part of the name of the folder for new single files, inside the cache's own: `.llmc.<random>.new`."""
 
 Differing = Literal["refuse", "keep", "replace"]
-"""What to do about a part that is there with other content."""
+"""What to do with an existing unit that has other content."""
 
 
 class Unpacked(NamedTuple):
-    """The units that were put in place, those that were there already, and those that were there with other content and
-    were kept, or replaced."""
+    """The units that were installed, existed already, were kept in spite of other content, or were replaced."""
 
     placed: tuple[str, ...]
     present: tuple[str, ...]
@@ -45,7 +44,7 @@ class Unpacked(NamedTuple):
 
 
 class _Unit(NamedTuple):
-    """A part of the cache: its files by path, and its empty folders. `whole`: all are below a folder of its name."""
+    """A unit: its files by path, and its empty folders. `whole`: all are below a folder of its name."""
 
     name: str
     files: Mapping[str, PackedFile]
@@ -54,19 +53,19 @@ class _Unit(NamedTuple):
 
 
 class _PresentError(Exception):
-    """Another process put the same content in place meanwhile."""
+    """Another process installed the same content meanwhile."""
 
 
 class _OccupiedError(Exception):
-    """Another process made the folder meanwhile."""
+    """Another process created the folder meanwhile."""
 
 
 def compare_with_host(
     cache: ThirdPartyCache, contents: Contents, folder: Path, given: Mapping[str, str], environment: Mapping[str, str]
 ) -> FactComparison:
-    """How the facts of a packed cache compare with those `given`, and with what this host is known to be.
+    """Compare the facts of a packed cache with those `given`, and with those known of this host.
 
-    Raises InputError as `facts.compare`.
+    Raises InputError as `facts.compare` does.
     """
     found = {**merge(versions(cache.packages)), **cache.here(environment, folder)}
     return compare(contents.facts, cache.must_match, given, found)
@@ -81,11 +80,11 @@ def unpack(
     differing: Differing = "refuse",
     progress: Progress | None = None,
 ) -> Unpacked:
-    """Put a cache into `folder`, which need not exist; other caches in it stay.
+    """Unpack a cache into `folder`, which need not exist; other caches in it stay.
 
-    Equal parts are left alone. A part that is there with other content is refused before anything is written, unless
-    `differing` says otherwise. Raises ArtifactError for that, BlobMissingError for a cache that the source has not
-    whole, CapacityError or UnwritableError where the folder cannot be written.
+    Equal units are left alone. A unit that exists with other content is refused before anything is written, unless
+    `differing` says otherwise. Raises ArtifactError for that, BlobMissingError if the source lacks a part of the cache,
+    CapacityError or UnwritableError if the folder cannot be written.
     """
     folder = Path(os.path.realpath(folder))
     units = _units(cache, contents)
@@ -131,7 +130,7 @@ def _copy_units(files: Files, units: Iterable[_Unit], folder: Path, differing: D
 
 
 def _sweep(folder: Path, units: Iterable[_Unit]) -> None:
-    """Remove what dead writers left beside the units; a folder is looked at once, however many are in it."""
+    """Remove what dead writers left next to the units; each parent folder is scanned once."""
     leftovers = {
         parent: any(item.name.endswith(LEFTOVERS) for item in scan(parent))
         for parent in {(folder / unit.name).parent for unit in units}
@@ -142,7 +141,7 @@ def _sweep(folder: Path, units: Iterable[_Unit]) -> None:
 
 
 def _copy_folder(files: Files, unit: _Unit, folder: Path, *, replace: bool) -> bool:
-    """Put a unit that is a folder in place, in one step; False when another process did."""
+    """Install a unit that is a folder, in one step; False if another process did."""
 
     def check(_: Path) -> None:
         state = _state(files, folder, unit)
@@ -167,7 +166,7 @@ def _copy_folder(files: Files, unit: _Unit, folder: Path, *, replace: bool) -> b
 
 
 def _copy_files(files: Files, units: list[_Unit], folder: Path, *, replace: bool) -> set[str]:
-    """Put the files of units in place one by one, each in one step; the units that no other process did."""
+    """Install the files of units one by one, each in one step; return the units that no other process installed."""
     placed: set[str] = set()
     if not units:
         return placed
@@ -207,7 +206,6 @@ def _units(cache: ThirdPartyCache, contents: Contents) -> list[_Unit]:
 
 
 def _state(files: Files, folder: Path, unit: _Unit) -> Literal["absent", "same", "differs"]:
-    """What is in a unit's place."""
     if unit.whole:
         final = folder / unit.name
         if not os.path.lexists(final):
@@ -225,7 +223,7 @@ def _state(files: Files, folder: Path, unit: _Unit) -> Literal["absent", "same",
 
 
 def _names_below(final: Path, name: str) -> set[str]:
-    """The paths of all that is not a folder below `final`, which is called `name`; of a file or link, its own."""
+    """Return the paths of all but the folders below `final`, which is called `name`; for a file or link, its own."""
     if final.is_symlink() or not final.is_dir():
         return {name}
     found: set[str] = set()
@@ -256,17 +254,17 @@ REMEDY = "choose another folder with -o"
 
 
 class BlobSource(Protocol):
-    """What has the files of a packed cache: a store, or a bundle."""
+    """A source of a packed cache's files: a store, or a bundle."""
 
     def path(self, blob: Blob, /) -> Path:
-        """A file with the content of `blob`, verified."""
+        """Return a file with the content of `blob`, verified."""
         ...
 
 
 class Files:
-    """Compares the files of a packed cache with what is there, and copies them out of their source.
+    """Compares the files of a packed cache with existing ones, and copies them from their source.
 
-    `progress` is told of the bytes that were compared, and then anew of those that were copied.
+    `progress` counts the bytes compared, and then, from 0, the bytes copied.
     """
 
     def __init__(self, source: BlobSource, contents: Contents, progress: Progress | None) -> None:
@@ -276,7 +274,7 @@ class Files:
         self._progress = progress
 
     def same(self, folder: Path, files: Mapping[str, PackedFile]) -> bool:
-        """Whether regular files with these contents are there. Their modes are their owner's business."""
+        """Whether regular files with these contents exist. Their modes are not compared."""
         try:
             sizes = all((folder / path).lstat().st_size == file.blob.size for path, file in files.items())
             return sizes and all(
@@ -286,14 +284,14 @@ class Files:
             return False
 
     def expect(self, folder: Path, files: Iterable[PackedFile]) -> None:
-        """These files are to be copied to `folder`. Raises CapacityError when its disk has no room for them."""
+        """Announce files to be copied to `folder`. Raises CapacityError if its disk has no room for them."""
         self._total = needed = sum(file.blob.size for file in files)
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         if needed > (free := shutil.disk_usage(existing).free):
             raise CapacityError(f"{folder}: needs {needed} bytes, {free} are free; free some space, or {REMEDY}")
 
     def fill(self, folder: Path, files: Mapping[str, PackedFile], empty: Iterable[str]) -> None:
-        """Make files and empty folders below an empty folder, durable. Raises OSError and BlobMissingError."""
+        """Create files and empty folders below an empty folder, durably. Raises OSError and BlobMissingError."""
         folders = {folder / path for path in empty} | {(folder / path).parent for path in files}
         for path in folders:
             path.mkdir(parents=True, exist_ok=True)

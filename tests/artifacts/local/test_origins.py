@@ -165,7 +165,7 @@ def test_a_store_that_cannot_be_written_does_without(
     nowhere = Store(tmp_path / "file" / "store")
     with caplog.at_level(logging.WARNING):
         remember(nowhere, built(), HERE)
-    assert "is not remembered" in caplog.text
+    assert "is not recorded" in caplog.text
     assert Origins(nowhere, keyring(tmp_path / "trusted", us)).of_bundle(built(), None) == UNSIGNED
 
 
@@ -249,6 +249,6 @@ def test_every_origin_has_words() -> None:
     known = Origin("signed", ("0123456789abcdef" * 4,))
     words = [origin_words(origin, VERIFIED) for origin in (HERE, known, UNSIGNED, NONE)]
     assert words == [
-        "made here", "signed by 0123456789abcdef, which is trusted",
+        "created here", "signed by 0123456789abcdef, which is trusted",
         "from elsewhere, unsigned: this store does not know it", "no outcome is recorded",
     ]  # fmt: skip

@@ -94,7 +94,7 @@ def test_a_damaged_one_is_not_and_a_warning_says_why(
     damage(folder / "blobs" / "sha256" / DIGESTS[name][7:])
     assert load(folder) is None
     (message,) = caplog.messages
-    assert message.startswith(f"{folder}: not loaded, compiled again there: ") and DIGESTS[name] in message
+    assert message.startswith(f"{folder}: not loaded, so it is compiled again: ") and DIGESTS[name] in message
 
 
 # What differs

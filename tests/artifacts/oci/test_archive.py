@@ -168,7 +168,7 @@ def test_an_archive_needs_a_name_that_says_so(store: Store, tmp_path: Path, name
 
 def test_only_bundles_and_packed_caches_are_exported(store: Store, tmp_path: Path) -> None:
     entry = store.publish(key("weights"), {"weights": store.put_bytes(b"1")})
-    with pytest.raises(ArtifactError, match="not a bundle, nor a packed cache"):
+    with pytest.raises(ArtifactError, match="neither a bundle nor a packed cache"):
         export_images(store, [entry], tmp_path / "a.tar")
     assert not (tmp_path / "a.tar").exists()
 
@@ -201,7 +201,7 @@ def test_a_disk_without_room_leaves_the_old_archive(store: Store, tmp_path: Path
 
 
 def test_a_folder_that_is_not_there_is_one_error(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(UnwritableError, match="choose another place"):
+    with pytest.raises(UnwritableError, match="choose another location"):
         export_images(store, [small(store)], tmp_path / "nowhere" / "a.tar")
 
 
@@ -246,7 +246,7 @@ def test_a_compressed_archive_says_how_to_read_it(other: Store, program: str, ma
 @pytest.mark.parametrize("name", ["index.json", "blobs/sha256/" + "0" * 64, "blobs", "more"])
 def test_only_files_and_folders(other: Store, sound: bytes, kind: bytes, name: str) -> None:
     items = [item for item in members(sound) if item[0].name.rstrip("/") != name]
-    assert "is no file of an image layout" in refused(other, packed([*items, (info(name, kind, linkname="x"), b"")]))
+    assert "is not a file of an image layout" in refused(other, packed([*items, (info(name, kind, linkname="x"), b"")]))
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_only_files_and_folders(other: Store, sound: bytes, kind: bytes, name: s
 )  # fmt: skip
 def test_no_name_but_those_of_a_layout(other: Store, sound: bytes, name: str) -> None:
     name = name.replace("\0", "\n")
-    assert "is no file of an image layout" in refused(other, packed([*members(sound), (info(name), b"")]))
+    assert "is not a file of an image layout" in refused(other, packed([*members(sound), (info(name), b"")]))
 
 
 def test_no_file_twice(other: Store, sound: bytes) -> None:
@@ -276,7 +276,7 @@ def test_nothing_is_missing(tmp_path: Path, sound: bytes) -> None:
 
 def test_an_index_without_images(other: Store, sound: bytes) -> None:
     items = [item for item in members(sound) if item[0].name != "index.json"]
-    for text, words in ((b'{"manifests": []}', "no image is in it"), (b"{}", "a list of manifests"), (b"[", "JSON")):
+    for text, words in ((b'{"manifests": []}', "it contains no image"), (b"{}", "a list of manifests"), (b"[", "JSON")):
         assert words in refused(other, packed([*items, (info("index.json", size=len(text)), text)]))
 
 

@@ -131,7 +131,7 @@ def test_it_is_known_without_its_artifact_type(store: Store, tmp_path: Path, lay
 
 def test_where_a_bundle_is_requested_it_is_refused(store: Store, tmp_path: Path, layout: Path) -> None:
     push_image(store, packed(store, "jax", MAKERS["jax"](tmp_path / "c")), f"oci-layout:{layout}:v1")
-    with pytest.raises(ArtifactError, match="a packed cache of another server, not a bundle; `llmc cache unpack`"):
+    with pytest.raises(ArtifactError, match="a packed cache of another server, not a bundle; use `llmc cache unpack`"):
         pull_bundle(Store(tmp_path / "other"), f"oci-layout:{layout}:v1", trust=Anyone())
 
 

@@ -121,7 +121,7 @@ def test_a_layer_with_other_content_of_the_same_size_is_refused(tmp_path: Path, 
 
 def test_a_layer_that_holds_a_blob_twice_is_refused(tmp_path: Path, archives: list[bytes]) -> None:
     archives[0] = archives[0][:-1024] + archives[0][1024:]
-    refused(tmp_path, forge(tmp_path / "images", archives), "the bundle's manifest asks for")
+    refused(tmp_path, forge(tmp_path / "images", archives), "the bundle's manifest requires")
     stored = forge(tmp_path / "zipped", archives, files=zipped(archives), media_type=image.GZIP_TYPE)
     refused(tmp_path, stored, "its end was expected")
 
@@ -129,14 +129,14 @@ def test_a_layer_that_holds_a_blob_twice_is_refused(tmp_path: Path, archives: li
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (lambda found: found[1:], "asks for"),
-        (lambda found: [*found[:1], *found], "asks for"),
+        (lambda found: found[1:], "requires"),
+        (lambda found: [*found[:1], *found], "requires"),
         (lambda found: found[:-1], "last layer|not a layer"),
-        (lambda found: [found[1], found[0], *found[2:]], "asks for"),
+        (lambda found: [found[1], found[0], *found[2:]], "requires"),
         (lambda found: [layers.write_facts(b"", None)], "JSON"),
         (lambda found: [*found[:-1], found[-1].replace(b'"device": "cpu"', b'"device":"cpu" ')], "as llmc writes"),
         (lambda found: [*found[:-1], bytes(1024)], "has no manifest"),
-        (lambda found: [found[-1]], "asks for"),
+        (lambda found: [found[-1]], "requires"),
     ],
 )
 def test_layers_that_are_not_those_of_the_manifest_are_refused(
@@ -193,7 +193,7 @@ def test_a_compressed_layer_that_is_not_what_the_config_says_is_refused(tmp_path
     for files, match in (
         ([b"not gzip", *zipped(archives)[1:]], "not a gzip file"),
         ([zipped(wrong)[0][:-9], *zipped(archives)[1:]], "ends early|not sha256"),
-        ([zipped(archives)[0] + b"more", *zipped(archives)[1:]], "more follows"),
+        ([zipped(archives)[0] + b"more", *zipped(archives)[1:]], "data follows"),
     ):
         stored = forge(tmp_path / "images", archives, files=files, media_type=image.GZIP_TYPE, reported=config)
         refused(tmp_path, stored, match)

@@ -242,7 +242,7 @@ def test_only_bundles_are_pushed(store: Store, layout: Path) -> None:
     from tests.artifacts.helpers import key
 
     blob = store.put_bytes(b"x")
-    with pytest.raises(ArtifactError, match="not a bundle"):
+    with pytest.raises(ArtifactError, match="neither a bundle nor a packed cache"):
         push_image(store, store.publish(key(), {"x": blob}), f"oci-layout:{layout}")
 
 

@@ -128,7 +128,7 @@ def test_an_upload_is_sent_nowhere_else(server: Server, store: Store, where: str
     server.answers.append(times(99, lambda handler: handler.reply(404), "HEAD"))
     server.answers.append(times(99, lambda handler: handler.reply(202, Location=where), "POST"))
     if where:
-        with pytest.raises(RemoteError, match="where to send"):
+        with pytest.raises(RemoteError, match="no upload URL"):
             push_it(server, store)
         assert not any(request.startswith("PUT") for request in server.seen)
     else:

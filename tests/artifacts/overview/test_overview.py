@@ -78,7 +78,7 @@ def test_every_byte_counts_in_one_place(layout: Layout, keyring: Keyring) -> Non
     assert disk.unnamed(found) == len(b"named by nobody")
     usage, locations = found.usage, sum(group.size for group in groups.values()) + disk.unnamed(found)
     assert locations + usage.entry_bytes + usage.bundle_bytes + usage.other_bytes == usage.total
-    *parts, whole = [float(row[1]) for row in rows(found, keyring, "By place")]
+    *parts, whole = [float(row[1]) for row in rows(found, keyring, "By location")]
     assert whole == pytest.approx(usage.total / 1024, abs=0.01) == pytest.approx(sum(parts), abs=0.05)
 
 
@@ -131,7 +131,7 @@ def test_what_is_wrong_with_a_bundle_is_reported_and_nothing_is_moved(layout: La
     built = add(layout)
     content = layout.blob(digest_bytes(built.to_bytes()))
     flip(content)
-    assert "missing or damaged; `llmc cache verify` tells more" in held(layout, keyring).problem
+    assert "missing or damaged; `llmc cache verify` shows details" in held(layout, keyring).problem
     truncate(content)
     assert "missing or damaged" in held(layout, keyring).problem
     assert content.exists() and not layout.quarantine.exists() and not files_below(layout.leases)
@@ -195,7 +195,7 @@ def test_a_store_that_does_not_exist_has_nothing(layout: Layout, keyring: Keyrin
     found = survey(layout)
     assert bundles(found, keyring) == [] and in_order(found) == [] and disk.kinds(found) == []
     assert {(one.items, one.freed, one.left) for one in by_limit(found)} == {(0, 0, 0)}
-    assert rows(found, keyring, "By place")[-1] == ("all", "0.00", "–")
+    assert rows(found, keyring, "By location")[-1] == ("all", "0.00", "–")
     assert not layout.root.exists()
 
 

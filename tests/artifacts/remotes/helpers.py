@@ -59,7 +59,7 @@ class FakeSigner:
         if existing is not None:
             envelope = json.loads(existing)
             if envelope["of"] != digest_bytes(content):
-                raise UntrustedError("the signature that is there is of other content")
+                raise UntrustedError("the existing signature is of other content")
             names |= set(envelope["by"])
         return json.dumps({"by": sorted(names), "of": digest_bytes(content)}, separators=(",", ":")).encode()
 

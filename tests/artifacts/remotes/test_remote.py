@@ -156,7 +156,7 @@ def test_a_mount_that_is_gone_is_not_an_empty_remote(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "remote").write_text("a file")
-    with pytest.raises(RemoteError, match="see to the folder"):
+    with pytest.raises(RemoteError, match="check the folder"):
         FolderRemote(str(tmp_path / "remote")).upload(NAME, b"x", nothing)
 
 

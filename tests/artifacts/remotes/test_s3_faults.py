@@ -138,5 +138,5 @@ def test_a_bucket_that_is_not_there_is_named(s3: Callable[[], Remote], store: St
     from llmc.artifacts.remotes.urls import address
     from tests.artifacts.remotes.helpers import BRIEF
 
-    with pytest.raises(RemoteError, match=r"s3://nosuchbucket/x: .*make the bucket"):
+    with pytest.raises(RemoteError, match=r"s3://nosuchbucket/x: .*no such bucket"):
         push(store, store.entries(), FsspecRemote(address("s3://nosuchbucket/x"), BRIEF))

@@ -202,7 +202,7 @@ def test_offline_it_says_so_once_and_requests_no_more(
     assert len(remote.calls) == 1
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert record.message == "going on without the remote store: s3://bucket: cannot be reached; try again"
+    assert record.message == "continuing without the remote store: s3://bucket: cannot be reached; try again"
 
 
 def test_offline_in_many_threads_it_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -239,7 +239,7 @@ def test_a_real_server_that_refuses_does_not_stop_a_compile(
     proxy.refusing = True
     target = reading(tmp_path / "target", s3)
     assert target.get_or_build(key(), own)[1] is False
-    assert "going on without the remote store: s3://bucket" in caplog.text
+    assert "continuing without the remote store: s3://bucket" in caplog.text
 
 
 # No room here
@@ -274,7 +274,7 @@ def test_the_settings_name_the_remote_and_who_is_trusted(
 def test_a_remote_that_cannot_be_is_a_warning(url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     target = open_store(tmp_path / "target", Settings.from_environment({"LLMC_REMOTE_CACHE": url}))
     assert target.get_or_build(key(), own)[1] is False
-    assert len([record for record in caplog.records if "going on without the remote store" in record.message]) == 1
+    assert len([record for record in caplog.records if "continuing without the remote store" in record.message]) == 1
 
 
 def test_nothing_of_it_is_imported_before_the_first_miss(store: Store) -> None:

@@ -50,7 +50,7 @@ def test_paths_have_no_scheme(url: str, scheme: str) -> None:
 @pytest.mark.parametrize("url", ["oci:images", "oci:/images:v1", "s3:bucket/folder", "s3:", "memory:x?key=hush"])
 def test_a_scheme_without_slashes_is_no_folder_s_name(url: str) -> None:
     with pytest.raises(
-        InputError, match=r"write (oci|s3|memory)://PLACE/FOLDER, oci-layout:FOLDER for images"
+        InputError, match=r"write (oci|s3|memory)://LOCATION/FOLDER, oci-layout:FOLDER for images"
     ) as found:
         address(url)
     assert "hush" not in str(found.value)

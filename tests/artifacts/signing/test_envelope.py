@@ -131,9 +131,9 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_read_is_not_written() -> None:
-    with pytest.raises(ValueError, match="can have 1048576"):
+    with pytest.raises(ValueError, match="the limit of 1048576"):
         encode(Envelope(b"x" * MAX_SIGNATURE_BYTES, (Signature("", bytes(64)),)))
-    with pytest.raises(ValueError, match="16 signatures already"):
+    with pytest.raises(ValueError, match="already has 16 signatures"):
         encode(Envelope(b"x", (Signature("", bytes(64)),) * (MAX_SIGNATURES + 1)))
 
 
@@ -169,11 +169,11 @@ GOOD = json.loads(make_statement(CONTENT))
     ("change", "words"),
     [
         ({"_type": "https://in-toto.io/Statement/v0.1"}, "not a statement of type"),
-        ({"predicateType": "https://example.com/scan-failed"}, "another sort"),
-        ({"predicateType": ["https://slsa.dev/provenance/v1"]}, "another sort"),
-        ({"subject": []}, "about one thing"),
-        ({"subject": [GOOD["subject"][0], GOOD["subject"][0]]}, "about one thing"),
-        ({"subject": ["manifest.json"]}, "about one thing"),
+        ({"predicateType": "https://example.com/scan-failed"}, "another type"),
+        ({"predicateType": ["https://slsa.dev/provenance/v1"]}, "another type"),
+        ({"subject": []}, "about one subject"),
+        ({"subject": [GOOD["subject"][0], GOOD["subject"][0]]}, "about one subject"),
+        ({"subject": ["manifest.json"]}, "about one subject"),
         ({"subject": [{"name": "manifest.json"}]}, "other content"),
         ({"subject": [{"digest": {"sha512": "a" * 128}}]}, "other content"),
         ({"subject": [{"digest": {"sha256": GOOD["subject"][0]["digest"]["sha256"].upper()}}]}, "other content"),

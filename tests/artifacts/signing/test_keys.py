@@ -97,7 +97,7 @@ def test_a_full_disk_leaves_neither_part(
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UnwritableError, match="choose another place"):
+    with pytest.raises(UnwritableError, match="choose another location"):
         write_pair(tmp_path / "nowhere" / "release")
 
 
@@ -251,7 +251,7 @@ def test_what_is_no_manifest_or_entry_is_not_signed(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="neither a manifest, nor an entry, nor a certificate"):
         signer(tmp_path, 1).sign(b"{}")
     huge = b'{"kind":"llmc-bundle","provenance":{"buildDefinition":{"x":"%s"},"runDetails":{}}}' % (b"x" * (1 << 20))
-    with pytest.raises(InputError, match="can have 1048576"):
+    with pytest.raises(InputError, match="the limit of 1048576"):
         signer(tmp_path, 1).sign(huge)
 
 

@@ -79,7 +79,7 @@ def test_a_damaged_entry(store: Store, reasons: Reasons) -> None:
     store.get_or_build(key(), make)
     entry_file(store, key()).write_bytes(b"{")
     (reason,) = reasons(store, key())
-    assert reason.startswith("its entry was put aside: not an entry (")
+    assert reason.startswith("its entry was quarantined: not an entry (")
     assert store.get_or_build(key(), make)[1], "and it is whole again"
 
 
@@ -93,14 +93,14 @@ def test_an_entry_of_another_schema(store: Store, reasons: Reasons) -> None:
     body["schema"] = 2
     document = {"digest": digest_bytes(canonical_json(body)), "entry": body}
     entry_file(store, key()).write_bytes(canonical_json(document))
-    assert reasons(Store(store.root), key()) == ["its entry was put aside: not an entry (schema 2, expected 1)"]
+    assert reasons(Store(store.root), key()) == ["its entry was quarantined: not an entry (schema 2, expected 1)"]
 
 
 @pytest.mark.parametrize("damage", [flip, Path.unlink], ids=["damaged", "missing"])
 def test_a_blob_that_is_not_as_it_was(store: Store, reasons: Reasons, damage: Callable[[Path], None]) -> None:
     entry, _ = store.get_or_build(key(), make)
     damage(store.path(entry.outputs["graph"]))
-    assert reasons(store, key()) == ["its entry was put aside: blob of 'graph' is missing or damaged"]
+    assert reasons(store, key()) == ["its entry was quarantined: blob of 'graph' is missing or damaged"]
 
 
 def test_a_reason_is_about_now_and_not_about_damage_of_long_ago(store: Store, reasons: Reasons) -> None:

@@ -101,7 +101,7 @@ def test_a_cache_that_changes_meanwhile_is_refused(
 
 def test_a_given_fact_cannot_contradict_the_cache(store: Store, tmp_path: Path) -> None:
     folder = make_vllm(tmp_path / "cache")
-    with pytest.raises(InputError, match=r"says that config\.dtype is bfloat16, and --fact says float16"):
+    with pytest.raises(InputError, match=r"says that config\.dtype is bfloat16, but --fact says float16"):
         pack(store, compile_cache("vllm"), folder, facts={"config.dtype": "float16"})
 
 

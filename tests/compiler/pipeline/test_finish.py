@@ -245,9 +245,9 @@ class TestHostile:
         inner = toy.store.put_bytes(manifest.to_bytes())
         blobs = {**manifest.blobs, inner.digest: inner.size}
         self.edit(toy, files={**manifest.files, PORTABLE_NAME: inner.digest}, blobs=blobs)
-        with pytest.raises(ArtifactError, match="is no portable half: it has executable"):
+        with pytest.raises(ArtifactError, match="is not portable: it has executable"):
             Bundle.open(toy.bundle, Settings(open_portable=True))
-        with pytest.raises(ArtifactError, match="is no portable half"):
+        with pytest.raises(ArtifactError, match="is not portable"):
             finish(toy)
 
     @default_cases(2)

@@ -759,7 +759,7 @@ def test_a_destination_without_room_keeps_the_old_bundle(toy: Toy, monkeypatch: 
     before = content(toy.bundle)
     with monkeypatch.context() as patch:
         Faults(patch, toy.bundle.parent / f".{toy.bundle.name}.").inject("write", errno.ENOSPC)
-        with pytest.raises(CapacityError, match=r"No space left on device.*choose another place with -o") as caught:
+        with pytest.raises(CapacityError, match=r"No space left on device.*choose another folder with -o") as caught:
             toy.compile(toy_plan(decode=[*DECODE, (3, 24)]))
     assert caught.value.exit_code == 1
     assert content(toy.bundle) == before
