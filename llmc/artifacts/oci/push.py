@@ -109,7 +109,7 @@ def _describe(store: Store, layer: Layer) -> ImagePart:
     def content() -> Iterator[bytes]:
         return wrap(archive()) if layer.zipped else archive()
 
-    inner, embed_lm_head, size = hashlib.sha256(), hashlib.sha256(), 0
+    inner, packed, size = hashlib.sha256(), hashlib.sha256(), 0
 
     def read() -> Iterator[bytes]:
         for piece in archive():
@@ -117,11 +117,11 @@ def _describe(store: Store, layer: Layer) -> ImagePart:
             yield piece
 
     for piece in wrap(read()) if layer.zipped else read():
-        embed_lm_head.update(piece)
+        packed.update(piece)
         size += len(piece)
     media_type = GZIP_TYPE if layer.zipped else LAYER_TYPE
     return ImagePart(
-        Descriptor(media_type, PREFIX + embed_lm_head.hexdigest(), size), content, PREFIX + inner.hexdigest()
+        Descriptor(media_type, PREFIX + packed.hexdigest(), size), content, PREFIX + inner.hexdigest()
     )
 
 

@@ -32,7 +32,7 @@ class Lines:
     def __init__(self, costs: Costs, indices: Indices, weights: Costs) -> None:
         self.shape = costs.shape
         self._axis = int(np.argmax(self.shape))
-        self._embed_lm_head = tuple(np.delete(self.shape, self._axis))
+        self._others = tuple(np.delete(self.shape, self._axis))
         self._weights = weights
         rows = np.moveaxis(costs, self._axis, -1).reshape(-1, self.shape[self._axis])
         self._real = np.isfinite(rows)
@@ -41,7 +41,7 @@ class Lines:
         self._known = np.unique(costs[np.isfinite(costs)])
         ranks, every = np.searchsorted(self._known, self._rows), np.arange(len(self._known) + 1)
         self._cheaper = np.stack([np.searchsorted(row, every).astype(np.int32) for row in ranks])
-        corners = product([np.arange(size) for size in self._embed_lm_head])
+        corners = product([np.arange(size) for size in self._others])
         covers = (corners[:, None] >= np.delete(indices, self._axis, axis=1)[None]).all(2)
         line, client = np.nonzero(covers)
         self._pairs = np.stack([line, client, indices[client, self._axis]])
@@ -69,7 +69,7 @@ class Lines:
         total = self._running(self._events(self._offset + self._start, amounts) - self._events(ends, amounts))
         weight = self._running(self._begun - self._events(ends, weights))
         gains = np.where(self._real, np.maximum(total - self._finite * weight, 0.0), 0.0)
-        return np.moveaxis(gains.reshape(*self._embed_lm_head, -1), -1, self._axis).ravel()
+        return np.moveaxis(gains.reshape(*self._others, -1), -1, self._axis).ravel()
 
     def cheaper_than(self, values: Costs, most: int) -> tuple[Indices, Indices]:
         """Return pairs of a flat facility and a client that it covers at less than the client's value.
