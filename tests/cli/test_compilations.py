@@ -58,4 +58,4 @@ def test_requested_to_check_recompilation_no_command_goes_on_after_one(
         serve, env={**clean, "PYTHONPATH": str(REPO)}, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 3, done.stderr
-    assert "compiled when the bundle was opened, and VLLM_XLA_CHECK_RECOMPILATION asks" in done.stderr
+    assert "compiled when the bundle was opened, and VLLM_XLA_CHECK_RECOMPILATION requests" in done.stderr

@@ -127,7 +127,7 @@ GONE = pynvml.Device(used=20 * GIB)
             [L40S], {}, ON_H100, ArtifactError,
             r"compiled for NVIDIA H100, compute capability 9\.0; GPU 0 is NVIDIA L40S \(compute capability 8\.9",
         ),
-        ([H100, L40S], {}, Needs(2, (9, 0)), ArtifactError, r"card 1 is NVIDIA L40S"),
+        ([H100, L40S], {}, Needs(2, (9, 0)), ArtifactError, r"GPU 1 is NVIDIA L40S"),
         (
             [H100], {"driver": "570.86.10", "cuda": 12080}, ON_H100, DeviceError,
             r"compiled for CUDA 13; this host's driver 570\.86\.10 knows CUDA up to 12\.8; install driver 580 or newer",

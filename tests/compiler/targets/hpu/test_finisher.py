@@ -234,7 +234,7 @@ def test_recipes_that_the_bridge_does_not_find_are_warned_of(
             assert start(mine)[0]
     finally:
         card.VERSION = before
-    assert "graphs were compiled at this start, though the bundle has recipes" in caplog.text
+    assert "graphs were compiled at this start although the bundle has recipes" in caplog.text
 
 
 @full
