@@ -1,9 +1,9 @@
-"""Which cards a host has: read from /sys and /dev, in a millisecond, without a vendor's library.
+"""Accelerators of this host, found in /sys and /dev within a millisecond and without vendor libraries.
 
-Vendors and devices are PCI identifiers: Google's and its TPUs' from jax/_src/hardware_utils.py (jax 0.10.2), Intel's
-NPUs' from openvino's src/plugins/intel_npu/README.md of 08d1b43, Habana's from the kernel's drivers/accel/habanalabs,
-the other vendors' and the classes (03: display, 12: accelerator) from pci.ids. Neuron's driver makes /dev/neuron0 and
-so on, a node a device.
+Sources of the PCI identifiers: jax/_src/hardware_utils.py (jax 0.10.2) for Google TPUs, openvino's
+src/plugins/intel_npu/README.md of 08d1b43 for Intel NPUs, the kernel's drivers/accel/habanalabs for Habana, and pci.ids
+for the other vendors and the classes (03: display, 12: accelerator). Neuron's driver creates one node for each device,
+/dev/neuron0 and so on.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ ROOT = Path("/")
 
 @dataclass(frozen=True)
 class Accelerator:
-    """A sort of card: its `name`, PCI `vendor`, `devices` (none: all of the vendor's) or first digits of its class
-    (`classes`), and the `nodes` below /dev that its driver makes."""
+    """A kind of accelerator and how to recognise it.
+
+    `vendor` is its PCI vendor. `devices` lists PCI device identifiers (empty: all of the vendor's), `classes` the first
+    digits of PCI classes, `nodes` the files below /dev that its driver creates.
+    """
 
     name: str
     nodes: tuple[str, ...]
@@ -31,7 +34,7 @@ class Accelerator:
     classes: tuple[str, ...] = ()
 
     def found(self, root: Path | None = None) -> str:
-        """What the host has of it, in words; "" for nothing. `root` is where /sys and /dev lie."""
+        """Describe the accelerators of this kind on the host, or "". /sys and /dev are read below `root`."""
         root = root or ROOT
         nodes = sum(1 for pattern in self.nodes for _ in (root / "dev").glob(pattern))
         if not self.vendor:
@@ -55,20 +58,20 @@ class ThisCpu:
     name = "CPU"
 
     def found(self, root: Path | None = None) -> str:
-        """Its name if the system reports it, the instruction sets that kernels are chosen by, and their limit."""
+        """Describe the CPU: its name if known, the instruction sets that select kernels, and LLMC_CPU_ISA's limit."""
         limit = f"(limited by {CPU_ISA}={cpu_isa()})" if cpu_isa() else ""
         return " ".join([cpu_name(root or ROOT), *cpu_features()[1:], limit]).strip()
 
 
 class Cards(Protocol):
-    """Cards of one sort that a host may have."""
+    """Accelerators of one kind that a host may have."""
 
     @property
     def name(self) -> str:
-        """What they are, in words."""
+        """Name of this kind, for people."""
 
     def found(self, root: Path | None = None) -> str:
-        """What the host has of it, in words; "" for nothing. `root` is where /sys and /dev lie."""
+        """Describe those on the host; "" if there are none. /sys and /dev are read below `root`."""
 
 
 CPU = ThisCpu()
@@ -88,7 +91,7 @@ CARDS = (GAUDI, NEURON, TPU, INTEL_GPU, INTEL_NPU, NVIDIA_GPU, AMD_GPU)
 
 
 def cpu_name(root: Path | None = None) -> str:
-    """As the system names it; "" where it does not."""
+    """Name of the CPU as the system reports it, or ""."""
     try:
         lines = ((root or ROOT) / "proc" / "cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
@@ -97,7 +100,7 @@ def cpu_name(root: Path | None = None) -> str:
 
 
 def _pci(root: Path) -> Iterator[tuple[str, str, str]]:
-    """(vendor, device, class) of every PCI device, as in "0x8086"."""
+    """Yield (vendor, device, class) of every PCI device, as in "0x8086"."""
     for folder in (root / "sys" / "bus" / "pci" / "devices").glob("*"):
         try:
             vendor, device, kind = ((folder / name).read_text().strip() for name in ("vendor", "device", "class"))

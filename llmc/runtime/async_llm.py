@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class BundleAsyncLLM:
-    """Generates for many callers at once, in continuous batches, with the executables of one bundle.
+    """Generates for many concurrent callers in continuous batches, with the executables of one bundle.
 
-    Keywords as in BundleLLM. `max_queued_requests` bounds what waits for a slot: more raise OverloadedError.
-    Conversations are rendered in child processes with limits, as in a server. So a bundle's template cannot block the
-    event loop or other callers. Over a bundle without a cache it embeds (`embed`) or scores (`score`) instead.
+    Keywords are those of BundleLLM. If more than `max_queued_requests` sequences wait for a slot, requests raise
+    OverloadedError. Chat templates are rendered in child processes with limits, so a bundle's template cannot block the
+    event loop. Over a bundle without a cache, use `embed` or `score`.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class BundleAsyncLLM:
 
     @property
     def pooler(self) -> AsyncPooler:
-        """What embeds or scores; raises InputError over a bundle that generates."""
+        """The pooler of an embedding or scoring bundle; raises InputError for a bundle that generates."""
         if self._pooler is None:
             _ = self.bundle.encode_plan
         assert self._pooler is not None  # encode_plan raised
@@ -74,7 +74,10 @@ class BundleAsyncLLM:
         self, prompts: str | list[int] | Sequence[str | list[int]], *, prompt_name: str | None = None,
         prompt: str | None = None, dimensions: int | None = None, truncate_prompt_tokens: int | None = None,
     ) -> list[EmbeddingRequestOutput]:  # fmt: skip
-        """As BundleLLM.embed, beside other callers. Raises InputError, and OverloadedError where too many wait."""
+        """Embed texts like BundleLLM.embed, concurrently with other callers.
+
+        Raises InputError, and OverloadedError if too many calls wait.
+        """
         from llmc.runtime.pooling.pooler import embeddings
 
         how = {
@@ -85,7 +88,10 @@ class BundleAsyncLLM:
     async def score(
         self, data_1: str | Sequence[str], data_2: str | Sequence[str], *, truncate_prompt_tokens: int | None = None
     ) -> list[ScoringRequestOutput]:
-        """As BundleLLM.score, beside other callers. Raises InputError, and OverloadedError where too many wait."""
+        """Score texts like BundleLLM.score, concurrently with other callers.
+
+        Raises InputError, and OverloadedError if too many calls wait.
+        """
         from llmc.runtime.pooling.pooler import scores
 
         return await self.pooler.run(lambda pooler: scores(pooler, data_1, data_2, truncate_prompt_tokens))
@@ -94,14 +100,13 @@ class BundleAsyncLLM:
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, request_id: str | None = None, *,
         priority: int = 0, lora: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:  # fmt: skip
-        """Yield the output as it grows: whole, or with output_kind DELTA what was added, or with FINAL_ONLY once.
+        """Yield the output as it grows: cumulative by default, the new part with DELTA, once with FINAL_ONLY.
 
-        `lora`: the name of the adapter of the bundle that continues the prompt, None for the base model.
-        Leaving the generator ends the request. Raises InputError, OverloadedError, EngineDeadError, or DeviceError
-        where the device failed in the middle of this request alone.
+        `lora` names the adapter to use; None selects the base model. Closing the generator cancels the request. Raises
+        InputError, OverloadedError, EngineDeadError, or DeviceError if the device failed for this request only.
         """
         if self._pooler is not None:
-            _ = self.bundle.plan  # which refuses
+            _ = self.bundle.plan  # raises for a bundle that does not generate
         params = SamplingParams() if sampling_params is None else sampling_params
         if not isinstance(params, SamplingParams):
             raise InputError(f"sampling_params must be SamplingParams, not {params!r:.80}")
@@ -129,10 +134,12 @@ class BundleAsyncLLM:
         self, messages: Sequence[Mapping[str, Any]], sampling_params: SamplingParams | None = None,
         request_id: str | None = None, *, lora: str | None = None, **template: Any,
     ) -> AsyncGenerator[RequestOutput, None]:  # fmt: skip
-        """Answer one conversation, with an adapter as `generate` has it; `template` holds keywords of
-        ChatTemplate.render."""
+        """Answer one conversation.
+
+        `lora` is as for `generate`; `template` holds keywords of ChatTemplate.render.
+        """
         if self._pooler is not None:
-            _ = self.bundle.plan  # which refuses
+            _ = self.bundle.plan  # raises for a bundle that does not generate
         ids = await self._conversation(messages, **template)
         async for output in self.generate({"prompt_token_ids": ids}, sampling_params, request_id, lora=lora):
             yield output
@@ -147,7 +154,7 @@ class BundleAsyncLLM:
         return self.prompts.encode_chat(text)
 
     async def abort(self, request_id: str) -> None:
-        """End a request; its generator ends with finish_reason "abort". Unknown ids are fine."""
+        """Cancel a request; its generator ends with finish_reason "abort". Unknown ids are ignored."""
         stream = self._streams.get(request_id)
         if stream is not None:
             stream.cancel()
@@ -158,11 +165,11 @@ class BundleAsyncLLM:
 
     @property
     def stats(self) -> EngineStats:
-        """Gauges of now."""
+        """Current gauges."""
         return self.engine.stats if self._pooler is None else self._pooler.stats
 
     def shutdown(self) -> None:
-        """Stop the engine and release executables and cache; requests that still run raise EngineDeadError."""
+        """Stop the engine and release executables and cache; running requests raise EngineDeadError."""
         if self._pooler is not None:
             self._pooler.close()
             return
@@ -178,7 +185,6 @@ class BundleAsyncLLM:
 
 
 def _forget(output: RequestOutput) -> None:
-    """Leave only what comes next."""
     output.outputs = [
         CompletionOutput(c.index, "", [], c.finish_reason, c.stop_reason, c.cumulative_logprob,
                          None if c.logprobs is None else [])

@@ -1,4 +1,4 @@
-"""float32 to bfloat16 and back, in numpy, which has no such type: bfloat16 is the upper half of a float32."""
+"""Conversion between float32 and bfloat16, which numpy lacks. A bfloat16 is the upper half of a float32."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _NAN = 0x7FC0
 
 
 def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """The nearest bfloat16 of each, ties to even, as its 16 bits; NaN stays NaN."""
+    """Round each value to the nearest bfloat16, ties to even, and return its 16 bits. NaN stays NaN."""
     bits = np.ascontiguousarray(values).view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     rounded[np.isnan(values)] = _NAN
@@ -17,5 +17,5 @@ def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def from_bfloat16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """The float32 of each."""
+    """Convert bfloat16 bits to float32."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)

@@ -1,4 +1,4 @@
-"""An opened bundle: its plan, its files, its tokenizer, and executors over its executables."""
+"""An opened bundle: its plan, files, tokenizer and manifest fields."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ MAX_NUMBER = 1 << 50
 
 @dataclass(frozen=True)
 class Adapter:
-    """A LoRA adapter that requests choose by `name`: the name of the folder it came from, its largest rank, and which
-    modules it changes."""
+    """A LoRA adapter that requests select by `name`, its folder's name; its largest rank; the modules it changes."""
 
     name: str
     root: str
@@ -39,30 +38,30 @@ class Adapter:
 
     @property
     def is_sound(self) -> bool:
-        """Whether it is of the types that it states."""
+        """Whether the fields have the declared types."""
         texts = (self.name, self.root, *self.modules) if isinstance(self.modules, list) else (None,)
         return all(isinstance(text, str) for text in texts) and type(self.rank) is int
 
 
 class Bundle:
-    """A bundle on disk. Opening reads the manifest only; files are read, and verified, when first needed."""
+    """A bundle on disk. Opening reads only the manifest; files are read and verified on first use."""
 
     def __init__(self, files: BundleFiles, settings: Settings, prefill: Path | None = None) -> None:
         self.files = files
         self.settings = settings
         self.path = Path(files.folder)
         self.prefill = prefill
-        """The bundle of the same hybrid that computes prompts for this one (artifacts/bundle/hybrid.py)."""
+        """The prefill bundle, if this one is the decode half of a disaggregated pair (artifacts/bundle/hybrid.py)."""
 
     @classmethod
     def open(cls, path: str | Path, settings: Settings | None = None) -> Bundle:
-        """Open the bundle folder `path`; raises ArtifactError saying what is wrong and how to repair it.
+        """Open the bundle folder `path`; raises ArtifactError with the problem and its remedy.
 
-        A path that is not a folder may be a reference (see artifacts/local/references.py); its bundle is put into the
-        store first. With LLMC_REQUIRE_SIGNATURES, its manifest has to be signed by a trusted key before any file of it
-        is read. With LLMC_OPEN_PORTABLE, a finished bundle is opened as the portable one that it was made of.
-        Of a hybrid's folder the half that decodes is opened. `settings` (default: the environment's) hold for all that
-        is done with the bundle.
+        If `path` is not a folder, it may be a reference (artifacts/local/references.py), whose bundle is downloaded
+        into the store first. With LLMC_REQUIRE_SIGNATURES, a trusted key must have signed the manifest; this is checked
+        before any other file is read. With LLMC_OPEN_PORTABLE, a bundle compiled on its target opens as its portable
+        half. A disaggregated pair opens its decode half. `settings` (default: the environment) apply to everything done
+        with the bundle.
         """
         settings = settings or Settings.from_environment()
         if not is_dir(path):
@@ -79,28 +78,27 @@ class Bundle:
         return cls(files.portable_half() if settings.open_portable else files, settings, prefill)
 
     def warn_if_exposed(self) -> None:
-        """Log a warning if others may change the bundle. Called by what opens it to run data of it; for native code
-        `BundleFiles.require_native` raises."""
+        """Log a warning if other users can change the bundle. `BundleFiles.require_native` raises for native code."""
         if (found := self.files.exposed) is not None:
             logger().warning("%s: others may change this bundle: %s; %s", self.path, found, found.remedy)
 
     def within(self, name: str) -> Bundle:
-        """The bundle whose manifest is the file `name` of this one. Raises ArtifactError."""
+        """Open the bundle whose manifest is the file `name` of this one. Raises ArtifactError."""
         return Bundle(self.files.within(name), self.settings)
 
     @property
     def manifest(self) -> Manifest:
-        """What the bundle is made of."""
+        """The parsed manifest."""
         return self.files.manifest
 
     @property
     def task(self) -> str:
-        """ "generate", or "embed" or "score" of a bundle without a cache (runtime/pooling)."""
+        """ "generate", or "embed" or "score" for a bundle without a cache (runtime/pooling)."""
         return str(self.manifest.options.get("task", "generate"))
 
     @cached_property
     def plan(self) -> Plan:
-        """The buckets that were compiled; raises InputError for a bundle that generates nothing."""
+        """The compiled buckets; raises InputError for a bundle that does not generate."""
         import json
 
         if self.task != "generate":
@@ -116,7 +114,7 @@ class Bundle:
 
     @cached_property
     def encode_plan(self) -> EncodePlan:
-        """The buckets of a bundle without a cache; raises InputError for one that generates."""
+        """The buckets of an embedding or scoring bundle; raises InputError for a bundle that generates."""
         import json
 
         from llmc.buckets.encoding import EncodePlan
@@ -136,7 +134,7 @@ class Bundle:
         return {(e.phase, e.batch, e.query, e.context): e for e in self.manifest.executables}
 
     def executable(self, phase: str, batch: int | None, query: int | None, context: int | None) -> Executable:
-        """The executable of that shape (phase "any" and None sizes: every shape); raises ArtifactError without one."""
+        """The executable of that shape (phase "any", sizes None: every shape); raises ArtifactError if missing."""
         found = self._executables.get((phase, batch, query, context))
         if found is None:
             raise ArtifactError(
@@ -147,16 +145,16 @@ class Bundle:
 
     @property
     def recompile_hint(self) -> str:
-        """The command that makes this bundle again."""
+        """The command that compiles this bundle again."""
         return self.recompile(self.manifest.device)
 
     def recompile(self, device: str, *options: str) -> str:
-        """The command that makes this bundle for `device`, with further options."""
+        """The command that compiles this bundle for `device`, with further options."""
         name = self.manifest.provenance.get("model", "MODEL")
         return " ".join(["llmc compile", name, "--device", device, *options, "-o", str(self.path)])
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: what it was made of, how its numbers compared, and its graphs."""
+        """HTML summary for notebooks: source, verification results and graphs."""
         from llmc.buckets.plan import grids
         from llmc.buckets.render.page import Grid, Table, columns, fragment
         from llmc.buckets.render.text import size_text
@@ -180,7 +178,7 @@ class Bundle:
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether it brings the model's tokenizer."""
+        """Whether the bundle contains the model's tokenizer."""
         return "tokenizer.json" in self.manifest.files
 
     @cached_property
@@ -198,14 +196,12 @@ class Bundle:
         return Tokenizer(lambda: self.files.read("tokenizer.json"), self.eos_token_ids, vocabulary)
 
     def size(self, name: str) -> int:
-        """One of the model's sizes: layers, kv_heads, head_dim or vocab_size; raises ArtifactError if it is not a
-        size.
-        """
+        """A size from the manifest: layers, kv_heads, head_dim or vocab_size. Raises ArtifactError if it is invalid."""
         return self._number("model", name, 1, None)
 
     @cached_property
     def cache_shape(self) -> CacheShape:
-        """The tensors of its cache; raises ArtifactError if the manifest's are not those of a cache."""
+        """The shape of the cache; raises ArtifactError if the manifest's is invalid."""
         tensors = self.manifest.model.get("cache")
         if tensors is None:
             return CacheShape.plain(self.size("layers"), self.size("kv_heads"), self.size("head_dim"))
@@ -216,7 +212,7 @@ class Bundle:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the caches of all sequences at full length; 0 without a cache."""
+        """Cache bytes for all sequences at full length; 0 without a cache."""
         if self.task != "generate":
             return 0
         limits, dtype = self.plan.limits, self.manifest.options.get("dtype")
@@ -225,7 +221,7 @@ class Bundle:
         return limits.max_num_seqs * self.cache_shape.nbytes(limits.max_model_len, held, kept)
 
     def uniform_cache(self, executor: str) -> Uniform:
-        """The same for an executor that holds keys and values of one size only; raises ArtifactError for others."""
+        """The cache as one key and value size, for executors that support only that; raises ArtifactError otherwise."""
         found = self.cache_shape.uniform
         if found is None:
             raise ArtifactError(
@@ -236,11 +232,11 @@ class Bundle:
 
     @cached_property
     def sample_top_k(self) -> int:
-        """How many of the largest logits the graphs return beside all of them; 0: all of them only."""
+        """How many of the largest logits the graphs return in addition to all logits; 0: none."""
         return self.option("sample_top_k", 0)
 
     def option(self, name: str, default: int | None = None) -> int:
-        """An option that is a number; raises ArtifactError if it is not a number."""
+        """An integer option of the manifest; raises ArtifactError if it is not an integer."""
         return self._number("options", name, 0, default)
 
     def _number(self, member: str, name: str, least: int, default: int | None) -> int:
@@ -257,7 +253,7 @@ class Bundle:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a sequence; raises ArtifactError for values that are not token ids."""
+        """Token ids that end a sequence; raises ArtifactError if invalid."""
         ids = self.manifest.model.get("eos_token_ids", [])
         if not isinstance(ids, list) or not all(type(item) is int and 0 <= item <= MAX_NUMBER for item in ids):
             self._wrong("model.eos_token_ids", ids, "a list of token ids")
@@ -265,7 +261,7 @@ class Bundle:
 
     @cached_property
     def adapters(self) -> tuple[Adapter, ...]:
-        """The adapters that requests choose from; raises ArtifactError for what is none."""
+        """The adapters that requests can select; raises ArtifactError if the manifest's list is invalid."""
         stated = self.manifest.model.get("adapters", [])
         try:
             found = tuple(Adapter(**a) for a in stated)
@@ -276,7 +272,7 @@ class Bundle:
         return found
 
     def adapter(self, name: str | None) -> int:
-        """An adapter's number for the engine, 0 for None, the base model. Raises InputError for an unknown name."""
+        """The engine's number of an adapter; 0 for None, the base model. Raises InputError for an unknown name."""
         names = [adapter.name for adapter in self.adapters]
         if name is None:
             return 0
@@ -287,7 +283,7 @@ class Bundle:
 
     @property
     def special_tokens(self) -> dict[str, Any]:
-        """bos_token, eos_token … as text, for the chat template; raises ArtifactError for values that are not texts."""
+        """Special tokens by name (bos_token, eos_token …) for the chat template; raises ArtifactError if invalid."""
         tokens = self.manifest.model.get("special_tokens", {})
         if not isinstance(tokens, dict) or not all(isinstance(text, str) for text in tokens.values()):
             self._wrong("model.special_tokens", tokens, "tokens by name")
@@ -295,14 +291,14 @@ class Bundle:
 
     @property
     def chat_template(self) -> str | None:
-        """The jinja2 source of the chat template, if there is one."""
+        """The jinja2 source of the chat template, or None."""
         if "chat_template.jinja" not in self.manifest.files:
             return None
         return self.files.read("chat_template.jinja").decode()
 
 
 def require_signature(files: BundleFiles, settings: Settings) -> None:
-    """Raise UntrustedError unless a trusted key signed the bundle's manifest, and so every blob by its digest."""
+    """Raise UntrustedError unless a trusted key signed the manifest. The manifest lists every blob's digest."""
     from llmc.artifacts.bundle.native import code_of_bundle
     from llmc.artifacts.signing.keyring import Keyring
 

@@ -1,4 +1,4 @@
-"""The C library's heap: memory that was freed goes back to the system. Elsewhere than with glibc nothing happens."""
+"""Return freed memory of the C library's heap to the system. Only glibc is supported; elsewhere these are no-ops."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import gc
 from contextlib import suppress
 
 LARGE_BYTES = 8 << 20
-"""Allocations from this size on, in bytes, come straight from the system and return to it when they are freed."""
+"""Allocations of at least this size, in bytes, come from the system directly and return to it when freed."""
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 
 
 def share_heap() -> None:
-    """Make all threads that start from now on share one heap. A server calls this before it starts threads.
+    """Make all threads started from now on share one heap. A server calls this before it starts threads.
 
-    glibc gives each thread its own heap, and `trim` cannot give back the free end of such a heap. Besides, each time a
-    large piece is freed, glibc raises the size from which a piece counts as large.
+    glibc gives each thread its own heap, and `trim` cannot return the free end of such a heap. glibc also raises its
+    threshold for large allocations whenever a large allocation is freed.
     """
     with suppress(AttributeError, OSError):
         library = ctypes.CDLL(None)
@@ -24,14 +24,16 @@ def share_heap() -> None:
 
 
 def trim() -> None:
-    """Give freed memory back to the system."""
+    """Return freed memory to the system."""
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def settle() -> None:
-    """Exclude all present objects from later garbage collections, which would block the interpreter in proportion to
-    their number, and give memory that loading freed back to the system."""
+    """Exclude all present objects from later garbage collections and return memory that loading freed to the system.
+
+    Collections would otherwise block the interpreter in proportion to the number of objects.
+    """
     gc.unfreeze()  # what was served before another bundle took its place may be garbage by now
     gc.collect()
     gc.freeze()

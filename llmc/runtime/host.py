@@ -19,35 +19,35 @@ _KERNEL_FEATURES = frozenset({
 })  # fmt: skip
 
 _IMPLIED = frozenset({"avx", "asimd"})
-"""Features of every CPU that runs a set of kernels, which the sets do not name."""
+"""Features of every CPU that runs an ISA variant, not listed in the variants themselves."""
 
 PROMPT_CHUNK = 128
-"""Tokens of a prompt step that run fastest on a CPU: activations stay in the cores' caches, 5% faster than 512."""
+"""Fastest prefill size on a CPU, in tokens: activations stay in the cores' caches. It is 5% faster than 512."""
 
 ROLLING_ROOM = 512
-"""Tokens that go into a ring of ONNX Runtime's executor (onnxruntime/executor.py) before those in it move down."""
+"""Tokens added to a ring buffer of ONNX Runtime's executor before its contents move down (onnxruntime/executor.py)."""
 
 KERNELS_PROMPT_CHUNK = 512
-"""The same with llmc's own kernels: more run no faster, and take memory (benchmarks/RESULTS.md)."""
+"""The same with llmc's own kernels. More tokens are no faster and take memory (benchmarks/RESULTS.md)."""
 
 
 def rolling_ring(ring: int, query: int) -> int:
-    """Places of a ring that holds `ring` tokens where they lie end to end, and a step adds up to `query`."""
+    """Token slots of a contiguous ring buffer that keeps `ring` tokens and takes up to `query` tokens per step."""
     return ring + max(query, ROLLING_ROOM)
 
 
 def cpu_features() -> tuple[str, ...]:
-    """The machine architecture, and the instruction-set features that llmc may use, sorted.
+    """The machine architecture and the instruction-set features that llmc may use, sorted.
 
-    LLMC_CPU_ISA limits them to those of one set of kernels. Raises InputError where it names no set, or one that this
-    CPU does not run.
+    LLMC_CPU_ISA limits them to one ISA variant. Raises InputError if it names an unknown variant or one that this CPU
+    cannot run.
     """
     return _limited(cpu_isa(), host_features())
 
 
 @cache
 def _limited(name: str | None, host: tuple[str, ...]) -> tuple[str, ...]:
-    """The features of `host` that a CPU with the set of kernels called `name` has, too; all of them for None."""
+    """The features of `host` that a CPU of ISA variant `name` also has; all of them for None."""
     if name is None:
         return host
     known = [s for s in KERNEL_SETS if s.runs_on(host)]
@@ -62,16 +62,15 @@ def _limited(name: str | None, host: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _remedy(known: Collection[KernelSet]) -> str:
-    """What to do about a value of LLMC_CPU_ISA on a CPU that runs these sets."""
     return f"set {' or '.join(s.name for s in known)}, or unset it" if known else "unset it"
 
 
 @cache
 def host_features() -> tuple[str, ...]:
-    """The machine architecture and those features of this CPU that kernels are chosen by, sorted.
+    """The machine architecture and this CPU's features that kernels are selected by, sorted.
 
-    Libraries that choose their kernels themselves see all of these, whatever LLMC_CPU_ISA says. Read from
-    /proc/cpuinfo; elsewhere only the architecture is known.
+    Libraries that select kernels themselves see all of these, whatever LLMC_CPU_ISA says. The source is /proc/cpuinfo;
+    without it, only the architecture is known.
     """
     found: set[str] = set()
     try:
@@ -86,11 +85,11 @@ def host_features() -> tuple[str, ...]:
 
 
 _CGROUP = Path("/sys/fs/cgroup")
-"""The control group that a container sees as its own; a host's root group states no limit."""
+"""A container sees its own control group here. A host's root group states no limit."""
 
 
 def host_memory() -> int | None:
-    """Bytes of memory that this host has, or a container that this process is in may take; None: unknown."""
+    """Bytes of memory of this host, or the limit of this process's container; None if unknown."""
     try:
         found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
@@ -100,9 +99,10 @@ def host_memory() -> int | None:
 
 
 def available_memory() -> int | None:
-    """Bytes of memory that can still be taken, in the container that this process is in; None: the system does not say.
+    """Bytes of memory that this process can still allocate, within its container; None if unknown.
 
-    A container has its limit without what it holds, where clean pages of files count as free, as the kernel drops them.
+    In a container this is the limit minus the used memory. Clean file pages count as free because the kernel drops
+    them.
     """
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -116,7 +116,7 @@ def available_memory() -> int | None:
 
 
 def _cgroup_number(file: str, name: str = "") -> int | None:
-    """The number in a file of the control group, or behind `name` in it; None for "max" and where there is none."""
+    """A number in a control-group file, or after `name` in it; None for "max" and for a missing file."""
     try:
         lines = (_CGROUP / file).read_text().splitlines()
     except OSError:

@@ -1,6 +1,6 @@
-"""Offline inference over a bundle; `llmc.LLM` adds compiling a checkpoint first.
+"""Offline inference over a bundle; `llmc.LLM` can also compile a checkpoint first.
 
-Nothing of the engine is imported at the top: that happens while the executor opens, see starting.py.
+The engine is not imported at the top. It is imported while the executor opens (starting.py).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _BAR_AFTER_S = 2.0
 
 
 class BundleLLM:
-    """Generates with the executables of one bundle, and never compiles. Not thread-safe. Over a bundle without a cache
-    it embeds (`embed`) or scores (`score`), and generates nothing.
+    """Generates with the executables of one bundle, and never compiles. Not thread-safe.
 
-    `bundle` is a folder or an opened Bundle. With `keep_steps` each output carries a record of every step it took part
-    in. `seed` makes unseeded requests repeatable. `observer` is told of requests and steps; further keywords are those
-    of EngineOptions. Raises ArtifactError or DeviceError when the bundle cannot run here.
+    `bundle` is a folder or an opened Bundle. With `keep_steps`, each output has a record of every step it took part in.
+    `seed` makes unseeded requests repeatable. `observer` receives request and step events. Further keywords are those
+    of EngineOptions. A bundle without a cache supports `embed` or `score` instead of generation. Raises ArtifactError
+    or DeviceError if the bundle cannot run here.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class BundleLLM:
 
     @property
     def pooler(self) -> Pooler:
-        """What embeds or scores; raises InputError over a bundle that generates."""
+        """The pooler of an embedding or scoring bundle; raises InputError for a bundle that generates."""
         if self._pooler is None:
             raise InputError(
                 f"{self.bundle.path}: a bundle to generate text, which neither embeds nor scores; compile a checkpoint "
@@ -86,11 +86,11 @@ class BundleLLM:
         self, prompts: str | list[int] | Sequence[str | list[int]], *, prompt_name: str | None = None,
         prompt: str | None = None, dimensions: int | None = None, truncate_prompt_tokens: int | None = None,
     ) -> list[EmbeddingRequestOutput]:  # fmt: skip
-        """A vector of each text or list of token ids, as the checkpoint's sentence-transformers files say.
+        """Embed each text or list of token ids by the checkpoint's sentence-transformers configuration.
 
-        `prompt`, or the checkpoint's own of that name, goes before each; `dimensions` is how many numbers of a
-        Matryoshka model's vectors are kept; longer texts are cut at the model's length, or at
-        `truncate_prompt_tokens`. Raises InputError.
+        `prompt`, or the checkpoint's prompt called `prompt_name`, is prepended to each text. `dimensions` truncates the
+        vectors of a Matryoshka model. Texts are cut at `truncate_prompt_tokens`, or at the model's length. Raises
+        InputError.
         """
         from llmc.runtime.pooling.pooler import embeddings
 
@@ -102,31 +102,31 @@ class BundleLLM:
     def score(
         self, data_1: str | Sequence[str], data_2: str | Sequence[str], *, truncate_prompt_tokens: int | None = None
     ) -> list[ScoringRequestOutput]:
-        """How well each of `data_2` fits `data_1`, one text for all of them or one each. Raises InputError."""
+        """Score how well each of `data_2` matches `data_1`, one text for all or one each. Raises InputError."""
         from llmc.runtime.pooling.pooler import scores
 
         return scores(self.pooler, data_1, data_2, truncate_prompt_tokens)
 
     @property
     def engine(self) -> LLMEngine:
-        """The engine, which takes requests; raises InputError over a bundle that generates nothing."""
+        """The engine that takes requests; raises InputError for a bundle that does not generate."""
         if self._pooler is not None:
             _ = self.bundle.plan
         return self._offline.engine
 
     @property
     def core(self) -> EngineCore:
-        """The engine, which runs the requests' sequences, token by token."""
+        """The engine core, which runs the requests' sequences token by token."""
         return self._offline.engine.core
 
     @property
     def records(self) -> list[StepRecord]:
-        """The steps of the last call, where they are kept."""
+        """Step records of the last call, if `keep_steps` is set."""
         return self._offline.records
 
     @property
     def compilations(self) -> int:
-        """Compilations since the bundle was opened, as its executor counts: 0, unless something was missing from it."""
+        """Compilations since the bundle was opened, by its executor's count. 0 unless the bundle lacked something."""
         if self._pooler is not None:
             return self._pooler.encoder.compilations.count
         prefiller = self.core.prefiller
@@ -134,7 +134,7 @@ class BundleLLM:
 
     @property
     def compilations_at_open(self) -> tuple[str, ...]:
-        """What the device's toolchain compiled when the bundle was opened (OpenVINO's models)."""
+        """Names of what the device's toolchain compiled when the bundle was opened (OpenVINO's models)."""
         opened = self.executor if self._pooler is None else self._pooler.encoder
         return opened.compilations.at_open
 
@@ -143,17 +143,17 @@ class BundleLLM:
         return self.bundle.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The parameters used when none are given."""
+        """The parameters used if none are given."""
         from llmc.runtime.engine.sampling.params import SamplingParams
 
         return SamplingParams()
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a text, of {"prompt": text}, {"prompt_token_ids": ids} or {"messages": [...]}, or as given."""
+        """Token ids of a text, {"prompt": text}, {"prompt_token_ids": ids}, {"messages": [...]} or a list of ids."""
         return self.prompts.encode(prompt)
 
     def render(self, messages: Sequence[Mapping[str, Any]], **how: Any) -> str:
-        """The chat template's text for `messages`, ready for an answer."""
+        """Render `messages` with the chat template, ready for an answer."""
         return self.prompts.render(messages, **how)
 
     def stream(
@@ -161,11 +161,10 @@ class BundleLLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, *,
         priority: Sequence[int] | None = None, lora: str | Sequence[str | None] | None = None,
     ) -> Iterator[tuple[int, Update, RequestOutput]]:  # fmt: skip
-        """Yield (prompt index, update, output so far) as text becomes certain; the output's `finished` says its end.
+        """Yield (prompt index, update, output so far) as text becomes final. The last output has `finished` set.
 
-        A text, an object or a list of token ids is one prompt, with index 0. `lora`: as `generate` has it.
-
-        Updates' texts joined equal the output's text. Leaving the iterator early ends what still runs.
+        A text, an object or a list of token ids is one prompt with index 0. `lora` is as for `generate`. The updates'
+        texts concatenate to the output's text. Closing the iterator cancels what still runs.
         """
         from llmc.runtime.prompts import several
 
@@ -177,10 +176,10 @@ class BundleLLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, *, use_tqdm: bool = True,
         priority: Sequence[int] | None = None, lora: str | Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:  # fmt: skip
-        """Continue every prompt; outputs in the order of `prompts`. Raises InputError for a prompt that cannot run.
+        """Continue every prompt; outputs are in the order of `prompts`. Raises InputError for a prompt that cannot run.
 
-        `lora`: the name of the bundle's adapter that continues them, or one name for each, None for the base model.
-        With `use_tqdm` a terminal shows a bar with ETA for what takes over two seconds.
+        `lora` is the name of the adapter, or one name for each prompt; None selects the base model. With `use_tqdm`, a
+        terminal shows a progress bar for calls that take over two seconds.
         """
         from llmc.runtime.prompts import several
 
@@ -201,7 +200,7 @@ class BundleLLM:
         chat_template: str | None = None, chat_template_kwargs: Mapping[str, Any] | None = None,
         lora: str | Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:  # fmt: skip
-        """Answer one conversation, or several; `chat_template` replaces the model's own. `lora`: as for `generate`."""
+        """Answer one conversation or several. `chat_template` replaces the model's own; `lora` is as for `generate`."""
         _ = self.engine
         from llmc.runtime.prompts import conversations
 
@@ -219,7 +218,7 @@ class BundleLLM:
         return outputs
 
     def close(self) -> None:
-        """Release executables and cache, and save what was verified."""
+        """Release executables and cache, and save verification results."""
         if self._pooler is not None:
             self._pooler.close()
             return
@@ -236,7 +235,7 @@ class BundleLLM:
 
 
 class _Bar:
-    """A bar with ETA over finished prompts, on a terminal, once a call takes long."""
+    """A progress bar over finished prompts, shown on a terminal once a call takes long."""
 
     def __init__(self, total: int, wanted: bool) -> None:
         self._total = total
@@ -248,7 +247,6 @@ class _Bar:
         return self
 
     def show(self, done: int) -> None:
-        """So many prompts are finished."""
         if not self._wanted or time.monotonic() - self._began < _BAR_AFTER_S:
             return
         if self._progress is None:

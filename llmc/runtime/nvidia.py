@@ -1,19 +1,17 @@
-"""NVIDIA cards that this process may use, as the driver's own library (NVML) tells of them, and what a bundle asks of
-them, checked before anything is loaded.
+"""NVIDIA GPUs visible to this process, from the driver's library NVML, and a bundle's GPU requirements.
 
-NVML comes with the driver; it is reached through nvidia-ml-py (module pynvml, 13.x), and opens no CUDA context, so it
-costs milliseconds and no memory of a card.
+Requirements are checked before anything is loaded. NVML comes with the driver. nvidia-ml-py (module pynvml, 13.x) calls
+it without a CUDA context, so this takes milliseconds and no GPU memory.
 
-Which cards: CUDA_VISIBLE_DEVICES names them by number, or by the beginning of a UUID ("GPU-8b5c", "MIG-…"), in the
-order of the process's own numbers. An entry that names no card, or several, ends the list; one that names a card again
-leaves none at all. Source: torch/cuda/__init__.py, _parse_visible_devices (torch 2.13). Numbers are NVML's, in the
-order of the PCI bus. CUDA's own differ from them only where a host mixes sorts of cards and CUDA_DEVICE_ORDER is not
-PCI_BUS_ID; name cards by UUID there.
+Visible GPUs: CUDA_VISIBLE_DEVICES selects GPUs by number or by UUID prefix ("GPU-8b5c", "MIG-…") and defines this
+process's numbering. An entry that matches no GPU, or several, ends the list. A duplicate entry leaves no GPU at all.
+Source: torch/cuda/__init__.py, _parse_visible_devices (torch 2.13). Numbers are NVML's, in PCI bus order. CUDA's own
+differ only on hosts with mixed GPU models and CUDA_DEVICE_ORDER other than PCI_BUS_ID; use UUIDs there.
 
-Which drivers: a program of one CUDA major version runs on any driver of that major version or a later one, also where
-its minor version is newer, as long as it holds machine code and no PTX to be compiled by the driver. Source: CUDA
-Compatibility guide, "Minor Version Compatibility", and the CUDA 13.1 release notes, table "Minimum Required Driver
-Version for CUDA Minor Version Compatibility" (13.x: 580, 12.x: 525, Linux).
+Drivers: a program of one CUDA major version runs on any driver of that or a later major version, even an older minor
+one, if it contains machine code and no PTX for the driver to compile. Source: CUDA Compatibility guide, "Minor Version
+Compatibility", and the CUDA 13.1 release notes, table "Minimum Required Driver Version for CUDA Minor Version
+Compatibility" (13.x: 580, 12.x: 525, Linux).
 """
 
 from __future__ import annotations
@@ -33,14 +31,14 @@ from llmc.settings import cuda_visible_devices
 
 INSTALL = "pip install nvidia-ml-py"
 OLDEST_DRIVERS: Mapping[int, int] = {12: 525, 13: 580}
-"""The first driver (its branch, the number before the first point) on which programs of a CUDA major version run."""
+"""The first driver branch (the number before the first dot) for each CUDA major version."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A card, or a slice of one (MIG). `index`: this process's number of it; sizes in bytes, versions (major, minor).
+    """A GPU, or a MIG slice. `index` is its number in this process; sizes are in bytes, versions (major, minor).
 
-    `cuda` is the newest CUDA that the driver knows. `free` is what no process holds at the moment.
+    `cuda` is the newest CUDA version that the driver supports. `free` is the memory that no process holds now.
     """
 
     index: int
@@ -57,10 +55,10 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a bundle asks of the cards that it runs on; None and 0 ask for nothing.
+    """A bundle's GPU requirements; None and 0 mean no requirement.
 
-    Each of `cards` cards has to be of exactly this `compute_capability` (machine code for 9.0a or 10.0a runs on no
-    other), with a driver for CUDA `cuda` (major) and room for `memory`, in bytes by what they are for.
+    Each of `cards` GPUs must have exactly this `compute_capability`, because machine code for 9.0a or 10.0a runs on no
+    other. It needs a driver for CUDA `cuda` (major) and room for `memory`, in bytes by purpose.
     """
 
     cards: int = 1
@@ -68,25 +66,25 @@ class Needs:
     cuda: int | None = None
     memory: Mapping[str, int] | None = None
     made_for: str = ""
-    """The card that it was compiled for, for people: "NVIDIA H100 SXM5 80 GB"."""
+    """The GPU that it was compiled for, for messages: "NVIDIA H100 SXM5 80 GB"."""
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """The cards that this process may use, in the order of its own numbers; none on a host without card or driver.
+    """The GPUs that this process may use, in its own numbering; empty without a GPU or driver.
 
-    Raises DeviceError where there is a driver that does not answer, in NVML's words.
+    Raises DeviceError with NVML's message if the driver does not answer.
     """
     with _nvml() as nvml:
         return () if nvml is None else tuple(_gpu(nvml, i, h) for i, h in enumerate(_visible(nvml)))
 
 
 class NvidiaCards:
-    """NVIDIA's cards as `llmc devices` shows them: what the driver says of each, else what the kernel shows."""
+    """NVIDIA GPUs for `llmc devices`, from the driver if it answers, otherwise from the kernel."""
 
     name = NVIDIA_GPU.name
 
     def found(self, root: Path | None = None) -> str:
-        """In words; "" for none. `root` is where /sys and /dev lie."""
+        """Describe the GPUs; "" if there are none. /sys and /dev are read below `root`."""
         try:
             cards = [f"{len(list(same))} × {card}" for card, same in groupby(map(str, gpus()))]
         except DeviceError as error:
@@ -95,11 +93,11 @@ class NvidiaCards:
 
 
 def require_gpu(source: str, needs: Needs, found: Sequence[Gpu] | None = None) -> tuple[Gpu, ...]:
-    """The first `needs.cards` cards of this process, which can run what `source` (a bundle's path) holds.
+    """The first `needs.cards` GPUs of this process, after checking that they can run `source` (a bundle's path).
 
-    `found` instead of `gpus()`, where they were asked already. Checked in this order, with the first error raised:
-    DeviceError for no card, too few cards and an older driver, ArtifactError for another compute capability,
-    OutOfDeviceMemoryError for too little free memory, naming what it is for and how much is missing.
+    `found` may pass the result of an earlier `gpus()` call. Raises the first error in this order: DeviceError for no
+    GPU, too few GPUs or an old driver; ArtifactError for another compute capability; OutOfDeviceMemoryError for too
+    little free memory, naming each purpose and the missing bytes.
     """
     found = gpus() if found is None else found
     if not found:
@@ -133,7 +131,7 @@ def _require_capability(source: str, needs: Needs, gpu: Gpu) -> None:
         made_for = (
             f"{needs.made_for}, compute capability {wanted}" if needs.made_for else f"compute capability {wanted}"
         )
-        raise ArtifactError(f"{source}: compiled for {made_for}; card {gpu.index} is {gpu}; compile it for this card")
+        raise ArtifactError(f"{source}: compiled for {made_for}; GPU {gpu.index} is {gpu}; compile it for this GPU")
 
 
 def _require_memory(source: str, needs: Needs, gpu: Gpu) -> None:
@@ -141,16 +139,15 @@ def _require_memory(source: str, needs: Needs, gpu: Gpu) -> None:
     if needed > gpu.free:
         parts = ", ".join(f"{name} {size_text(size)}" for name, size in (needs.memory or {}).items())
         raise OutOfDeviceMemoryError(
-            f"{source}: needs {size_text(needed)} of card {gpu.index} ({parts}), {size_text(needed - gpu.free)} more "
+            f"{source}: needs {size_text(needed)} of GPU {gpu.index} ({parts}), {size_text(needed - gpu.free)} more "
             f"than is free: {size_text(gpu.free)} of {gpu.name}'s {size_text(gpu.total)}; end what holds the rest, or "
-            "compile it with fewer or shorter sequences, or for more cards"
+            "compile it with fewer or shorter sequences, or for more GPUs"
         )
 
 
 def _why_none() -> str:
-    """Why this process has no card, as far as the host shows it."""
     if find_spec("pynvml") is None:
-        return f"nvidia-ml-py, which asks the driver for cards, is not installed: {INSTALL}"
+        return f"nvidia-ml-py, which queries the driver for GPUs, is not installed: {INSTALL}"
     shown = NVIDIA_GPU.found()
     return f"this process may use none: the host has {shown or 'no NVIDIA card'}{_set()}"
 
@@ -161,7 +158,7 @@ def _set() -> str:
 
 
 def _cards(needs: Needs) -> str:
-    return "an NVIDIA card" if needs.cards == 1 else f"{needs.cards} NVIDIA cards"
+    return "an NVIDIA GPU" if needs.cards == 1 else f"{needs.cards} NVIDIA GPUs"
 
 
 def _dotted(version: tuple[int, int]) -> str:
@@ -170,7 +167,7 @@ def _dotted(version: tuple[int, int]) -> str:
 
 @contextmanager
 def _nvml() -> Iterator[Any]:
-    """NVML, initialised; None where the driver, a card, or nvidia-ml-py is not there."""
+    """NVML, initialised; None without a driver, a GPU or nvidia-ml-py."""
     try:
         import pynvml
     except ImportError:
@@ -186,13 +183,12 @@ def _nvml() -> Iterator[Any]:
     try:
         yield pynvml
     except pynvml.NVMLError as e:
-        raise DeviceError(f"the NVIDIA driver tells nothing of a card: {e}; see what nvidia-smi says") from e
+        raise DeviceError(f"the NVIDIA driver cannot describe a GPU: {e}; see what nvidia-smi says") from e
     finally:
         pynvml.nvmlShutdown()
 
 
 def _visible(nvml: Any) -> list[Any]:
-    """Handles of the cards that CUDA_VISIBLE_DEVICES leaves."""
     handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
     wanted = cuda_visible_devices()
     if wanted is None:

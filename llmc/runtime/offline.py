@@ -1,4 +1,4 @@
-"""Requests of one caller on one engine, as outputs: what BundleLLM runs once its executor is open."""
+"""Runs one caller's requests on one engine and collects their outputs, for BundleLLM."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ if TYPE_CHECKING:
     from llmc.runtime.executors.base import Executor
 
 _FARTHEST = 1 << 62
-"""Priorities lie this far from 0 at most."""
+"""The largest absolute priority."""
 
 
 class Offline:
-    """Runs calls one after the other; `records` are the steps of the last one, where `keep_steps` asks for them.
+    """Runs calls one after another. Not thread-safe.
 
-    `seed` makes unseeded requests repeatable, each with a number of its own. Not thread-safe.
+    `records` holds the last call's steps if `keep_steps` is set. `seed` makes unseeded requests repeatable; each gets
+    its own seed.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Offline:
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None,
         priority: Sequence[int] | None, lora: str | Sequence[str | None] | None,
     ) -> Iterator[tuple[int, Update, RequestOutput]]:  # fmt: skip
-        """See BundleLLM.stream."""
+        """Yield (prompt index, update, output so far), as BundleLLM.stream does."""
         started = time.perf_counter()
         each, ranks = _per_prompt(params, len(prompts)), _per_priority(priority, len(prompts))
         requested = zip(prompts, each, ranks, self._adapters(lora, len(prompts)), strict=True)
@@ -95,8 +96,6 @@ class Offline:
 
 
 class _Keeper(Observer):
-    """Keeps step records."""
-
     def __init__(self, records: list[StepRecord]) -> None:
         self._records = records
 

@@ -1,20 +1,19 @@
 """Portable programs: one bucket's graph as a torch.export archive (.pt2), read without running anything in it.
 
-    archive/models/model.json                          the graph, torch's own schema; the only record that matters
+    archive/models/model.json                          the graph in torch's own schema; the only record llmc uses
     archive/data/{weights,constants}/model_*.json      {"config": {}}: an archive carries no tensor
     archive/data/sample_inputs/model.pt                empty
     archive/{archive_format,archive_version,byteorder,.data/version}
 
-Inputs of the graph: token_ids, past_lengths, new_lengths, the cache, then each weight by name; outputs: logits, the
-largest of them where the bundle was compiled for that, then each layer's new keys and values
-(compiler/frontend/trace.py states shapes).
+Graph inputs: token_ids, past_lengths, new_lengths, the cache, then each weight by name. Outputs: logits, the top logits
+if the bundle has them, then each layer's new keys and values (shapes: compiler/frontend/trace.py).
 
-Security. `torch.export.load` reads such an archive too, and it is what other tools will use; but on torch 2.13 it
-unpickles tensors, custom objects and sample inputs with `weights_only=False` (for sample inputs after a first try
-with True), evaluates symbolic expressions as Python, and runs `guards_code`. So llmc reads the JSON itself. Accepted:
-known records, no tensor, no pickle, no symbol, and ATen operators that are not random and change none of their inputs,
-applied to tensors and numbers. No argument may be a string but the two that name a form of GELU, so that no operator
-reaches a file. Anything else is a ValueError.
+Security. Other tools can read the archive with `torch.export.load`. On torch 2.13 that function unpickles tensors,
+custom objects and sample inputs with `weights_only=False` (sample inputs after a first try with True), evaluates
+symbolic expressions as Python, and runs `guards_code`. llmc therefore parses the JSON itself. It accepts known records,
+no tensors, no pickles, no symbols, and only ATen operators that are deterministic and mutate no inputs, applied to
+tensors and numbers. The only string arguments are the two that name a form of GELU, so no operator reaches a file.
+Anything else raises ValueError.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ RECORDS = frozenset({
     MODEL, SAMPLES, *CONFIGS, "archive_format", "archive_version", "byteorder", ".data/version",
 })  # fmt: skip
 SCHEMA_MAJOR = 8
-"""Major version of torch's schema of model.json; it changes when old readers would misread it."""
+"""Major version of torch's model.json schema, which changes when old readers would misread it."""
 
 MAX_RECORD_BYTES = 256 << 20
 FIXED_INPUTS = ("token_ids", "past_lengths", "new_lengths")
@@ -49,13 +48,13 @@ DTYPES = {
     1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float16", 7: "float32", 8: "float64", 12: "bool",
     13: "bfloat16",
 }  # fmt: skip
-"""torch's numbers for dtypes in model.json."""
+"""torch's dtype numbers in model.json."""
 
 _STRIDED = 7
 _MEMORY_FORMATS = {1: "contiguous_format", 4: "preserve_format"}
 _OPERATOR = re.compile(r"torch\.ops\.aten\.([A-Za-z_][A-Za-z0-9_]*)\.([A-Za-z_][A-Za-z0-9_]*)")
 INFINITE: Mapping[object, float] = {"Infinity": math.inf, "-Infinity": -math.inf}
-"""How programs write them: torch 2.13, _export/serde/serialize.py."""
+"""dtype names in programs: torch 2.13, _export/serde/serialize.py."""
 _PLAIN: Mapping[str, tuple[type, ...]] = {"as_int": (int,), "as_float": (float, int), "as_bool": (bool,)}
 _LISTS = ("as_tensors", "as_optional_tensors", "as_sym_ints")
 _KEYWORD = 2
@@ -63,7 +62,7 @@ _GELU_FORMS = ("none", "tanh")
 
 
 def read_archive(data: bytes) -> Fields:
-    """The graph of an archive, model.json as it is. Raises ValueError for anything but the records above."""
+    """The graph of an archive, unchanged from model.json. Raises ValueError for anything but the records above."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             records = {i.filename.removeprefix(ROOT): _record(archive, i) for i in archive.infolist()}
@@ -90,7 +89,7 @@ def _record(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
 
 
 def write_archive(program: Fields) -> bytes:
-    """An archive of a graph: the same bytes for the same graph, whenever and wherever it is written."""
+    """Create an archive of a graph. Equal graphs give equal bytes."""
     config = b'{"config": {}}'
     model = json.dumps(program, sort_keys=True, separators=(",", ":")).encode()
     records = {
@@ -108,7 +107,7 @@ def write_archive(program: Fields) -> bytes:
 
 
 def weight_names(program: Fields) -> list[str]:
-    """Names of the weights, in the order of the graph's inputs. Raises ValueError."""
+    """Weight names in the order of the graph's inputs. Raises ValueError."""
     try:
         calls = program["graph_module"]["module_call_graph"]
         _, spec = json.loads(calls[0]["signature"]["in_spec"])
@@ -121,7 +120,7 @@ def weight_names(program: Fields) -> list[str]:
 
 
 def operator(target: object) -> Any:
-    """The ATen operator `torch.ops.aten.NAME.OVERLOAD`; raises ValueError for what may not be in a program."""
+    """The ATen operator `torch.ops.aten.NAME.OVERLOAD`; raises ValueError for an operator that programs may not use."""
     import torch
 
     match = _OPERATOR.fullmatch(target) if isinstance(target, str) else None
@@ -138,7 +137,7 @@ def operator(target: object) -> Any:
 def arguments(
     node: Mapping[str, Any], schema: Any, resolve: Resolve, device: Any = "cpu"
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Positional and keyword arguments of a node, values by `resolve(name)`, tensors made on torch's `device`.
+    """Arguments of a node: positional, keyword. `resolve(name)` gives values; tensors go to torch's `device`.
 
     Raises ValueError or KeyError.
     """
@@ -159,9 +158,9 @@ def arguments(
 
 
 def argument(tagged: Mapping[str, Any], resolve: Resolve, device: Any = "cpu") -> Any:
-    """The value of one argument, {"as_KIND": …}: for the device it was traced on, cpu, the one where it is to run.
+    """The value of one argument, {"as_KIND": …}. The traced device, cpu, becomes `device`.
 
-    Raises ValueError for a kind that a program may not have.
+    Raises ValueError for a kind that programs may not use.
     """
     import torch
 
@@ -192,7 +191,7 @@ def argument(tagged: Mapping[str, Any], resolve: Resolve, device: Any = "cpu") -
 
 
 def _named(value: Mapping[str, Any], resolve: Resolve) -> Any:
-    """A tensor {"name": …}, an optional one {"as_tensor": …} or {"as_none": …}, or a number {"as_int": …}."""
+    """Resolve a tensor {"name": …}, an optional one {"as_tensor": …} or {"as_none": …}, or a number {"as_int": …}."""
     if "name" in value:
         return resolve(value["name"])
     ((kind, inner),) = value.items()
@@ -202,7 +201,7 @@ def _named(value: Mapping[str, Any], resolve: Resolve) -> Any:
 
 
 def output_names(node: Mapping[str, Any]) -> tuple[list[str], bool]:
-    """Names of the tensors a node makes, and whether its operator returns them in a list or tuple."""
+    """Names of the tensors that a node returns, and whether its operator returns a list or tuple."""
     outputs: Sequence[Mapping[str, Any]] = node["outputs"]
     if len(outputs) == 1 and "as_tensors" in outputs[0]:
         return [t["name"] for t in outputs[0]["as_tensors"]], True
@@ -213,7 +212,7 @@ def output_names(node: Mapping[str, Any]) -> tuple[list[str], bool]:
 class PortableProgram:
     """An opened program. `run` takes all inputs in order and returns all `outputs`; `sizes` are token_ids' [B, Q].
 
-    `operators` are those that compute; views, which only name a part of a tensor, are not counted.
+    `operators` counts operators that compute; views are not counted.
     """
 
     run: Callable[..., tuple[Any, ...]]
@@ -225,17 +224,17 @@ class PortableProgram:
 
     @property
     def cache_inputs(self) -> int:
-        """Cache tensors among the inputs; 0 where the bucket has no context."""
+        """Number of cache tensors among the inputs; 0 if the bucket has no context."""
         return len(self.inputs) - len(FIXED_INPUTS) - len(self.weights)
 
     @classmethod
     def parse(cls, data: bytes, device: Any = "cpu") -> PortableProgram:
-        """Open an archive, to run on torch's `device`; raises ValueError when it is not a program that may be run."""
+        """Open an archive to run on torch's `device`; raises ValueError for an invalid program."""
         return cls.of(read_archive(data), device)
 
     @classmethod
     def of(cls, program: Fields, device: Any = "cpu") -> PortableProgram:
-        """Open a graph, to run on torch's `device`; raises ValueError when it is not a program that may be run."""
+        """Open a graph to run on torch's `device`; raises ValueError for an invalid program."""
         try:
             return cls._build(program, device)
         except (KeyError, TypeError, IndexError, AttributeError, RuntimeError, OverflowError) as e:
@@ -265,7 +264,7 @@ class PortableProgram:
             names, several = output_names(node)
             for i, name in enumerate(names):
                 if name in built:
-                    raise ValueError(f"{name!r:.80} is made twice")
+                    raise ValueError(f"{name!r:.80} is defined twice")
                 built[name] = graph.call_function(builtin.getitem, (call, i)) if several else call
         graph.output(tuple(built[o["as_tensor"]["name"]] for o in source["outputs"]))
         batch, query = (size["as_int"] for size in source["tensor_values"]["token_ids"]["sizes"])

@@ -1,4 +1,4 @@
-"""Prompts as people write them, to token ids: texts, ids, dictionaries, conversations."""
+"""Conversion of prompts to token ids: texts, ids, dictionaries and conversations."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Prompts:
 
     @cached_property
     def template(self) -> ChatTemplate:
-        """The model's chat template; raises InputError where it has none."""
+        """The model's chat template; raises InputError if it has none."""
         return self.template_of(self._bundle.chat_template)
 
     def template_of(self, source: str | None) -> ChatTemplate:
-        """A chat template for this model, which renders in a child process: a template is a stranger's program.
+        """Open a chat template for this model. It renders in a child process, because templates are untrusted programs.
 
-        The process starts with the first conversation, and ends with the template's `close`. A system without fork
-        renders here, without limits of time and memory. Raises InputError for None.
+        The process starts with the first conversation and ends with the template's `close`. Systems without fork render
+        in this process, without limits on time and memory. Raises InputError for None.
         """
         tokens = self._bundle.special_tokens
         if hasattr(os, "fork"):
@@ -45,29 +45,30 @@ class Prompts:
         return ChatTemplate(source, tokens)
 
     def prepare(self) -> None:
-        """Load the tokenizer, which the first text would otherwise wait for. Raises ArtifactError for one that cannot
-        be used."""
+        """Load the tokenizer now, so the first text need not wait. Raises ArtifactError for an invalid tokenizer."""
         if self._bundle.has_tokenizer:
             self._bundle.tokenizer.encode("")
 
     def close(self) -> None:
-        """End the process of the chat template, if one was started."""
+        """End the chat template's process, if it runs."""
         if "template" in vars(self):
             self.template.close()
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], template: ChatTemplate | None = None, **how: Any
     ) -> str:  # fmt: skip
-        """A chat template's text for `messages` (default: the model's), ready for an answer; `how` as in
-        ChatTemplate.render."""
+        """Render `messages` with a chat template (default: the model's), ready for an answer.
+
+        `how` holds keywords of ChatTemplate.render.
+        """
         return (template or self.template).render(**_plain(messages, how))
 
     async def rendered(self, messages: Sequence[Mapping[str, Any]], **how: Any) -> str:
-        """As `render`, without holding up the event loop."""
+        """Render like `render`, without blocking the event loop."""
         return await self.template.rendered(**_plain(messages, how))
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a text, of {"prompt": text}, {"prompt_token_ids": ids} or {"messages": [...]}, or as given."""
+        """Token ids of a text, {"prompt": text}, {"prompt_token_ids": ids}, {"messages": [...]} or a list of ids."""
         if isinstance(prompt, str):
             return self._bundle.tokenizer.encode(prompt)
         if isinstance(prompt, Mapping):
@@ -81,21 +82,21 @@ class Prompts:
         return _ids(prompt)
 
     def encode_chat(self, text: str) -> list[int]:
-        """Token ids of a rendered conversation, which holds its special tokens already."""
+        """Token ids of a rendered conversation, which already contains its special tokens."""
         return self._bundle.tokenizer.encode(text, add_special_tokens=False)
 
 
 def _plain(messages: Sequence[Mapping[str, Any]], how: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of ChatTemplate.render as JSON has them, which a child process gets. Raises InputError."""
+    """Convert the arguments of ChatTemplate.render to JSON types, for the child process. Raises InputError."""
     from llmc.runtime.text.chat import check_messages, plain_data
 
     return {"messages": check_messages(messages), **plain_data(how)}
 
 
 def several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """The prompts of a call that takes one or a list: a text, an object and a list of token ids are one prompt.
+    """The list of prompts of a call that takes one or several; a text, an object or a list of token ids is one prompt.
 
-    Raises InputError for what is neither.
+    Raises InputError for other types.
     """
     if isinstance(prompts, str | Mapping):
         return [prompts]
@@ -106,7 +107,7 @@ def several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def conversations(messages: Any) -> list[Any]:
-    """The conversations of a call that takes one or a list of them; each is still to be checked."""
+    """The list of conversations of a call that takes one or several. They are not yet validated."""
     listed = not isinstance(messages, str | Mapping) and isinstance(messages, Sequence) and len(messages) > 0
     many = listed and all(isinstance(m, Sequence) and not isinstance(m, str) for m in messages)
     return list(messages) if many else [messages]
@@ -119,6 +120,6 @@ def _ids(value: Any) -> list[int]:
         return [index(token) for token in value]
     except TypeError:
         raise InputError(
-            f"a prompt is a text, or its token ids as a list of integers, not {value!r:.80}; a list of prompts goes "
+            f"a prompt is a text or a list of token ids, not {value!r:.80}; a list of prompts goes "
             "where several are taken"
         ) from None

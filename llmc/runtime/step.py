@@ -1,4 +1,4 @@
-"""One step as the executor sees it, and the padding that makes it from live rows."""
+"""One step as the executor sees it, and the functions that create it from live rows."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ if TYPE_CHECKING:
 
 PAD_TOKEN = 0
 ADAPTERS = "adapters"
-"""The input of graphs that says which adapter each token gets, where the bundle has adapters."""
+"""Graph input that selects each token's adapter, if the bundle has adapters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A padded step. Row i < len(slots) is live and lives in cache slot `slots[i]`; the rest are dummy rows.
+    """A padded step. Row i < len(slots) is live and belongs to cache slot `slots[i]`; the rest are dummy rows.
 
-    token_ids [B, Q] int64, right padded; past_lengths [B] int64, tokens of the row already in the cache;
-    new_lengths [B] int64, live tokens of the row in this step (1 … Q). A dummy row is a valid one-token row at past 0,
-    since kernels refuse an empty one. `context` is the cache length, in tokens, that the bucket provides for.
-    `packed`: the executor computes the live tokens one after the other and nothing else, so that what fills token_ids
-    up costs nothing; `decode_rows` of its first rows decode where the phase is "prompt". `adapters`: which of the
-    bundle's adapters each of the first rows gets, 0 for none; all others get none.
+    token_ids [B, Q] int64, right padded; past_lengths [B] int64, tokens of the row already in the cache; new_lengths
+    [B] int64, live tokens of the row in this step (1 … Q). A dummy row is a valid one-token row at past 0, because
+    kernels reject empty rows. `context` is the bucket's cache length in tokens. `packed`: the executor computes only
+    live tokens, so padding in token_ids costs nothing. `decode_rows`: the number of leading rows that decode if the
+    phase is "prompt". `adapters`: the adapter of each leading row, 0 for none; further rows have none.
     """
 
     phase: Phase
@@ -41,12 +40,12 @@ class Step:
 
     @property
     def batch(self) -> int:
-        """Rows, dummy ones included."""
+        """Number of rows, including dummy rows."""
         return len(self.token_ids)
 
     @property
     def query(self) -> int:
-        """New tokens of a row, padding included."""
+        """New tokens per row, including padding."""
         return int(self.token_ids.shape[1])
 
     @property
@@ -58,23 +57,23 @@ class Step:
 
     @property
     def live_tokens(self) -> int:
-        """New tokens that belong to a request."""
+        """New tokens that belong to requests."""
         return int(self.new_lengths[: len(self.slots)].sum())
 
     @property
     def decode_tokens(self) -> int:
-        """New tokens of rows that decode; they come first."""
+        """New tokens of decode rows, which come first."""
         rows = len(self.slots) if self.phase == "decode" else self.decode_rows
         return int(self.new_lengths[:rows].sum())
 
     @property
     def padding_tokens(self) -> int:
-        """New tokens computed for nothing."""
+        """Computed padding tokens."""
         return 0 if self.packed else self.token_ids.size - self.live_tokens
 
 
 def pad(bucket: Bucket, slots: Sequence[int], tokens: Sequence[Sequence[int]], past: Sequence[int]) -> Step:
-    """Pad live rows up to `bucket`. The caller has looked the bucket up, so that it covers them."""
+    """Pad live rows up to `bucket`, which must cover them."""
     token_ids = np.full((bucket.batch, bucket.query), PAD_TOKEN, np.int64)
     past_lengths = np.zeros(bucket.batch, np.int64)
     new_lengths = np.ones(bucket.batch, np.int64)
@@ -86,7 +85,7 @@ def pad(bucket: Bucket, slots: Sequence[int], tokens: Sequence[Sequence[int]], p
 
 
 def exact(phase: Phase, slots: Sequence[int], tokens: Sequence[Sequence[int]], past: Sequence[int]) -> Step:
-    """A step without padding, for an executor that runs any shape: all rows have the same number of tokens."""
+    """Create a step without padding, for an executor that runs any shape. All rows have the same number of tokens."""
     token_ids = np.array(tokens, np.int64)
     past_lengths = np.array(past, np.int64)
     new_lengths = np.full(len(token_ids), token_ids.shape[1], np.int64)
@@ -96,8 +95,10 @@ def exact(phase: Phase, slots: Sequence[int], tokens: Sequence[Sequence[int]], p
 def ragged(
     phase: Phase, slots: Sequence[int], tokens: Sequence[Sequence[int]], past: Sequence[int], decode_rows: int = 0
 ) -> Step:
-    """A step for an executor that takes rows of any lengths, of prompts and of decode together: `phase` is "prompt"
-    where any row is a prompt's, and the first `decode_rows` decode there. `context` is the longest past."""
+    """Create a step for an executor that takes rows of any lengths, prefill and decode mixed.
+
+    `phase` is "prompt" if any row is a prompt; its first `decode_rows` rows decode. `context` is the longest past.
+    """
     lengths = [len(ids) for ids in tokens]
     longest = max(lengths)
     if longest == min(lengths):
@@ -114,17 +115,17 @@ def ragged(
 
 
 Part: TypeAlias = "tuple[Step, NDArray[np.int64]]"
-"""A step of some of the live rows of another one, and which rows they are."""
+"""A step over some live rows of another step, and those rows' indices."""
 
 
 def rows_apart(step: Step) -> Iterator[Part]:
-    """Each live row of a step by itself."""
+    """Yield each live row of a step as its own step."""
     for row in range(len(step.slots)):
         yield _of_rows(step, np.array([row])), np.array([row])
 
 
 def in_pieces(step: Step, most: int) -> Iterator[Part]:
-    """At most `most` new tokens of each live row of a step at a time."""
+    """Split a step into steps of at most `most` new tokens per live row."""
     new = step.new_lengths[: len(step.slots)]
     for first in range(0, int(new.max()), most):
         rows = np.flatnonzero(new > first)

@@ -1,4 +1,4 @@
-"""The largest logits of each row: found by the device, so that the others need not be fetched, or on the host."""
+"""The largest logits of each row, selected on the device to reduce transfers, or on the host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True)
 class TopLogits:
-    """The K largest logits of each row, best first; of equal ones the lower ids first, at the K-th place too.
+    """The K largest logits of each row, best first; ties are ordered by lower id, also at the K-th entry.
 
     values [B, K] float32, ids [B, K] int64.
     """
@@ -21,15 +21,15 @@ class TopLogits:
 
     @property
     def count(self) -> int:
-        """K."""
+        """K, the number of logits per row."""
         return int(self.values.shape[1])
 
     def rows(self, rows: Any) -> TopLogits:
-        """These rows only: anything that indexes the first axis of an array and keeps it."""
+        """Select rows with any index that keeps the first axis."""
         return TopLogits(self.values[rows], self.ids[rows])
 
 
 def top_of(logits: npt.NDArray[np.float32], k: int) -> TopLogits:
-    """The `k` largest of each row [B, V], descending; of equal values the lower id comes first, and is in."""
+    """The `k` largest of each row of [B, V], descending; ties are ordered, and kept, by lower id."""
     ids = np.argsort(-logits, axis=-1, kind="stable")[:, :k]
     return TopLogits(np.take_along_axis(logits, ids, axis=-1), ids)

@@ -51,11 +51,11 @@ def test_requested_to_check_recompilation_no_command_goes_on_after_one(
 ) -> None:
     monkeypatch.setenv("VLLM_XLA_CHECK_RECOMPILATION", "1")
     said = llmc("generate", unfinished, "--prompt", "a", "-q").failed(3)
-    assert "compiled" in said and "VLLM_XLA_CHECK_RECOMPILATION asks for an error" in said
+    assert "compiled" in said and "VLLM_XLA_CHECK_RECOMPILATION requests an error" in said
     clean = {k: v for k, v in os.environ.items() if not k.startswith("COV")}
     serve = [sys.executable, "-m", "llmc", "serve", str(unfinished), "--port", "0"]
     done = subprocess.run(
         serve, env={**clean, "PYTHONPATH": str(REPO)}, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 3, done.stderr
-    assert "compiled when the bundle was opened, and VLLM_XLA_CHECK_RECOMPILATION asks" in done.stderr
+    assert "compiled when the bundle was opened, and VLLM_XLA_CHECK_RECOMPILATION requests" in done.stderr

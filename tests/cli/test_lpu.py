@@ -38,7 +38,7 @@ def test_compile_and_generate(
     assert "min_p is not offered on this device" in capsys.readouterr().err
     monkeypatch.setenv("NUM_LPU_DEVICES", "1")
     assert main(["generate", bundle, "--prompt", "Hello"]) == 5
-    assert "compiled for 2 LPUs, and NUM_LPU_DEVICES is 1" in capsys.readouterr().err
+    assert "compiled for 2 LPUs, but NUM_LPU_DEVICES is 1" in capsys.readouterr().err
 
 
 def test_without_hyperdex_the_guides_line_installs_it(

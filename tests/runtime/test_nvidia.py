@@ -96,7 +96,7 @@ def test_a_bundle_gets_the_first_cards_that_can_run_it(monkeypatch: pytest.Monke
 
 
 def test_no_card_is_an_error_that_says_what_the_host_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(DeviceError, match=r"^bundle: needs an NVIDIA card; .*the host has no NVIDIA card$"):
+    with pytest.raises(DeviceError, match=r"^bundle: needs an NVIDIA GPU; .*the host has no NVIDIA card$"):
         require_gpu("bundle", ON_H100)
     pci = tmp_path / "sys" / "bus" / "pci" / "devices" / "0000:01:00.0"
     pci.mkdir(parents=True)
@@ -122,19 +122,19 @@ GONE = pynvml.Device(used=20 * GIB)
 @pytest.mark.parametrize(
     ("cards", "host", "needs", "error", "words"),
     [
-        ([H100], {}, Needs(2), DeviceError, r"needs 2 NVIDIA cards, this process has 1"),
+        ([H100], {}, Needs(2), DeviceError, r"needs 2 NVIDIA GPUs, this process has 1"),
         (
             [L40S], {}, ON_H100, ArtifactError,
-            r"compiled for NVIDIA H100, compute capability 9\.0; card 0 is NVIDIA L40S \(compute capability 8\.9",
+            r"compiled for NVIDIA H100, compute capability 9\.0; GPU 0 is NVIDIA L40S \(compute capability 8\.9",
         ),
-        ([H100, L40S], {}, Needs(2, (9, 0)), ArtifactError, r"card 1 is NVIDIA L40S"),
+        ([H100, L40S], {}, Needs(2, (9, 0)), ArtifactError, r"GPU 1 is NVIDIA L40S"),
         (
             [H100], {"driver": "570.86.10", "cuda": 12080}, ON_H100, DeviceError,
             r"compiled for CUDA 13; this host's driver 570\.86\.10 knows CUDA up to 12\.8; install driver 580 or newer",
         ),
         (
             [GONE], {}, ON_H100, OutOfDeviceMemoryError,
-            r"needs 70 GiB of card 0 \(weights 60 GiB, cache 10 GiB\), 10 GiB more than is free: 60 GiB of NVIDIA H100",
+            r"needs 70 GiB of GPU 0 \(weights 60 GiB, cache 10 GiB\), 10 GiB more than is free: 60 GiB of NVIDIA H100",
         ),
     ],
 )  # fmt: skip

@@ -1,7 +1,7 @@
-"""The engine: requests to tokens, step by step.
+"""The engine turns requests into tokens, step by step.
 
 `AsyncEngine` (async_engine.py) runs an `LLMEngine` (engine.py) in a thread; that runs requests over an `EngineCore`
-(core.py). A `BatchedCore` (batched_core.py) asks the scheduler (scheduling/) for a step, has the executor run it,
-chooses tokens (sampling/) and checks drafts (speculation.py). A `SequentialCore` (sequential_core.py) leaves that to
-its device. text_assembly.py makes texts of tokens, handover.py takes prompts that another executor computed.
+(core.py). A `BatchedCore` (batched_core.py) gets each step from the scheduler (scheduling/), runs it on the executor,
+samples tokens (sampling/) and verifies drafts (speculation.py). A `SequentialCore` (sequential_core.py) leaves this to
+its device. text_assembly.py turns tokens into text; kv_transfer.py takes prompts that another executor computed.
 """

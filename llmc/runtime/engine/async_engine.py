@@ -1,7 +1,7 @@
-"""An engine in a thread of its own, for asyncio: requests in, updates out.
+"""The engine in its own thread, for asyncio: requests in, updates out.
 
-A second thread reports each step's tokens (texts, stop strings, observers, streams) while the next step's graph runs.
-So a stop string is found one step late: that step computes one more token, which nobody gets.
+A second thread reports each step's tokens (texts, stop strings, observers, streams) while the next step runs. A stop
+string is therefore detected one step late, and that step's extra token is discarded.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _log = logging.getLogger("llmc")
 
 LONGEST_RETRY_S = 60.0
 CANCEL_GRACE_S = 5.0
-"""Seconds that a drain waits for cancelled requests to end, which takes the step that is running."""
+"""Seconds that a drain waits for cancelled requests to end, which takes the rest of the running step."""
 _SMOOTHING = 0.1
 _CLOSING = "the server is shutting down; send the request to another one"
 _OVER = object()
 
 
 class Stream:
-    """The updates of one request, in order; ends after the last choice's last update.
+    """The updates of one request, in order. It ends after the last choice's last update.
 
-    Raises EngineDeadError when the engine stops on an error meanwhile. `cancel` may be called at any time, any number
-    of times, also after the end; the slot is free before the next step.
+    Raises EngineDeadError if the engine stops on an error. `cancel` may be called repeatedly and also after the end;
+    the slot is free before the next step.
     """
 
     def __init__(self, engine: AsyncEngine, request: Request, choices: int) -> None:
@@ -62,27 +62,27 @@ class Stream:
             yield updates
 
     def cancel(self) -> None:
-        """End the request."""
+        """Cancel the request."""
         if not self._over:
             self._engine.cancel(self.request.request_id)
 
     def put(self, updates: list[Update] | None) -> None:
-        """News from the engine's thread, or None when the engine died."""
+        """Deliver updates from the engine's thread, or None if the engine died."""
         try:
             self._loop.call_soon_threadsafe(self._news.put_nowait, updates)
         except RuntimeError:  # the loop was closed: nobody reads any more
             self._over = True
 
     def end(self) -> None:
-        """The engine has nothing more for it."""
+        """Mark the end of the updates."""
         self._over = True
 
 
 class Reporter:
-    """A thread that does jobs in their order, one at a time; none waits behind the one that runs. Jobs may not raise.
+    """A thread that runs jobs in order. At most one job runs and none is queued. Jobs must not raise.
 
-    The interpreter does not wait for it when it ends, as it does for threads of concurrent.futures. `put` and `settle`
-    are called in one thread only, or while no other calls them.
+    Unlike threads of concurrent.futures, it does not delay the interpreter's exit. `put` and `settle` must not be
+    called concurrently.
     """
 
     def __init__(self, name: str) -> None:
@@ -92,12 +92,12 @@ class Reporter:
         self._thread.start()
 
     def put(self, job: Callable[[], object]) -> None:
-        """Begin a job as soon as the one before it is over, which this waits for."""
+        """Wait for the previous job, then start `job`."""
         self._idle.acquire()
         self._jobs.put(job)
 
     def settle(self) -> None:
-        """Wait until all jobs are over."""
+        """Wait until all jobs are done."""
         with self._idle:
             pass
 
@@ -115,11 +115,10 @@ class Reporter:
 
 
 class AsyncEngine:
-    """Runs `engine` in a thread. `max_queued_requests` bounds the sequences that wait for a slot (None: no bound).
+    """Runs `engine` in a thread. `max_queued_requests` limits the sequences waiting for a slot (None: no limit).
 
-    A request is refused while as many sequences as there are slots and places in the queue are not over. `submit`,
-    `open` and `drain` are called in a running event loop, the others anywhere. `on_close` is called when the thread
-    has ended.
+    A request is rejected while the unfinished sequences fill all slots and the queue. Call `submit`, `open` and `drain`
+    in a running event loop, other methods anywhere. `on_close` is called when the thread has ended.
     """
 
     def __init__(
@@ -150,8 +149,10 @@ class AsyncEngine:
         self._thread.start()
 
     async def open(self, request: Request) -> Stream:
-        """As `submit`, but what takes time (a grammar) is done aside; meanwhile the request counts as one that
-        waits, and cancelling this ends it."""
+        """Submit a request without blocking the event loop while its grammar compiles.
+
+        Meanwhile the request counts as waiting. Cancelling this coroutine cancels it. Raises what `submit` raises.
+        """
         if request.params.structured_outputs is None and work_of(request) < LONG_WORK:
             return self.submit(request)
         self.check_room()
@@ -168,8 +169,11 @@ class AsyncEngine:
         return self._queue(prepared)
 
     def submit(self, request: Request) -> Stream:
-        """Queue a request. Raises InputError (cannot be run), OverloadedError (queue full or draining; the message and
-        retry_after_s say so) or EngineDeadError, at once."""
+        """Queue a request.
+
+        Raises at once: InputError (it cannot run), OverloadedError (queue full or draining, with retry_after_s), or
+        EngineDeadError.
+        """
         self.check_room()
         return self._queue(self.engine.prepare(request))
 
@@ -180,7 +184,7 @@ class AsyncEngine:
             raise EngineDeadError("the engine is closed")
 
     def check_room(self) -> None:
-        """Raise what `submit` would for any request now: OverloadedError or EngineDeadError."""
+        """Raise OverloadedError or EngineDeadError if `submit` would raise it for any request now."""
         self._check_alive()
         if self.draining:
             raise OverloadedError(_CLOSING, LONGEST_RETRY_S)
@@ -190,7 +194,7 @@ class AsyncEngine:
             )
 
     def _retry_after(self) -> float:
-        """Seconds until a place in the queue should be free: one request's time over the slots."""
+        """Estimated seconds until the queue has room: one request's duration divided by the number of slots."""
         return min(LONGEST_RETRY_S, max(1.0, self._seconds / self._slots))
 
     def _queue(self, prepared: Prepared) -> Stream:
@@ -210,34 +214,33 @@ class AsyncEngine:
         return stream
 
     def cancel(self, request_id: str) -> None:
-        """End a request, if it still runs."""
+        """Cancel a request, if it still runs."""
         with self._wake:
             self._commands.append(lambda: self._cancel(request_id))
             self._wake.notify()
 
     @property
     def stats(self) -> EngineStats:
-        """Gauges of now, as the last step left them; requests whose grammar compiles count as waiting."""
+        """Gauges after the last step. Requests whose grammar compiles count as waiting."""
         return replace(self._stats, waiting=self._stats.waiting + self._preparing) if self._preparing else self._stats
 
     @property
     def in_flight(self) -> int:
-        """Sequences that run or wait."""
+        """Number of sequences that run or wait."""
         return self._in_flight
 
     @property
     def error(self) -> BaseException | None:
-        """What stopped the engine, if it stopped on an error."""
+        """The error that stopped the engine, or None."""
         return self._error
 
     def death(self) -> EngineDeadError:
-        """The error that callers get once the engine is dead; the cause is in the log, not in the error."""
+        """The error that callers get after the engine died. The cause is in the log, not in this error."""
         kind = type(self._error).__name__
         return EngineDeadError(f"the engine stopped on an error ({kind}); see the server's log, and start it again")
 
     async def drain(self, timeout_s: float) -> int:
-        """Refuse new requests, wait until all that were accepted ended or `timeout_s` passed, cancel the rest; returns
-        how many requests were cancelled."""
+        """Reject new requests, wait up to `timeout_s` for accepted ones, cancel the rest and return their number."""
         self.draining = True
         await self._idle(timeout_s)
         self._cutting = True
@@ -254,14 +257,17 @@ class AsyncEngine:
             await asyncio.sleep(min(0.02, max(0.0, end - loop.time())))
 
     def work_between(self, work: Iterator[object]) -> None:
-        """Do `work` while there is no request: its items are made in the engine's thread, one at a time, and may run
-        steps in any slot. A request that comes meanwhile waits for the end of one. Nothing may be raised."""
+        """Run `work` while there are no requests.
+
+        Its items are produced in the engine's thread, one at a time, and may run steps in any slot. A new request waits
+        for the current item. The iterator must not raise.
+        """
         with self._wake:
             self._between = work
             self._wake.notify()
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Stop the thread after its current step, waiting `timeout_s` at most; returns whether it has stopped."""
+        """Stop the thread after its current step; returns whether it stopped within `timeout_s`."""
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -301,7 +307,7 @@ class AsyncEngine:
             self._stop_on(e)
 
     def _cancel(self, request_id: str) -> None:
-        self._reporter.settle()  # nothing is told of a request behind its end
+        self._reporter.settle()  # no report may follow a request's end
         updates = self.engine.cancel(request_id)
         self._stats = self.engine.stats
         self._deliver(updates)
@@ -314,7 +320,7 @@ class AsyncEngine:
             self._wake.notify()
 
     def _next(self) -> bool:
-        """Do what was asked for since the last step; false when the thread is to end."""
+        """Apply what callers requested since the last step; false if the thread must end."""
         with self._wake:
             while not (self._commands or self._closing or self._can_work):
                 self._wake.wait()
@@ -331,7 +337,6 @@ class AsyncEngine:
 
     @property
     def _can_work(self) -> bool:
-        """Whether a step, or work between requests, can run now."""
         if self.engine.core.has_work:
             return not self.engine.core.waits
         return self._between is not None and not self.engine.has_work
@@ -341,13 +346,13 @@ class AsyncEngine:
             self._wake.notify()
 
     def _work_between(self, work: Iterator[object]) -> None:
-        """Make one item of it, and use nothing of what slots held before."""
+        """Produce one item, and forget what slots held before."""
         if next(work, _OVER) is _OVER:
             self._between = None
         self.engine.core.forget_slots()
 
     def _deliver(self, updates: list[Update]) -> None:
-        """Send updates, when `_stats` has the requests that end with them counted out."""
+        """Send updates, after `_stats` no longer counts the requests that end with them."""
         grouped: dict[str, list[Update]] = {}
         for update in updates:
             grouped.setdefault(update.request_id, []).append(update)
@@ -357,7 +362,7 @@ class AsyncEngine:
                 continue
             stream, choices = entry
             if not self.engine.runs(request_id):
-                with self._wake:  # before the update is sent: a caller that sees the end may ask for the place at once
+                with self._wake:  # before the update is sent: a caller that sees the end may submit again at once
                     del self._streams[request_id]
                     self._in_flight -= choices
                 stream.end()

@@ -1,5 +1,4 @@
-"""Many sequences over compiled graphs, token by token: the scheduler says what runs, the executor replays it, the
-samplers choose."""
+"""Continuous batching: the scheduler plans a step, the executor runs its graph, the samplers choose tokens."""
 
 from __future__ import annotations
 
@@ -35,19 +34,20 @@ if TYPE_CHECKING:
     from llmc.runtime.executors.base import Executor
 
 RAGGED_PREFILL_BUDGET = 512
-"""Prompt tokens beside the decoding rows of a ragged step, where nothing else is asked for: over 256, fewer steps have
-prompts in them (benchmarks/RESULTS.md: 1.02 of the throughput, 0.90 of the 95th percentile between tokens)."""
+"""Default number of prompt tokens added to a ragged step's decode rows. Compared with 256, fewer steps contain prompts
+(benchmarks/RESULTS.md: 1.02 of the throughput, 0.90 of the 95th percentile ITL).
+"""
 
 OnCompilation = Literal["ignore", "warn", "refuse"]
 """The reaction to a step that compiled a graph missing from the bundle; "refuse" raises DeviceError."""
 
-_REQUESTED = "and VLLM_XLA_CHECK_RECOMPILATION asks for an error: compile the bundle for this host and its toolchain"
+_REQUESTED = "and VLLM_XLA_CHECK_RECOMPILATION requests an error: compile the bundle for this host and its toolchain"
 _log = logging.getLogger("llmc")
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step gave: logits of each row (of each token, where there are drafts), or only the largest of each row."""
+    """Logits of each row (of each token if there are drafts), or only each row's largest logits."""
 
     logits: NDArray[np.float32] | None = None
     top: TopLogits | None = None
@@ -55,7 +55,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedDrafts:
-    """Of row `row` of a step, the first `held` of its drafts were right."""
+    """The first `held` drafts of row `row` were accepted."""
 
     row: int
     held: int
@@ -72,12 +72,12 @@ class _Sequence:
 
 
 class BatchedCore(EngineCore):
-    """Keeps the bucketed graphs of one executor busy. Not thread-safe.
+    """Runs sequences on the bucketed graphs of one executor. Not thread-safe.
 
-    `prefill_budget` bounds what a prompt may hold up running sequences by (default: the executor's prompt_chunk, where
-    it has one, or RAGGED_PREFILL_BUDGET), `min_prefix` is the shortest prefix that is reused (0: none); both in tokens,
-    see SchedulerConfig. `speculation` asks for drafts; raises InputError where the executor cannot verify any.
-    `prefiller` computes prompts on another executor; those that it does not take, or fails at, run here.
+    `prefill_budget` limits the prompt tokens that delay running sequences (default: the executor's prompt_chunk, or
+    RAGGED_PREFILL_BUDGET). `min_prefix` is the shortest prefix that is reused (0: none). Both are in tokens;
+    SchedulerConfig has the details. `speculation` enables drafts; raises InputError if the executor cannot verify any.
+    `prefiller` computes prompts on another executor; prompts that it rejects or fails run here.
     """
 
     def __init__(
@@ -106,13 +106,13 @@ class BatchedCore(EngineCore):
         self._awaited: AwaitedPrompts | None = None
         if prefiller is not None and executor.bundle.cache_shape.states:
             raise InputError(
-                f"{executor.bundle.path}: its model keeps states, which are not handed from one executor to another: "
+                f"{executor.bundle.path}: its model has recurrent state, which KV transfer does not support: "
                 "leave the executor for prompts out"
             )
         if prefiller is not None and executor.bundle.adapters:
             raise InputError(
-                f"{executor.bundle.path}: requests choose an adapter of it, which no prompt of another executor was "
-                "computed with: leave the executor for prompts out"
+                f"{executor.bundle.path}: requests select a LoRA adapter, which the executor for prompts does not "
+                "apply: leave the executor for prompts out"
             )
         if prefiller is not None:
             from llmc.runtime.engine.kv_transfer import AwaitedPrompts
@@ -127,14 +127,14 @@ class BatchedCore(EngineCore):
 
     @property
     def max_num_seqs(self) -> int:
-        """As the plan and the cache's slots allow."""
+        """The smaller of the plan's max_num_seqs and the cache's slots."""
         return self.config.max_num_seqs
 
     def add(
         self, sequence: int, prompt: Sequence[int], sampler: SequenceSampler, *, priority: int = 0,
         group: int | None = None, adapter: int = 0,
     ) -> None:  # fmt: skip
-        """Queue a sequence; see EngineCore."""
+        """Queue a sequence; EngineCore.add documents the arguments."""
         params = sampler.params
         budget = self._budget(prompt, params)
         ends = frozenset(sampler.end_ids) | frozenset(params.stop_token_ids or ())
@@ -150,13 +150,13 @@ class BatchedCore(EngineCore):
         self._sequences[sequence] = _Sequence(sampler, budget, params.min_tokens, ends, drafter)
 
     def forget_slots(self) -> None:
-        """Use nothing of what slots hold: something else ran in them. Raises RuntimeError while there is work."""
+        """Forget cached tokens, because something else ran in the slots. Raises RuntimeError while there is work."""
         if self._sequences:
             raise RuntimeError("slots of sequences that run cannot be forgotten")
         self.scheduler.reset()
 
     def cancel(self, sequence: int) -> None:
-        """End a sequence, e.g. at a stop string: its slot is free before the next step."""
+        """Cancel a sequence, for example at a stop string. Its slot is free before the next step."""
         if self._sequences.pop(sequence, None) is not None:
             if self._awaited is not None:
                 self._awaited.forget(sequence)
@@ -164,23 +164,23 @@ class BatchedCore(EngineCore):
 
     @property
     def has_work(self) -> bool:
-        """Whether some sequence is not finished."""
+        """Whether any sequence is unfinished."""
         return bool(self._sequences)
 
     @property
     def waits(self) -> bool:
-        """Whether nothing can run before the prefill side has news."""
+        """Whether nothing can run until the prefill side has results."""
         one = self._awaited
         return one is not None and len(one) == len(self._sequences) > 0 and not one.prefiller.has_news
 
     @property
     def prefiller(self) -> Prefiller | None:
-        """What computes prompts on another executor."""
+        """The component that computes prompts on another executor, or None."""
         return None if self._awaited is None else self._awaited.prefiller
 
     @property
     def stats(self) -> EngineStats:
-        """Gauges of now, in sequences."""
+        """Current gauges, counted in sequences."""
         o = self.scheduler.occupancy
         compiled = self.executor.compilations.count + (0 if self.prefiller is None else self.prefiller.compilations)
         offsets = self.config.cache_tokens or self.config.slots * self.plan.limits.max_model_len
@@ -190,11 +190,11 @@ class BatchedCore(EngineCore):
         )  # fmt: skip
 
     def step(self) -> StepOutput | None:
-        """Run one step; None when there is nothing to do. Where it `waits`, it waits for the prefill side first.
+        """Run one step; None if there is nothing to do. If `waits`, it first waits for the prefill side.
 
-        A sequence whose logits are NaN, or whose constraint fails, ends with the reason "error", and nothing that it
-        cached is used again; other sequences continue. Raises the executor's errors; then every sequence is forgotten,
-        and the engine can be used again.
+        A sequence with NaN logits or a failed constraint ends with the reason "error", and its cached tokens are not
+        reused; other sequences continue. Raises the executor's errors. Then every sequence is forgotten, and the engine
+        can be used again.
         """
         started = time.perf_counter()
         try:
@@ -212,7 +212,7 @@ class BatchedCore(EngineCore):
             raise
 
     def _take_prompts(self, awaited: AwaitedPrompts) -> None:
-        """Queue the prompts that the prefill side computed, and those that it failed at, to be computed here."""
+        """Queue prompts that the prefill side computed. Those that it failed are queued for prefill here."""
         for prompt, failure in awaited.news():
             if failure is not None:
                 _log.warning("prompt %d was not computed by the prefill side: %s", prompt.number, failure.reason)
@@ -285,7 +285,7 @@ class BatchedCore(EngineCore):
         return StepOutput(record, tokens, work.admitted, handed)
 
     def _draft(self, sequence: int, tokens: array[int], most: int) -> Sequence[int]:
-        """Guesses for a decode row; none beyond what the sequence may still make."""
+        """Drafts for a decode row, limited to the tokens that the sequence may still generate."""
         known = self._sequences.get(sequence)
         if known is None or known.drafter is None:
             return ()
@@ -316,7 +316,7 @@ class BatchedCore(EngineCore):
 
 
 def step_of(work: ScheduledBatch, takes_ragged: bool) -> Step:
-    """The step that `work` is, padded where it has a bucket."""
+    """Create the executor's step for `work`, padded if it has a bucket."""
     step = _without_adapters(work, takes_ragged)
     adapters = tuple([row.adapter for row in work.rows])
     return replace(step, adapters=adapters) if any(adapters) else step
@@ -333,7 +333,7 @@ def _without_adapters(work: ScheduledBatch, takes_ragged: bool) -> Step:
 
 
 def replay(executor: Executor, step: Step, work: ScheduledBatch, samplers: Samplers) -> StepResult:
-    """Run the step, for no more logits than the samplers need. Raises whatever the executor raises."""
+    """Run the step and fetch only the logits that the samplers need. Raises the executor's errors."""
     if any(row.drafted for row in work.rows):
         return StepResult(executor.run_each(step))
     k = executor.bundle.sample_top_k
@@ -345,9 +345,9 @@ def replay(executor: Executor, step: Step, work: ScheduledBatch, samplers: Sampl
 def choose(
     executor: Executor, replayed: StepResult, work: ScheduledBatch, samplers: Samplers, take: Take
 ) -> list[AcceptedDrafts]:
-    """Give `take` a token for each row that emits, or as many as hold of a draft and the one after them.
+    """Call `take` with each emitting row's token, or with its accepted drafts and the token after them.
 
-    Returns how many drafts held, for the rows that had some.
+    Returns how many drafts were accepted, for rows that had some.
     """
     if any(row.drafted for row in work.rows):
         assert replayed.logits is not None
@@ -375,11 +375,11 @@ def choose(
 
 
 def verify(logits: Logits, rows: Sequence[ScheduledRow], samplers: Samplers, take: Take) -> list[AcceptedDrafts]:
-    """Sample after each token of each row in turn, until a token is not the draft's or ends its sequence.
+    """Sample after each token of each row until a token differs from the draft or ends its sequence.
 
-    `logits` [sum of the rows' tokens, V] are those after every token, row by row. samplers[i] belongs to rows[i], a
-    decode row; None for a row that nobody waits for. `take` gets every token once, a sequence's in their order, and
-    None where it fails. How many drafts held comes back for the rows that had some.
+    `logits` [sum of the rows' tokens, V] follow every token, row by row. samplers[i] belongs to rows[i], a decode row;
+    None if nobody waits for it. `take` receives each token once, in order within a sequence, and None if the sequence
+    fails. Returns how many drafts were accepted, for rows that had some.
     """
     starts = [0, *accumulate(len(row.tokens) for row in rows)]
     held = [0] * len(rows)

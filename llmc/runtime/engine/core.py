@@ -1,7 +1,7 @@
-"""The contract of an engine core: sequences by number, from prompts to tokens, whoever chooses the tokens.
+"""The contract of an engine core: it turns numbered sequences into tokens.
 
-`BatchedCore` (batched_core.py) schedules many sequences over compiled graphs, and samples from their logits.
-`SequentialCore` (sequential_core.py) runs one sequence after the other on a device that samples by itself.
+`BatchedCore` (batched_core.py) schedules many sequences over compiled graphs and samples from their logits.
+`SequentialCore` (sequential_core.py) runs one sequence after another on a device that samples by itself.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """Token `token_id` of a sequence; `finish_reason` is set on its last one. `ends`: it is an end or stop token.
+    """Token `token_id` of a sequence. `finish_reason` is set on the last one; `ends` marks an end or stop token.
 
-    A sequence may end without a token, with None: it failed ("error"), or its device ended it ("stop"). `error` is what
-    its device failed with, where others go on.
+    `token_id` is None for a sequence that ends without a token, because it failed ("error") or its device ended it
+    ("stop"). `error` is the device's error if other sequences continue.
     """
 
     sequence: int
@@ -43,10 +43,10 @@ class TokenEvent:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What one step gave: several tokens of a sequence, in their order, where drafts held.
+    """The results of one step. A sequence has several tokens, in order, if drafts were accepted.
 
-    `admitted`: sequences that got their slot for it, with the prompt tokens a prefix saved. `handed`: of those whose
-    prompt another executor computed, what that cost.
+    `admitted`: sequences that got a slot, with the prompt tokens that a cached prefix saved. `handed`: KV transfer
+    costs of sequences whose prompt another executor computed.
     """
 
     record: StepRecord
@@ -56,9 +56,9 @@ class StepOutput:
 
 
 class EngineCore(ABC):
-    """Sequences, by number, from prompts to tokens. Not thread-safe, except `check`, `require_offered` and `sampler`.
+    """Turns numbered sequences into tokens. Not thread-safe, except `check`, `require_offered` and `sampler`.
 
-    `steps` counts those that ran. `room` is how many tokens of one sequence the cache holds.
+    `steps` counts the steps that ran. `room` is how many tokens of one sequence the cache holds.
     """
 
     def __init__(self, plan: Plan, executor: Executor, vocab_size: int, room: int) -> None:
@@ -69,7 +69,7 @@ class EngineCore(ABC):
         self._room = room
 
     def check(self, prompt: Sequence[int]) -> None:
-        """Raise InputError when no bucket, or no cache, takes a prompt of these ids, naming the limit."""
+        """Raise InputError, naming the limit, if no bucket or no cache accepts a prompt of these ids."""
         length, limits = len(prompt), self.plan.limits
         if not length:
             raise InputError("the prompt is empty: it has no token")
@@ -93,18 +93,18 @@ class EngineCore(ABC):
             raise InputError(f"prompt token ids must be in 0 … {self.vocab_size - 1}, found {found}")
 
     def offers(self, parameter: str) -> bool:
-        """Whether requests may ask for a sampling parameter, by its name; an engine that samples offers all."""
+        """Whether requests may set the sampling parameter of this name. An engine that samples offers all."""
         del parameter
         return True
 
     def require_offered(self, params: SamplingParams) -> None:  # noqa: B027 - all are
-        """Raise InputError, which begins with the parameter's name, for one that this engine does not offer."""
+        """Raise InputError, beginning with the parameter's name, if `params` uses one that is not offered."""
 
     def sampler(
         self, prompt: Sequence[int], params: SamplingParams, end_ids: Sequence[int] = (),
         constraint: GrammarConstraint | None = None, bad_words: Sequence[Sequence[int]] = (),
     ) -> SequenceSampler:  # fmt: skip
-        """The state that `add` takes; raises InputError for ids in `params` that the vocabulary lacks."""
+        """Create the sampler that `add` takes; raises InputError for ids in `params` outside the vocabulary."""
         ends = () if params.ignore_eos else end_ids
         most = self.executor.capabilities.most_top_k
         if most is not None and not params.greedy and not 0 < params.top_k <= most:
@@ -114,60 +114,62 @@ class EngineCore(ABC):
     @property
     @abstractmethod
     def max_num_seqs(self) -> int:
-        """Sequences that run at once."""
+        """The largest number of sequences that run at once."""
 
     @abstractmethod
     def add(
         self, sequence: int, prompt: Sequence[int], sampler: SequenceSampler, *, priority: int = 0,
         group: int | None = None, adapter: int = 0,
     ) -> None:  # fmt: skip
-        """Queue a sequence under a new number, whose prompt `check` has passed.
+        """Queue a sequence under a new number. Its prompt must have passed `check`.
 
-        `adapter`: which of the bundle's adapters it is computed with, 0 for none. It makes as many tokens as params
-        allow, max_model_len, and the whole cache if it had it alone.
+        `adapter` is the number of the bundle's adapter, 0 for none. The sequence generates as many tokens as params,
+        max_model_len and the whole cache allow.
         """
 
     @abstractmethod
     def cancel(self, sequence: int) -> None:
-        """End a sequence, e.g. at a stop string: its slot is free before the next step."""
+        """Cancel a sequence, for example at a stop string. Its slot is free before the next step."""
 
     @abstractmethod
     def forget_slots(self) -> None:
-        """Use nothing of what slots hold: something else ran in them. Raises RuntimeError while there is work."""
+        """Forget cached tokens, because something else ran in the slots. Raises RuntimeError while there is work."""
 
     @property
     @abstractmethod
     def has_work(self) -> bool:
-        """Whether some sequence is not finished."""
+        """Whether any sequence is unfinished."""
 
     @property
     def waits(self) -> bool:
-        """Whether nothing can run before the prefill side has news."""
+        """Whether nothing can run until the prefill side has results."""
         return False
 
     @property
     def prefiller(self) -> Prefiller | None:
-        """What computes prompts on another executor; None: they run here."""
+        """The component that computes prompts on another executor; None if they run here."""
         return None
 
     @property
     @abstractmethod
     def stats(self) -> EngineStats:
-        """Gauges of now, in sequences."""
+        """Current gauges, counted in sequences."""
 
     @abstractmethod
     def step(self) -> StepOutput | None:
-        """Run one step; None when there is nothing to do.
+        """Run one step; None if there is nothing to do.
 
-        A sequence that fails by itself ends with the reason "error"; other sequences continue. Raises the executor's
-        errors; then every sequence is forgotten, and the engine can be used again.
+        A sequence that fails by itself ends with the reason "error"; others continue. Raises the executor's errors.
+        Then every sequence is forgotten, and the engine can be used again.
         """
 
     def complete(
         self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], adapters: Sequence[int] = ()
     ) -> list[list[int]]:  # fmt: skip
-        """Run prompts to their ends beside whatever else runs, each with its adapter; the tokens of each. Raises what a
-        device fails with."""
+        """Run prompts to their ends, together with whatever else runs, and return each one's tokens.
+
+        `adapters` has one adapter for each prompt. Raises the device's errors.
+        """
         built: dict[int, list[int]] = {-1 - i: [] for i in range(len(prompts))}
         left = set(built)
         chosen = adapters or [0] * len(prompts)
@@ -186,7 +188,7 @@ class EngineCore(ABC):
         return list(built.values())
 
     def _budget(self, prompt: Sequence[int], params: SamplingParams) -> int:
-        """The tokens that a sequence may make."""
+        """The largest number of tokens that a sequence may generate."""
         # the last token of a sequence is never put into the cache
         room = min(self.plan.limits.max_model_len, self._room + 1) - len(prompt)
         return room if params.max_tokens is None else min(room, params.max_tokens)

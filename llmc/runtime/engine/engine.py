@@ -1,8 +1,7 @@
-"""The synchronous engine: requests of n sequences each over an engine core, their texts and stop strings, and the
-reports to observers.
+"""The synchronous engine: requests over an engine core, their texts and stop strings, and reports to observers.
 
-A request of n choices (best_of, where more are made than returned) is as many sequences of the core, of one group,
-so that the prompt is computed once.
+A request of n choices (best_of, if more are generated than returned) runs as that many sequences of one group, so its
+prompt is computed once.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from llmc.runtime.text.tokenizer import Tokenizer
 
 LONG_WORK = 2000
-"""A value of `work_of`: from this much work on, a request is prepared in a thread, so that the event loop continues."""
+"""A request with at least this much work (`work_of`) is prepared in a thread, to keep the event loop free."""
 
 
 @dataclass(slots=True)
@@ -61,14 +60,13 @@ class _Running:
 
     @property
     def selects(self) -> bool:
-        """Whether more choices are made than returned; then all have to end before the best are known."""
+        """Whether more choices are generated than returned. All must then end before the best are known."""
         return len(self.choices) > self.request.params.n
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request that was checked: its prompt fits, its parameters make sense, its samplers are made. What its choices
-    share is made once: its prompt as the scheduler keeps it, and what finds its stop strings."""
+    """A validated request: its samplers, and its choices' shared scheduler prompt and stop-string matcher."""
 
     request: Request
     samplers: tuple[SequenceSampler, ...]
@@ -77,11 +75,11 @@ class Prepared:
 
 
 class LLMEngine:
-    """Runs requests on `core`. Not thread-safe, except `prepare`, and that `report` may be called in another thread
-    than the rest: of one step while the next one runs.
+    """Runs requests on `core`. Not thread-safe, except `prepare` and `report`.
 
-    `tokenizer`: None for a model without one, whose outputs are token ids only. `constraints` opens, at the first
-    request with structured outputs, what makes their constraints. `observer` hears of every request and step.
+    `report` may run in another thread for one step while the next step runs. `tokenizer` is None for a model without
+    one, whose outputs are token ids only. `constraints` opens the constraint factory at the first request with
+    structured outputs. `observer` receives all request and step events.
     """
 
     def __init__(
@@ -101,15 +99,15 @@ class LLMEngine:
         self._ended: deque[int] = deque()
 
     def prepare(self, request: Request) -> Prepared:
-        """Check a request, and compile its grammar, if it has one; any thread may.
+        """Validate a request and compile its grammar, if any. Thread-safe.
 
-        Raises InputError for a prompt that cannot run here, and for parameters that cannot be met.
+        Raises InputError for a prompt that cannot run here and for parameters that cannot be met.
         """
         request, structured = self._checked(request), request.params.structured_outputs
         return self._prepared(request, None if structured is None else self.constraints().compile(structured))
 
     async def aprepare(self, request: Request) -> Prepared:
-        """As `prepare`, on an event loop, which goes on while a grammar compiles; cancelling ends that."""
+        """Prepare on an event loop, without blocking it while a grammar compiles. Cancelling ends the compilation."""
         import asyncio  # the first token needs none
 
         structured, long = request.params.structured_outputs, work_of(request) >= LONG_WORK
@@ -122,7 +120,7 @@ class LLMEngine:
         return await asyncio.to_thread(self._prepared, request, constraint)
 
     def _checked(self, request: Request) -> Request:
-        """The request, its prompt cut as it says. Raises InputError where it cannot run here."""
+        """The request with its prompt truncated as it says. Raises InputError if it cannot run here."""
         params = request.params
         self.core.require_offered(params)
         if params.truncate_prompt_tokens is not None:
@@ -147,9 +145,9 @@ class LLMEngine:
         return Prepared(request, samplers, array("q", ids), StopStrings(params.stop_strings))
 
     def constraints(self, at_once: bool = True) -> ConstraintFactory:
-        """What makes constraints, opened once; `at_once`: for a grammar that waits.
+        """The constraint factory, opened on first use. Set `at_once` if a grammar waits for it.
 
-        Raises InputError where there is no tokenizer, or no llguidance.
+        Raises InputError without a tokenizer or llguidance.
         """
         if self._open_constraints is None:
             raise InputError("structured outputs need a tokenizer, and this bundle has none")
@@ -159,16 +157,16 @@ class LLMEngine:
         return self._factory
 
     def close(self) -> None:
-        """End the processes in which grammars are tried, and the prefill side."""
+        """End the processes that try grammars, and the prefill side."""
         if self.core.prefiller is not None:
             self.core.prefiller.close()
         if self._factory is not None:
             self._factory.close()
 
     def add(self, prepared: Prepared) -> list[int]:
-        """Queue a request; the numbers of its sequences, as step records name them.
+        """Queue a request and return its sequences' numbers, as used in step records.
 
-        Raises InputError where another one of that request_id runs.
+        Raises InputError if a request with that request_id runs.
         """
         with self._changing:
             return self._add(prepared)
@@ -196,7 +194,7 @@ class LLMEngine:
         return numbers
 
     def cancel(self, request_id: str) -> list[Update]:
-        """End a request; its slots are free before the next step. An update for each choice that was open."""
+        """Cancel a request and return an update for each open choice. Its slots are free before the next step."""
         with self._changing:
             running = self._running.get(request_id)
             if running is None:
@@ -207,45 +205,45 @@ class LLMEngine:
 
     @property
     def has_work(self) -> bool:
-        """Whether some request is not over."""
+        """Whether any request is unfinished."""
         return bool(self._running)
 
     def runs(self, request_id: str) -> bool:
-        """Whether the request is not over."""
+        """Whether the request is unfinished."""
         return request_id in self._running
 
     @property
     def stats(self) -> EngineStats:
-        """Gauges of now; running and waiting count requests, of which one of n choices is one."""
+        """Current gauges. running and waiting count requests, each once regardless of its choices."""
         return self.stats_with(self.core.stats)
 
     def stats_with(self, engine: EngineStats) -> EngineStats:
-        """The same, where the engine has those gauges; `report`'s thread may."""
+        """Combine the core's gauges `engine` with the request counts. The thread that calls `report` may call this."""
         with self._changing:
             waiting = sum(r.admitted_s is None for r in self._running.values())
             return replace(engine, waiting=waiting, running=len(self._running) - waiting)
 
     def step(self) -> list[Update]:
-        """Run one step; what it added to requests. Raises whatever the executor raises."""
+        """Run one step and return its updates. Raises the executor's errors."""
         outcome = self.run()
         updates = [] if outcome is None else self.report(outcome, time.perf_counter())
         self.settle()
         return updates
 
     def run(self) -> StepOutput | None:
-        """Run one step, to be reported next; None when there is nothing to do. Raises whatever the executor raises."""
+        """Run one step, to be reported later; None if there is nothing to do. Raises the executor's errors."""
         self.settle()
         return self.core.step()
 
     def settle(self) -> None:
-        """End in the core what was reported to be over, at a stop string or by its caller."""
+        """End sequences in the core that `report` found finished, at a stop string or by their caller."""
         while self._ended:
             self.core.cancel(self._ended.popleft())
 
     def report(self, outcome: StepOutput, ended_s: float) -> list[Update]:
-        """What a step that ended at `ended_s` (perf_counter) added to requests.
+        """The updates of a step that ended at `ended_s` (perf_counter).
 
-        A sequence that ends at a stop string is the core's until `settle`.
+        A sequence that ends at a stop string stays in the core until `settle`.
         """
         with self._changing:
             return self._report(outcome, ended_s)
@@ -285,7 +283,7 @@ class LLMEngine:
                 self.observer.admitted(running.request.request_id, now - running.arrived_s, cached)
 
     def _hand(self, handed: Mapping[int, KVTransfer]) -> None:
-        """Prompts came from the prefill side: their requests left the queue when it began with them."""
+        """Record prompts from the prefill side: their requests left the queue when it started them."""
         for sequence, cost in handed.items():
             if sequence not in self._choices:
                 continue
@@ -339,7 +337,7 @@ class LLMEngine:
             self.observer.finished(_summary(running))
 
     def _selected(self, running: _Running, updates: list[Update]) -> list[Update]:
-        """The updates; with best_of, none until all choices are over."""
+        """The updates; with best_of, none until all choices have ended."""
         if not running.selects:
             return updates
         running.held += updates
@@ -352,7 +350,7 @@ class LLMEngine:
 
 
 def work_of(request: Request) -> int:
-    """What preparing a request costs, roughly in microseconds."""
+    """Estimated cost of preparing a request, roughly in microseconds."""
     params = request.params
     lists = (params.stop_token_ids, params.allowed_token_ids, params.logit_bias)
     return (

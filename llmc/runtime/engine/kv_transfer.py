@@ -1,10 +1,9 @@
-"""The contract with a prefill side, which computes prompts on another executor and hands their keys and values over,
-and the sequences that wait for it.
+"""The contract with a prefill side, another executor that transfers prompts' KV, and the sequences waiting for it.
 
-A prompt's life: submitted → computed there → taken here → put into a slot by the scheduler's next step, which samples
-its first token from the logits that came along. The order is that of vLLM's KV connectors (vllm-project/vllm,
-docs/features/disagg_prefill.md), with two differences: the last prompt token is not computed again here, since its
-logits come along, and nothing is allocated here before a prompt is computed.
+A prompt is submitted, computed there, and taken here. The scheduler's next step puts it into a slot and samples its
+first token from the transferred logits. The order is that of vLLM's KV connectors (vllm-project/vllm,
+docs/features/disagg_prefill.md), with two differences: the last prompt token is not recomputed here, since its logits
+are transferred, and nothing is allocated here before a prompt is computed.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ if TYPE_CHECKING:
     from llmc.runtime.executors.base import Executor
 
 TRIES = 2
-"""How often the prefill side is asked for a prompt."""
+"""The number of attempts to have a prompt computed by the prefill side."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVTransfer:
-    """What handing a prompt over cost. `tokens` of it, of which the prefill side had `cached_tokens` already; `bytes`
-    of keys, values and logits as they were moved.
+    """The cost of one KV transfer of `tokens` tokens, of which the prefill side had `cached_tokens` cached.
 
-    Seconds, in their order: `queue_s` until the prefill side began, `prefill_s` computing, `export_s` copying out of
-    its cache, `transfer_s` receiving, `wait_s` for the transport and for a slot here, `import_s` copying into it.
+    `bytes` counts keys, values and logits as transferred. Seconds, in order: `queue_s` until the prefill side began,
+    `prefill_s` computing, `export_s` copying out of its cache, `transfer_s` receiving, `wait_s` for the transport and
+    for a slot here, `import_s` copying into it.
     """
 
     tokens: int
@@ -51,19 +50,21 @@ class KVTransfer:
 
     @property
     def moving_s(self) -> float:
-        """Seconds of moving: export, transfer and import."""
+        """Seconds of moving data: export, transfer and import."""
         return self.export_s + self.transfer_s + self.import_s
 
     @property
     def gb_per_s(self) -> float:
-        """10⁹ bytes a second of moving."""
+        """Throughput of moving data, in 10⁹ bytes per second."""
         return self.bytes / self.moving_s / 1e9 if self.moving_s else 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefilled:
-    """Prompt `number`, computed: `prefix` as `Executor.export_prefix` gives it, `logits` [V] after its last token.
-    `arrived_s` is time.perf_counter() when it could be taken."""
+    """The computed prompt `number`: `prefix` from `Executor.export_prefix`, `logits` [V] after its last token.
+
+    `arrived_s` is the time.perf_counter() when it became available.
+    """
 
     number: int
     prefix: list[NDArray[np.float32]]
@@ -74,7 +75,7 @@ class Prefilled:
 
 @dataclass(frozen=True, slots=True)
 class PrefillFailed:
-    """Prompt `number` could not be computed. `passing`: for a reason that another try may not meet."""
+    """Prompt `number` could not be computed. `passing`: a retry may succeed."""
 
     number: int
     reason: str
@@ -82,10 +83,10 @@ class PrefillFailed:
 
 
 class Prefiller(ABC):
-    """Computes prompts elsewhere. `submit`, `cancel` and `take` are called by one thread, the engine's.
+    """Computes prompts elsewhere. Only the engine's thread calls `submit`, `cancel` and `take`.
 
-    It keeps at most a fixed number of computed prompts, and computes no more before some are taken. Results are in the
-    order in which they came; `changed` belongs to the lock that guards them.
+    It keeps a limited number of computed prompts and pauses until some are taken. Results are ordered by arrival;
+    `changed` belongs to the lock that guards them.
     """
 
     def __init__(self, changed: threading.Condition) -> None:
@@ -97,23 +98,23 @@ class Prefiller(ABC):
     @property
     @abstractmethod
     def longest_prompt(self) -> int:
-        """Tokens of the longest prompt that it takes."""
+        """The longest prompt that it accepts, in tokens."""
 
     @property
     @abstractmethod
     def bound(self) -> int:
-        """Computed prompts that may wait on either side."""
+        """The largest number of computed prompts that may wait on either side."""
 
     @abstractmethod
     def submit(self, number: int, prompt: Sequence[int], priority: int = 0) -> None:
-        """Ask for a prompt, under a new number; `take` gives a result for each. Lower `priority` goes first."""
+        """Request a prompt under a new number; `take` returns one result for each. Lower `priority` goes first."""
 
     @abstractmethod
     def cancel(self, number: int) -> None:
-        """Forget a prompt: nothing of it is taken from now on, and what it holds is freed. Unknown ones are fine."""
+        """Drop a prompt and its result. Unknown numbers are ignored."""
 
     def take(self, most: int) -> list[Prefilled | PrefillFailed]:
-        """What came, at most `most` computed prompts; failures count for nothing."""
+        """Return the results so far, with at most `most` computed prompts. Failures do not count."""
         taken: list[Prefilled | PrefillFailed] = []
         with self._changed:
             while self._came and (most or isinstance(self._came[0], PrefillFailed)):
@@ -125,54 +126,53 @@ class Prefiller(ABC):
 
     @property
     def has_news(self) -> bool:
-        """Whether `take` would give something. Takes no lock, so that whoever is told of news may ask under one of his
-        own."""
+        """Whether `take` would return something. Takes no lock, so callers may hold their own."""
         return bool(self._came)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until there is news; whether there is."""
+        """Wait for results; returns whether there are any."""
         with self._changed:
             self._changed.wait_for(lambda: self._came or self._closed, timeout_s)
             return bool(self._came)
 
     def on_news(self, call: Callable[[], None]) -> None:
-        """Call `call` from now on whenever there is news, in any thread."""
+        """Call `call` whenever there are results, from any thread."""
         self._call = call
 
     def notify(self) -> None:
-        """Call whoever wants to know of news, if there is any; not under the lock."""
+        """Call the `on_news` callback if there are results. Must not be called under the lock."""
         if self._call is not None and self._came:
             self._call()
 
     @property
     @abstractmethod
     def compilations(self) -> int:
-        """Graphs that its executor compiled while serving; 0 where another process has it, and tells itself."""
+        """Graphs that its executor compiled while serving; 0 if another process runs it and reports them itself."""
 
     @abstractmethod
     def prepare(self, work: Callable[[Executor], object]) -> None:
-        """Do `work`, such as a warm-up, on the executor in this process, and forget what its slots held before.
+        """Run `work`, such as a warm-up, on the executor in this process, then forget the slots' contents.
 
-        Nothing where another process has the executor, and makes it ready itself. Raises what `work` raises.
+        Does nothing if another process has the executor. Raises what `work` raises.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Release everything; what was submitted is forgotten."""
+        """Release everything and drop all submitted prompts."""
 
     def _freed_room(self) -> None:
-        """Some were taken or forgotten; called under the lock."""
+        """Called under the lock after results were taken or dropped."""
         self._changed.notify_all()
 
     def _forget(self, number: int) -> None:
-        """Drop what came of a prompt that nobody wants any more; called under the lock."""
+        """Drop a cancelled prompt's result; called under the lock."""
         self._came = deque(one for one in self._came if one.number != number)
         self._freed_room()
 
 
 @dataclass(slots=True)
 class Awaited:
-    """A prompt that is computed once for `sequences`, each with its budget of tokens; `tries` so far."""
+    """A prompt computed once for `sequences`, each with its token budget; `tries` counts the attempts so far."""
 
     number: int
     prompt: Sequence[int] | array[int]
@@ -182,13 +182,13 @@ class Awaited:
 
 
 class AwaitedPrompts:
-    """Prompts at `prefiller`, and those that came and are not in a slot yet. A group's prompt has its number."""
+    """Prompts at `prefiller`, and computed prompts not in a slot yet. A group's prompt uses the group's number."""
 
     def __init__(self, prefiller: Prefiller) -> None:
         self.prefiller = prefiller
         self._requested: dict[int, Awaited] = {}
         self._numbers: dict[int, int] = {}
-        """Of each sequence that waits."""
+        """By waiting sequence."""
         self._came: dict[int, Prefilled] = {}
         """By sequence; those of a group share one."""
 
@@ -198,7 +198,7 @@ class AwaitedPrompts:
     def ask(
         self, sequence: int, prompt: Sequence[int], *, priority: int, group: int | None, budget: int
     ) -> None:  # fmt: skip
-        """Have the prompt of a sequence computed, unless that of its group is already."""
+        """Request a sequence's prompt, unless its group's prompt is already requested."""
         number = sequence if group is None else group
         awaited = self._requested.get(number)
         if awaited is None:
@@ -208,7 +208,7 @@ class AwaitedPrompts:
         self._numbers[sequence] = number
 
     def forget(self, sequence: int) -> None:
-        """A sequence ended, wherever it is."""
+        """Drop a sequence that ended, in whatever state it is."""
         self._came.pop(sequence, None)
         number = self._numbers.pop(sequence, None)
         if number is None:
@@ -220,7 +220,7 @@ class AwaitedPrompts:
             self.prefiller.cancel(number)
 
     def clear(self) -> None:
-        """Every sequence ended."""
+        """Drop every sequence."""
         for number in self._requested:
             self.prefiller.cancel(number)
         self._requested.clear()
@@ -228,7 +228,7 @@ class AwaitedPrompts:
         self._came.clear()
 
     def news(self) -> Iterator[tuple[Awaited, PrefillFailed | None]]:
-        """Prompts that came, as far as places are free for them, and those that will not come, with the reason."""
+        """Yield computed prompts, as far as there is room for them, and failed ones with the reason."""
         waiting = len({one.number for one in self._came.values()})
         for one in self.prefiller.take(max(0, self.prefiller.bound - waiting)):
             awaited = self._requested.get(one.number)
@@ -246,9 +246,9 @@ class AwaitedPrompts:
             yield awaited, one if isinstance(one, PrefillFailed) else None
 
     def put(self, executor: Executor, work: ScheduledBatch) -> tuple[NDArray[np.float32], dict[int, KVTransfer]]:
-        """Put the rows of a step that hands over into their slots; the logits of each, [B, V], and costs by sequence.
+        """Import the rows of a KV-transfer step into slots; returns each row's logits [B, V], and costs by sequence.
 
-        Of a group one is put, and copied to the others.
+        Each group's prompt is imported once and copied to its other sequences.
         """
         placed: dict[int, int] = {}
         logits: list[NDArray[np.float32]] = []

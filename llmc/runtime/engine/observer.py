@@ -1,4 +1,4 @@
-"""The engine's reports to observers: metrics, traces, recordings, the dashboard. Observers return nothing."""
+"""The engine's reports to observers: metrics, traces, recordings and the dashboard."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 HANDED_OVER = "handed over"
-"""Stands for the executable of a step that put prompts into their slots."""
+"""The executable name of a step that only imported transferred prompts."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """A record of one step: the bucket, its live rows and padding, the executable, and seconds for each part of the
-    work.
+    """One step: its bucket, live rows and padding, executable, and the seconds of each phase.
 
-    `requests` are the sequences in its live rows, `lengths` the tokens that each has after the step. `started_s` is
-    time.perf_counter() at its start; `schedule_s` covers choosing the step and copying slots, `prepare_s` padding,
-    `execute_s` the graph, `sample_s` choosing tokens. A step whose shape no bucket of the plan covers exactly as
-    planned (a split, or a graph that had to be compiled) is `miss`. `drafts` live rows had `drafted` guessed tokens in
-    all, which count as live, of which `accepted` held.
+    `requests` are the sequences of the live rows, `lengths` their token counts after the step. `started_s` is
+    time.perf_counter() at its start; `schedule_s` covers scheduling and copying slots, `prepare_s` padding, `execute_s`
+    the graph, `sample_s` sampling. `miss`: no bucket of the plan fits exactly as planned (the step was split, or a
+    graph had to be compiled). `drafts` live rows had `drafted` drafted tokens in total, which count as live; `accepted`
+    of them were accepted.
     """
 
     phase: str
@@ -50,23 +49,22 @@ class StepRecord:
 
     @property
     def handed(self) -> bool:
-        """Whether it put prompts into their slots that another executor had computed, and computed nothing."""
+        """Whether the step only imported prompts that another executor computed."""
         return self.executable == HANDED_OVER
 
     @property
     def bucket(self) -> str:
-        """The bucket as metrics label it: batch x query + context."""
+        """The bucket's label in metrics: batch x query + context."""
         return f"{self.batch}x{self.query}+{self.context}"
 
 
 @dataclass(frozen=True, slots=True)
 class RequestSummary:
-    """A request that ended, however it did. `arrived_at` is time.time() at its arrival; the rest: counts and seconds.
+    """A finished request. `arrived_at` is time.time() at arrival; other fields are counts and seconds.
 
-    `queue_s` to its admission, `first_token_s` to its first token (both from arrival, None if it never came to that),
-    `e2e_s` to its end; `prefill_s` from admission to the first token, `decode_s` from there to the end.
-    `output_tokens` counts all its sequences; `finish_reasons` has one for each of its `n`. `trace_headers` are the
-    request's.
+    `queue_s` and `first_token_s` run from arrival to admission and first token (None if never reached), `e2e_s` to the
+    end. `prefill_s` runs from admission to the first token, `decode_s` from there to the end. `output_tokens` counts
+    all its sequences; `finish_reasons` has one entry for each of its `n` choices. `trace_headers` are the request's.
     """
 
     request_id: str
@@ -89,8 +87,11 @@ class RequestSummary:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Gauges of now: requests by state, slots, the share of the cache's tokens in use by live sequences (0 … 1), and
-    graphs compiled: while serving, and by the toolchain in this process when it opened them."""
+    """Current gauges: requests by state, slots, cache usage (0 … 1) and compilation counts.
+
+    Cache usage counts tokens of live sequences. Compilations are counted separately while serving and at open, by the
+    toolchain in this process.
+    """
 
     running: int
     waiting: int
@@ -103,60 +104,62 @@ class EngineStats:
 
 
 class Observer:
-    """All methods are called by the engine's threads, one call at a time, must return at once, and do nothing here."""
+    """Receives engine events. The engine's threads call one method at a time; methods must return at once."""
 
     def arrived(self, request_id: str, prompt_tokens: int) -> None:
         """A request was queued."""
 
     def admitted(self, request_id: str, queue_s: float, cached_tokens: int) -> None:
-        """The request's first sequence left the queue; `cached_tokens` of its prompt came from a retained prefix."""
+        """The request's first sequence left the queue; `cached_tokens` of its prompt came from a cached prefix."""
 
     def handed_over(self, cost: KVTransfer) -> None:
-        """A prompt that another executor computed came into its slot."""
+        """A prompt that another executor computed was imported into its slot."""
 
     def stepped(self, record: StepRecord) -> None:
         """A step ran."""
 
     def emitted(self, first_token_s: Sequence[float], inter_token_s: Sequence[float]) -> None:
-        """Tokens of one step: seconds from arrival for choices' first tokens, since the token before for others (0 for
-        one that a draft brought in the same step)."""
+        """Tokens of one step: seconds since arrival for first tokens, and ITL in seconds for others.
+
+        The ITL is 0 for a token that a draft brought in the same step.
+        """
 
     def finished(self, summary: RequestSummary) -> None:
         """A request ended."""
 
 
 class Observers(Observer):
-    """Several observers as one."""
+    """Forwards events to several observers."""
 
     def __init__(self, observers: Sequence[Observer] = ()) -> None:
         self.observers = list(observers)
 
     def arrived(self, request_id: str, prompt_tokens: int) -> None:
-        """Tell each."""
+        """Forward to each observer."""
         for o in self.observers:
             o.arrived(request_id, prompt_tokens)
 
     def admitted(self, request_id: str, queue_s: float, cached_tokens: int) -> None:
-        """Tell each."""
+        """Forward to each observer."""
         for o in self.observers:
             o.admitted(request_id, queue_s, cached_tokens)
 
     def handed_over(self, cost: KVTransfer) -> None:
-        """Tell each."""
+        """Forward to each observer."""
         for o in self.observers:
             o.handed_over(cost)
 
     def stepped(self, record: StepRecord) -> None:
-        """Tell each."""
+        """Forward to each observer."""
         for o in self.observers:
             o.stepped(record)
 
     def emitted(self, first_token_s: Sequence[float], inter_token_s: Sequence[float]) -> None:
-        """Tell each."""
+        """Forward to each observer."""
         for o in self.observers:
             o.emitted(first_token_s, inter_token_s)
 
     def finished(self, summary: RequestSummary) -> None:
-        """Tell each."""
+        """Forward to each observer."""
         for o in self.observers:
             o.finished(summary)

@@ -1,4 +1,4 @@
-"""A request as the engine takes it, its updates piece by piece, and the output made of them, with vLLM's names."""
+"""The engine's requests, their incremental updates, and the outputs built from these, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt as token ids, and how to continue it. `request_id` is unique among requests that run.
+    """A prompt as token ids, with its parameters. `request_id` is unique among running requests.
 
-    `end_ids` are the model's end tokens; lower `priority` goes first. `adapter`: which of the bundle's adapters it gets
-    (`Bundle.adapter`), 0 for none. `trace_headers`: W3C's trace context (traceparent, tracestate) of who asks.
+    `end_ids` are the model's end tokens; lower `priority` goes first. `adapter` is the bundle's adapter number
+    (`Bundle.adapter`), 0 for none. `trace_headers` is the caller's W3C trace context (traceparent, tracestate).
     """
 
     request_id: str
@@ -35,13 +35,13 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """News of choice `index` (0 … n − 1) of a request: what was added since the last update.
+    """What was added to choice `index` (0 … n − 1) of a request since the last update.
 
-    `text` is text that is certain now; `token_ids` and `logprobs` (empty unless asked for) may run ahead of it, since
-    a token may hold part of a character or of a stop string. `finish_reason` is set on the last update of the choice;
-    `stop_reason` then is the stop string or stop token id that was met, if one was. A request is over when each of its
-    n choices is. `kv_transfer` comes with the first update of a request whose prompt another executor computed.
-    `error` is what the device failed with, where the reason is "error" and that is known.
+    `text` is final. `token_ids` and `logprobs` (empty unless requested) may run ahead of it, because a token may hold
+    part of a character or of a stop string. `finish_reason` is set on the choice's last update, with `stop_reason`, the
+    stop string or stop token id that was met, if any. A request is over when all n choices are. `kv_transfer` comes
+    with the first update if another executor computed the prompt. `error` is the device's error, if known, when the
+    reason is "error".
     """
 
     request_id: str
@@ -67,7 +67,7 @@ class Logprob:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One continuation. `logprobs` has a dictionary by token id for each token, where they were asked for."""
+    """One continuation. `logprobs` has a dictionary by token id for each token, if requested."""
 
     index: int
     text: str
@@ -78,13 +78,13 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
 
     def finished(self) -> bool:
-        """Whether it is over."""
+        """Whether the continuation is finished."""
         return self.finish_reason is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds since the call: to the first token, and to the last; what handing the prompt over cost, where it was."""
+    """Seconds from the call to the first and last token, and the prompt's KV transfer cost, if any."""
 
     first_token_s: float
     total_s: float
@@ -93,7 +93,7 @@ class Timings:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A prompt with its continuations; `steps` is filled when step records were asked for."""
+    """A prompt with its continuations; `steps` is filled if step records were requested."""
 
     prompt: str | None
     prompt_token_ids: list[int]
@@ -106,13 +106,13 @@ class RequestOutput:
 
 
 class OutputBuilder:
-    """Gathers a request's updates into its output."""
+    """Collects a request's updates into its output."""
 
     def __init__(
         self, request: Request, prompt: str | None, token_text: Callable[[int], str] | None = None,
         started_s: float | None = None,
     ) -> None:  # fmt: skip
-        """`token_text` gives the text of a token in logprobs; `started_s` is time.perf_counter() at the call."""
+        """`token_text` gives a token's text for logprobs; `started_s` is time.perf_counter() at the call."""
         self._token_text = token_text
         self._started = time.perf_counter() if started_s is None else started_s
         wanted = request.params.logprobs is not None
@@ -123,7 +123,7 @@ class OutputBuilder:
         )  # fmt: skip
 
     def take(self, update: Update) -> None:
-        """One update."""
+        """Add one update."""
         output, elapsed = self.output, time.perf_counter() - self._started
         output.timings = Timings(
             output.timings.first_token_s or elapsed, elapsed, update.kv_transfer or output.timings.kv_transfer
@@ -152,7 +152,7 @@ class OutputBuilder:
 
 
 def text_of(tokenizer: Tokenizer | None) -> Callable[[int], str] | None:
-    """The text of a single token, where there is a tokenizer."""
+    """A function that returns a single token's text, or None without a tokenizer."""
     if tokenizer is None:
         return None
 

@@ -1,4 +1,4 @@
-"""The engine over a device that samples by itself: sequences queue, one at a time generates, token by token."""
+"""The engine core over a device that samples by itself. Sequences queue and run one at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOST = (
     "max_tokens", "min_tokens", "stop", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens",
     "detokenize", "truncate_prompt_tokens", "output_kind",
 )  # fmt: skip
-"""Parameters about the text and its end, which the host meets on any device."""
+"""Parameters about the text and its end, which the host handles on any device."""
 
 
 @dataclass(slots=True)
@@ -40,13 +40,11 @@ class _Waiting:
 
 
 class SequentialCore(EngineCore):
-    """Runs sequences one after the other on `executor`, lower priorities first, then in the order of arrival.
+    """Runs sequences one after another on `executor`, ordered by priority, then arrival.
 
-    Where the device fails, its sequence fails alone, and the next one has the device opened again; a second failure
-    without a token in between is the engine's end.
-
-    Parameters of a request that neither the device nor the host can meet are refused by name; those that are not given
-    have the device's defaults.
+    If the device fails, only its sequence fails, and the next one reopens the device. A second failure without a token
+    in between stops the engine. Parameters that neither device nor host supports raise InputError by name; parameters
+    that are not given take the device's defaults.
     """
 
     def __init__(self, plan: Plan, executor: GeneratingExecutor, vocab_size: int) -> None:
@@ -59,15 +57,15 @@ class SequentialCore(EngineCore):
 
     @property
     def max_num_seqs(self) -> int:
-        """One."""
+        """Always 1."""
         return 1
 
     def offers(self, parameter: str) -> bool:
-        """The device's, and those of texts."""
+        """Whether the device or the host handles this parameter."""
         return parameter in HOST or parameter in self._device.parameters
 
     def require_offered(self, params: SamplingParams) -> None:
-        """Refuses what the device has no parameter for."""
+        """Raise InputError for a parameter that the device lacks."""
         for one in fields(SamplingParams):
             if getattr(params, one.name) not in (one.default, ()) and not self.offers(one.name):
                 raise InputError(
@@ -79,7 +77,7 @@ class SequentialCore(EngineCore):
         self, prompt: Sequence[int], params: SamplingParams, end_ids: Sequence[int] = (),
         constraint: GrammarConstraint | None = None, bad_words: Sequence[Sequence[int]] = (),
     ) -> SequenceSampler:  # fmt: skip
-        """As of any engine, with the device's defaults; it chooses nothing here. Raises as `require_offered`."""
+        """A sampler with the device's defaults; it chooses no tokens here. Raises what `require_offered` raises."""
         self.require_offered(params)
         return super().sampler(prompt, params.filled(self._device.defaults), end_ids)
 
@@ -87,7 +85,7 @@ class SequentialCore(EngineCore):
         self, sequence: int, prompt: Sequence[int], sampler: SequenceSampler, *, priority: int = 0,
         group: int | None = None, adapter: int = 0,
     ) -> None:  # fmt: skip
-        """See EngineCore; devices that sample by themselves have no adapters."""
+        """Queue a sequence. `adapter` is ignored: devices that sample by themselves have none."""
         del group, adapter
         params = sampler.params
         ends = frozenset(sampler.end_ids) | frozenset(params.stop_token_ids or ())
@@ -96,24 +94,24 @@ class SequentialCore(EngineCore):
         self._queue.sort(key=lambda waiting: waiting.priority)  # stable: arrivals stay in order
 
     def cancel(self, sequence: int) -> None:
-        """The device stops before this returns."""
+        """Cancel a sequence. The device has stopped when this returns."""
         self._queue = [waiting for waiting in self._queue if waiting.number != sequence]
         if self._running is not None and self._running.number == sequence:
             self._end()
 
     def forget_slots(self) -> None:
-        """Nothing of a sequence is kept."""
+        """Do nothing, because no tokens are cached between sequences. Raises RuntimeError while there is work."""
         if self.has_work:
             raise RuntimeError("slots of sequences that run cannot be forgotten")
 
     @property
     def has_work(self) -> bool:
-        """Whether some sequence runs or waits."""
+        """Whether a sequence runs or waits."""
         return self._running is not None or bool(self._queue)
 
     @property
     def stats(self) -> EngineStats:
-        """Of the one slot."""
+        """Current gauges of the only slot."""
         run, compilations = self._running, self.executor.compilations
         live = 0 if run is None else len(run.prompt) + run.produced
         return EngineStats(
@@ -122,7 +120,7 @@ class SequentialCore(EngineCore):
         )  # fmt: skip
 
     def step(self) -> StepOutput | None:
-        """One token of the sequence that runs. See EngineCore."""
+        """Generate one token of the running sequence."""
         started = time.perf_counter()
         admitted: tuple[tuple[int, int], ...] = ()
         if self._running is None:
@@ -173,7 +171,7 @@ class SequentialCore(EngineCore):
             return TokenEvent(run.number, None, "stop")
         if not 0 <= token < self.vocab_size:
             raise DeviceError(
-                f"{self.executor.bundle.path}: the device gave token {token}, which is not in its vocabulary of "
+                f"{self.executor.bundle.path}: the device returned token {token}, which is not in its vocabulary of "
                 f"{self.vocab_size}; the bundle is not for this device"
             )
         run.produced += 1

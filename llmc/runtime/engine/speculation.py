@@ -1,19 +1,19 @@
-"""Drafts of the next tokens from earlier text of the sequence, for steps that verify several tokens at once.
+"""Drafts the next tokens from earlier text of the sequence, for steps that verify several tokens at once.
 
-Prompt lookup (Saxena 2023; vLLM's method "ngram"): where the last few tokens of a sequence occurred before, in its
-prompt or its answer, what followed them then is the draft. A decode row then has 1 + k tokens, the last one chosen and
-k drafted ones; the engine samples after each of them in turn (`verify` in batched_core.py), with the sequence's own
-sampler, and stops at the first token that is not the draft's. So each token is chosen from the same logits as without
-drafts, with the same random number, penalties and constraint. Speculation changes the number of steps of a text and not
-the text, as long as the executor's logits of a token do not depend on the row's length (in f32 greedy decoding they do
-not, except for ties). Rejected drafts are still in the cache; the next step starts below them and overwrites them.
+Prompt lookup (Saxena 2023; vLLM's method "ngram"): where the last few tokens occurred before in the prompt or output,
+the tokens that followed them are the draft. A decode row then has 1 + k tokens: the last chosen one and k drafts. The
+engine samples after each of them in turn (`verify` in batched_core.py), with the sequence's own sampler, and stops at
+the first mismatch. Each token is chosen from the same logits as without drafts, with the same random number, penalties
+and constraint. Speculation therefore changes the number of steps but not the text, if the executor's logits of a token
+do not depend on the row's length (in f32 greedy decoding they do not, except for ties). Rejected drafts remain in the
+cache; the next step starts below them and overwrites them.
 
-A failed draft makes its step longer than necessary. So drafts get shorter where they are seldom accepted:
+A rejected draft makes its step longer, so drafts get shorter if they are seldom accepted:
 
-- at first as many tokens as are allowed; after a draft that was accepted whole, twice as many as before, up to that;
-- half as many after a draft without an accepted token. After a failed draft of one token, nothing is drafted for 2
-  tokens, after the next one for 4, up to LONGEST_PAUSE. Any accepted token resets the pause;
-- as many as before after a draft that was accepted in part.
+- They start at the allowed length. A fully accepted draft doubles the length, up to that limit.
+- A draft without an accepted token halves it. After a failed draft of one token, nothing is drafted for 2 tokens,
+  after the next one for 4, up to LONGEST_PAUSE. Any accepted token resets the pause.
+- A partly accepted draft keeps it.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ MAX_TOKENS = 64
 LOOKUP_MAX = 4
 LOOKUP_MIN = 2
 LONGEST_PAUSE = 32
-"""Tokens; if every draft fails, one step in 33 is longer."""
+"""In tokens. If every draft fails, one step in 33 is longer."""
 CANDIDATES = 32
-"""Earlier occurrences that a look-up compares at most, the latest first: it takes microseconds, whatever the text."""
+"""Earlier occurrences that a look-up compares at most, latest first, which bounds it to microseconds."""
 _EXAMPLE = '{"method": "ngram", "num_speculative_tokens": 4}'
 _Key = int | tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class SpeculativeConfig:
-    """Draft up to `num_speculative_tokens` (1 … MAX_TOKENS) tokens a step by prompt lookup.
+    """Draft up to `num_speculative_tokens` (1 … MAX_TOKENS) tokens per step by prompt lookup.
 
-    The last `prompt_lookup_max` tokens are looked for, or fewer, down to `prompt_lookup_min`. One that is left out is
-    the other (vLLM's rule), both are LOOKUP_MAX and LOOKUP_MIN. Raises InputError for values out of range, and
-    UnknownNameError for another method.
+    The last `prompt_lookup_max` tokens are searched, or fewer, down to `prompt_lookup_min`. If one is omitted it equals
+    the other (vLLM's rule); if both are, they are LOOKUP_MAX and LOOKUP_MIN. Raises InputError for values out of range,
+    and UnknownNameError for another method.
     """
 
     num_speculative_tokens: int
@@ -66,7 +66,7 @@ class SpeculativeConfig:
         if self.num_speculative_tokens > MAX_TOKENS:
             raise InputError(
                 f"speculative_config: num_speculative_tokens {self.num_speculative_tokens} is more than {MAX_TOKENS}; "
-                "drafts that long are seldom right, 3 to 8 is usual"
+                "such long drafts are seldom accepted; use 3 to 8"
             )
         if self.lookup_min > self.lookup_max:
             raise InputError(
@@ -76,19 +76,19 @@ class SpeculativeConfig:
 
     @property
     def lookup_max(self) -> int:
-        """Tokens of the longest n-gram that is looked for."""
+        """Length of the longest n-gram that is searched, in tokens."""
         return self.prompt_lookup_max or self.prompt_lookup_min or LOOKUP_MAX
 
     @property
     def lookup_min(self) -> int:
-        """Tokens of the shortest n-gram that is looked for."""
+        """Length of the shortest n-gram that is searched, in tokens."""
         return self.prompt_lookup_min or self.prompt_lookup_max or LOOKUP_MIN
 
     @classmethod
     def of(cls, given: SpeculativeConfig | Mapping[str, Any] | None) -> SpeculativeConfig | None:
-        """From what LLM(speculative_config=…) was given; None stays None.
+        """Parse the value of LLM(speculative_config=…); None stays None.
 
-        vLLM's older spelling of the method, model "[ngram]" or "ngram", is taken. Raises InputError for other keys.
+        vLLM's older spelling of the method, model "[ngram]" or "ngram", is accepted. Raises InputError for other keys.
         """
         if given is None or isinstance(given, cls):
             return given
@@ -111,7 +111,7 @@ class SpeculativeConfig:
 
     @classmethod
     def parse(cls, text: str) -> SpeculativeConfig:
-        """From vLLM's `--speculative-config JSON`; raises InputError."""
+        """Parse vLLM's `--speculative-config JSON`; raises InputError."""
         try:
             given = json.loads(text)
         except ValueError as e:
@@ -123,13 +123,12 @@ class SpeculativeConfig:
 
 
 class NgramIndex:
-    """The n-grams of one growing sequence; `shortest` … `longest` tokens are looked for.
+    """The n-grams of one growing sequence, of `shortest` … `longest` tokens.
 
-    Of the earlier occurrences of the last tokens the longest match wins, and of equally long ones the latest, which the
-    index finds first (vLLM's proposer takes the earliest; over answers of SmolLM2-135M to 16 prompts the two needed
-    equally many steps within 2%). A draft may continue into its own copy, as in LZ77: for "a b a b a" the draft is
-    "b a b a …", at any distance. One entry a token: the shortest n-gram's latest end by its tokens, and from each end
-    the one before.
+    The longest match wins, and among equal lengths the latest, which the index finds first. vLLM's proposer takes the
+    earliest; over SmolLM2-135M's outputs for 16 prompts the two needed equally many steps within 2%. A draft may
+    continue into its own copy, as in LZ77: for "a b a b a" the draft is "b a b a …", at any distance. Each token has
+    one entry: the shortest n-gram's latest end by its tokens, and from each end the previous one.
     """
 
     def __init__(self, shortest: int, longest: int) -> None:
@@ -137,12 +136,12 @@ class NgramIndex:
         self._longest = longest
         self._latest: dict[_Key, int] = {}
         self._before = array("i")
-        """By position, where the n-gram that ends there ended before; −1: nowhere."""
+        """By position: the previous end of the n-gram that ends there; −1: none."""
 
     def lookup(self, tokens: array[int], most: int) -> list[int]:
-        """Up to `most` guesses of what follows `tokens`, which begin with those of the call before; [] for none.
+        """Up to `most` drafts of what follows `tokens`, which must extend the previous call's; [] for none.
 
-        The first call takes all tokens in, a third of a microsecond each, later ones what is new.
+        The first call indexes all tokens, a third of a microsecond each, later ones only new tokens.
         """
         last = len(tokens) - 1
         self._take(tokens, last)
@@ -166,7 +165,7 @@ class NgramIndex:
         return guesses
 
     def _take(self, tokens: array[int], stop: int) -> None:
-        """Note the n-grams that end before `stop`."""
+        """Index the n-grams that end before `stop`."""
         latest, before, shortest = self._latest, self._before, self._shortest
         for end in range(len(before), stop):
             if end + 1 < shortest:
@@ -182,7 +181,7 @@ class NgramIndex:
         return tuple(tokens[end + 1 - self._shortest : end + 1])
 
     def _match(self, tokens: array[int], end: int, last: int) -> int:
-        """How many tokens up to `end` equal those up to `last`; the shortest n-gram does."""
+        """How many tokens up to `end` equal those up to `last`. The shortest n-gram is known to match."""
         length = self._shortest
         while length < self._longest and length <= end and tokens[end - length] == tokens[last - length]:
             length += 1
@@ -190,7 +189,7 @@ class NgramIndex:
 
 
 class SequenceDrafter:
-    """Drafts for one sequence. `propose` is called at each of its decode steps, `verified` after those with a draft."""
+    """Drafts for one sequence. Call `propose` at each decode step, and `verified` after those with a draft."""
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self._index = NgramIndex(config.lookup_min, config.lookup_max)
@@ -199,13 +198,13 @@ class SequenceDrafter:
         self._silent_until = 0
 
     def propose(self, tokens: array[int], most: int) -> list[int]:
-        """At most `most` guesses of what follows `tokens`, the prompt and the answer so far."""
+        """Draft at most `most` tokens to follow `tokens`, the prompt and the output so far."""
         if len(tokens) < self._silent_until:
             return []
         return self._index.lookup(tokens, min(most, self._length))
 
     def verified(self, length: int, drafted: int, held: int) -> None:
-        """The first `held` of `drafted` guesses were right; the sequence has `length` tokens now."""
+        """Report that the first `held` of `drafted` drafts were accepted; the sequence now has `length` tokens."""
         if held:
             self._pause = 1
             if held == drafted:
@@ -218,19 +217,19 @@ class SequenceDrafter:
 
 
 def require_verifiable(executor: Executor) -> None:
-    """Raise InputError, saying what to compile, unless the executor gives the logits after each of a row's tokens."""
+    """Raise InputError with a remedy unless the executor returns logits after each token of a row."""
     path = executor.bundle.path
     if executor.bundle.cache_shape.states:
         raise InputError(
-            f"{path}: its model keeps states, out of which no drafted token can be taken back: leave speculation out"
+            f"{path}: its model has recurrent state, which cannot drop a drafted token: leave speculation out"
         )
     if not executor.capabilities.exact:
         raise InputError(
-            f"{path}: its graphs have fixed shapes, which take one token of a sequence a step, and speculation "
+            f"{path}: its graphs have fixed shapes, which take one token of a sequence per step, and speculation "
             "verifies several: leave speculation out, or compile without --specialise"
         )
     if not executor.capabilities.scores_each:
         raise InputError(
-            f"{path}: its graphs give logits after the last token of a row only, and speculation verifies several: "
+            f"{path}: its graphs return logits after the last token of a row only, and speculation verifies several: "
             "leave speculation out, or compile again, for device openvino or cpu, without --specialise"
         )

@@ -1,4 +1,4 @@
-"""The text of one sequence as its tokens arrive: whole characters, cut at stop strings."""
+"""Assembles one sequence's text as its tokens arrive: whole characters, cut at stop strings."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class StopStrings:
-    """Aho and Corasick's automaton of some stop strings: made once, shared by all texts that are looked at for them.
+    """Aho-Corasick automaton of stop strings, built once and shared by all texts.
 
-    A state stands for the longest beginning of a stop string that the text ends with; `depths` has its length, `ends`
-    the longest stop string that is complete in it. State 0 is the start. Raises InputError for an empty stop string.
+    A state is the longest prefix of a stop string that the text ends with; `depths` has its length, `ends` the longest
+    stop string complete in it. State 0 is the start. Raises InputError for an empty stop string.
     """
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
@@ -43,7 +43,7 @@ class StopStrings:
         return state
 
     def _link(self) -> None:
-        """From each state to that of its longest proper ending; breadth first, so that shorter ones are linked."""
+        """Link each state to that of its longest proper suffix, breadth first, because shorter ones must come first."""
         order = list(self._next[0].values())
         for state in order:
             for character, after in self._next[state].items():
@@ -56,7 +56,7 @@ class StopStrings:
         return len(self._next) > 1
 
     def after(self, state: int, character: str) -> int:
-        """The state once `character` follows."""
+        """The state after `character`."""
         while character not in self._next[state]:
             if not state:
                 return 0
@@ -67,9 +67,9 @@ class StopStrings:
 class StopChecker:
     """Cuts a stream of text before the first stop string.
 
-    The first is the one that is complete earliest (of two complete at once, the longer), so that the result
-    does not depend on how the text was divided. Text that may be the beginning of a stop string is held back.
-    Time per character depends neither on how many stop strings there are nor on their lengths.
+    The first is the one that completes earliest (the longer of two), so the result does not depend on how the text was
+    split. Text that may begin a stop string is held back. Time per character does not depend on the number or lengths
+    of the stop strings.
     """
 
     def __init__(self, stops: StopStrings | Sequence[str] = ()) -> None:
@@ -80,7 +80,7 @@ class StopChecker:
         self._held = ""
 
     def feed(self, text: str) -> str:
-        """The text that can be shown; empty once a stop string was met."""
+        """Add text and return what can be shown; empty after a stop string was met."""
         if self.matched is not None or not text:
             return ""
         stops = self._stops
@@ -99,17 +99,16 @@ class StopChecker:
         return pending[:shown]
 
     def flush(self) -> str:
-        """The text that was held back and is not a stop string; call once, at the end."""
+        """The text held back that is not a stop string; call once, at the end."""
         held, self._held = self._held, ""
         return held
 
 
 class SequenceText:
-    """Text that is certain after each token; joined it is what the sequence adds to its prompt's text. Without a
-    tokenizer there is none.
+    """Text that is final after each token; concatenated, it is the sequence's output text. Empty without a tokenizer.
 
-    The token that ends a sequence is no text, except with include_stop_str_in_output. Stop strings count from
-    min_tokens on; `stops` finds those of `params`, where that was made already.
+    The token that ends a sequence adds no text, except with include_stop_str_in_output. Stop strings count from
+    min_tokens on. `stops` is the automaton for `params`, if already built.
     """
 
     def __init__(
@@ -129,7 +128,7 @@ class SequenceText:
         return self._stop.matched
 
     def feed(self, token_id: int, ends: bool, last: bool) -> str:
-        """Take one token: `ends`, an end or stop token; `last`, the last one, for whatever reason."""
+        """Add a token and return the final text. `ends`: an end or stop token; `last`: the last one."""
         if self._detokenizer is None:
             return ""
         self._unchecked -= 1
@@ -143,7 +142,7 @@ class SequenceText:
         return text
 
     def flush(self) -> str:
-        """What was held back, where no token comes any more."""
+        """The text held back, if no further token comes."""
         if self._detokenizer is None:
             return ""
         text = self._stop.feed(self._detokenizer.flush())

@@ -1,6 +1,6 @@
-"""Executors: one file per runtime that replays executables; each is imported when a bundle names it.
+"""Executors: one file per runtime that replays executables. Each is imported when a bundle names it.
 
-Other packages bring theirs in the entry-point group "llmc.executors" (registry.py).
+Other packages add theirs in the entry-point group "llmc.executors" (registry.py).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ EXECUTORS = Registry(
 def executor_class(name: str) -> type[Executor]:
     """The executor class called `name`.
 
-    Raises UnknownNameError listing the known ones, and DeviceError where the package that it runs on is not installed.
+    Raises UnknownNameError listing the known names, and DeviceError if the package that it needs is not installed.
     """
     try:
         found: type[Executor] = EXECUTORS.get(name)
@@ -53,15 +53,15 @@ def executor_class(name: str) -> type[Executor]:
 
 
 def executor_module(name: str) -> str:
-    """The module of that class; raises UnknownNameError listing the known ones."""
+    """The module of that class; raises UnknownNameError listing the known names."""
     return EXECUTORS.module(name)
 
 
 def open_executor(bundle: Bundle, slots: int | None = None, threads: int | None = None) -> Executor:
-    """A new executor over the bundle's executables.
+    """Open a new executor over the bundle's executables.
 
-    `slots` (default: the plan's max_num_seqs) sequences are held at once, each up to max_model_len tokens. Raises
-    ArtifactError or DeviceError when this host cannot run the bundle.
+    It holds `slots` sequences (default: the plan's max_num_seqs) of up to max_model_len tokens. Raises ArtifactError or
+    DeviceError if this host cannot run the bundle.
     """
     if bundle.manifest.is_unbound:
         raise ArtifactError(
@@ -75,14 +75,14 @@ def open_executor(bundle: Bundle, slots: int | None = None, threads: int | None 
 
 
 def open_sized(bundle: Bundle, slots: int, capacity: int, threads: int) -> Executor:
-    """As `open_executor`, for so many slots of `capacity` tokens each."""
+    """Open a new executor with `slots` slots of `capacity` tokens each. Raises what `open_executor` raises."""
     from llmc.runtime.executors.base import EXECUTABLES
     from llmc.runtime.executors.compatibility import require_finished_here
 
     try:
         cls = executor_class(bundle.manifest.executor)
     except UnknownNameError as e:
-        raise ArtifactError(f"{bundle.path}: {e}; it was made by llmc {bundle.manifest.llmc}, install that") from e
+        raise ArtifactError(f"{bundle.path}: {e}; it was compiled by llmc {bundle.manifest.llmc}, install that") from e
     require_finished_here(bundle, cls.description.host())
     cls.check(bundle)
     for name, content in cls.description.opens.items():

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 Content = Literal["data", "code", "by first bytes"]
 EXECUTABLES = "executables"
 TOKEN_IDS, LENGTHS, TYPE_IDS = "token_ids", "lengths", "type_ids"
-"""Inputs of an encoder: [B, T] int64, [B] int64 and, where the model has kinds of segments, [B, T] int64."""
+"""Encoder inputs: [B, T] int64, [B] int64 and, if the model has segment types, [B, T] int64."""
 
 
 @dataclass(frozen=True)
 class ExecutorDescription:
-    """What is known of an executor class before a bundle is opened."""
+    """Facts about an executor class, known before a bundle is opened."""
 
     opens: Mapping[str, Content]
     """Every bundle file that the executor opens, by name (EXECUTABLES: all executables), and whether it loads the file
@@ -43,13 +43,14 @@ class ExecutorDescription:
     releases the interpreter lock, because the start does other work meanwhile."""
 
     host: Callable[[], Mapping[str, str]] = dict
-    """Returns what finished executables are tied to on this host, by name (card, driver, compiler …), or nothing on a
-    host without the device. Must be cheap. `open_executor` refuses a bundle that was finished for other values."""
+    """Returns the host facts that executables compiled on their target depend on, by name (GPU, driver, compiler …), or
+    nothing on a host without the device. Must be cheap. `open_executor` rejects a bundle compiled for other values.
+    """
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """How an open executor takes steps, and what its cache holds. Nothing of it changes while it is open."""
+    """How an open executor takes steps, and what its cache holds. Constant while it is open."""
 
     exact: bool
     """Whether any shape runs as it is. Steps are padded to a bucket otherwise."""
@@ -110,7 +111,7 @@ class Executor(ABC):
     @classmethod
     @abstractmethod
     def check(cls, bundle: Bundle) -> None:
-        """Raise DeviceError or ArtifactError, saying what differs, if this host cannot run `bundle`."""
+        """Raise DeviceError or ArtifactError, naming the difference, if this host cannot run `bundle`."""
 
     @abstractmethod
     def run(self, step: Step) -> NDArray[np.float32]:
@@ -121,28 +122,27 @@ class Executor(ABC):
         """
 
     def run_top(self, step: Step) -> TopLogits:
-        """As `run`, but copies only the `Bundle.sample_top_k` largest logits of each row to the host. Raises InputError
-        if that is 0.
+        """Run a step, but copy only the `Bundle.sample_top_k` largest logits of each row to the host.
 
-        Values [B, K] float32, descending, ids [B, K] int64; of equal values the lower id comes first, and is in.
-        Buffers as those of `run`.
+        Values [B, K] float32, descending, ids [B, K] int64; ties are ordered, and kept, by lower id. Buffers are as for
+        `run`. Raises InputError if `sample_top_k` is 0.
         """
         k = self._require_top()
         return top_of(self.run(step), k)
 
     def run_each(self, step: Step) -> NDArray[np.float32]:
-        """As `run`, but the logits after every live token of the live rows, row by row: [sum of new lengths, V].
+        """Run a step and return logits after every live token of the live rows, row by row: [sum of new lengths, V].
 
-        The engine takes back tokens it does not want by a later step that starts below them. `logits` then gives the
-        rows of the last live tokens, as after `run`.
+        To take back tokens, the engine starts a later step below them. `logits` then returns the rows of the last live
+        tokens, as after `run`.
         """
-        raise InputError(f"{self.bundle.path}: its graphs give logits after the last token of a row only")
+        raise InputError(f"{self.bundle.path}: its graphs return logits after the last token of a row only")
 
     def logits(self) -> NDArray[np.float32]:
-        """The logits that `run` would have returned for the last step, also after `run_top` or `run_each`: the
-        logits of each row's last live token, in the first len(step.slots) rows. Valid until the next step.
+        """The logits [B, V] that `run` would have returned for the last step, also after `run_top` or `run_each`.
 
-        Raises InputError before the first step.
+        Rows hold each row's last live token, in the first len(step.slots) rows. Valid until the next step. Raises
+        InputError before the first step.
         """
         if self._logits is None:
             raise InputError("no step has run yet, so there are no logits")
@@ -161,18 +161,22 @@ class Executor(ABC):
 
     @abstractmethod
     def export_prefix(self, slot: int, length: int) -> list[NDArray[np.float32]]:
-        """Copies of the first `length` cached tokens: each key and value, [kv_heads, length, head_dim],
-        in the order of the cache's shape. Of a tensor with a window, only the window before token `length` counts;
-        what a ring holds no more is 0."""
+        """Copies of the first `length` cached tokens, each key and value [kv_heads, length, head_dim], in cache order.
+
+        Of a tensor with a window, only the window before token `length` counts; tokens that a ring buffer dropped are
+        0.
+        """
 
     @abstractmethod
     def import_prefix(self, slot: int, prefix: list[NDArray[np.float32]]) -> None:
-        """Put tensors of `export_prefix`, of this or another executor of the model, at the start of slot `slot`."""
+        """Write tensors from `export_prefix`, of this or another executor of the model, to the start of slot `slot`."""
 
     @abstractmethod
     def nan_fill(self, slot: int, start: int, value: float) -> None:
-        """Fill slot `slot` from token `start` on with `value`, except where earlier tokens lie. Verification fills with
-        NaN to prove that padding does not change results."""
+        """Fill slot `slot` from token `start` on with `value`, except where earlier tokens are stored.
+
+        Verification fills with NaN to prove that padding does not change results.
+        """
 
     @abstractmethod
     def memory(self) -> dict[str, int]:
@@ -194,14 +198,14 @@ class Executor(ABC):
         """Release everything; the executor cannot be used afterwards."""
 
     def _keep(self, logits: NDArray[np.float32], each_of: Step | None = None) -> None:
-        """Let `logits` be those of the last step; `each_of`: they are those of every live token of that step."""
+        """Store the last step's logits; `each_of`: they are those of every live token of that step."""
         self._logits = logits
         self._ends = None if each_of is None else np.cumsum(each_of.new_lengths[: len(each_of.slots)]) - 1
 
     def _check_step(self, step: Step, held: SlotLengths, first_slots: bool = False) -> None:
-        """Raise InputError for a step that no cache of this size, whose slots hold what `held` says, can serve.
+        """Raise InputError for a step that no cache of this size and with slot contents `held` can serve.
 
-        `first_slots`: decode has to run over the first slots, in order.
+        `first_slots`: decode must run over the first slots, in order.
         """
         if len(step.slots) > step.batch or any(not 0 <= s < self.slots for s in step.slots):
             raise InputError(f"slots {step.slots} do not fit a batch of {step.batch} over {self.slots} slots")
@@ -221,18 +225,19 @@ class Executor(ABC):
             held.require(slot, int(step.past_lengths[row]))
 
     def _check_prefix(self, prefix: list[NDArray[np.float32]], tensors: int) -> int:
-        """The tokens of tensors to import; raises InputError unless they are so many, and a slot has room for them.
+        """The number of tokens in tensors to import; raises InputError unless it is consistent and fits a slot.
 
-        States do not say how many tokens they stand for, so they are not handed over."""
+        Recurrent state does not record its number of tokens, so it cannot be imported.
+        """
         if self.bundle.cache_shape.states:
-            raise InputError(f"{self.bundle.path}: its model keeps states, which no executor takes from another one")
+            raise InputError(f"{self.bundle.path}: its model has recurrent state, which cannot be imported")
         length = int(prefix[0].shape[1])
         if len(prefix) != tensors or length > self.capacity:
             raise InputError(f"{len(prefix)} tensors of {length} tokens do not fit {tensors} of {self.capacity} tokens")
         return length
 
     def _require_top(self) -> int:
-        """How many of the largest logits the bundle's graphs return; raises InputError where they return none."""
+        """The number of top logits that the bundle's graphs return; raises InputError if none."""
         if not (k := self.bundle.sample_top_k):
             raise InputError(
                 f"{self.bundle.path}: its graphs return all logits only; compile with --sample-top-k K for the largest"
@@ -241,7 +246,7 @@ class Executor(ABC):
 
 
 class StaticExecutor(Executor):
-    """An executor with an executable for each shape of step, which opens on first use."""
+    """An executor with one executable for each step shape, opened on first use."""
 
     capabilities = Capabilities(exact=False)
 
@@ -260,7 +265,6 @@ class StaticExecutor(Executor):
         return self._find(step.phase, step.batch, step.query, step.context)
 
     def _find(self, phase: str, batch: int, query: int, context: int) -> Executable:
-        """The manifest's executable for a shape; raises ArtifactError when the bundle has none."""
         return self.bundle.executable(phase, batch, query, context)
 
     @abstractmethod

@@ -1,5 +1,4 @@
-"""Whether a bundle's executables are for this host: its toolchain's version, the CPU's instruction set, the card that a
-finished bundle is for, and the device in whose place the CPU runs it."""
+"""Checks whether a bundle's executables fit this host: toolchain version, CPU instruction set, target device."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ _WITHOUT_KERNELS = ("--kernels", "onnxruntime")
 
 
 def require_version(bundle: Bundle, package: str, here: str, called: str) -> None:
-    """Raise ArtifactError for a bundle that was not made with version `here` of `package` (its name in the message)."""
+    """Raise ArtifactError unless version `here` of `package` compiled the bundle; messages use the name `called`."""
     made_with = bundle.manifest.toolchain.get(package)
     if made_with != here:
         raise ArtifactError(
@@ -33,7 +32,7 @@ def require_version(bundle: Bundle, package: str, here: str, called: str) -> Non
 
 
 def kernels_here(bundle: Bundle) -> KernelSet:
-    """The fastest of the bundle's kernels that this CPU runs; raises ArtifactError, naming what is missing."""
+    """The fastest of the bundle's kernels that this CPU runs; raises ArtifactError naming the missing features."""
     there, features = sets_in(bundle.manifest.files), cpu_features()
     found = best_set(features, [s.name for s in there])
     if found is not None:
@@ -48,12 +47,12 @@ def kernels_here(bundle: Bundle) -> KernelSet:
 
 
 def _recompile(bundle: Bundle, how: Sequence[str]) -> str:
-    """The command that makes the bundle again for other CPUs than those that may stand behind its device's name."""
+    """The command that compiles the bundle for the CPUs that its device name stands for."""
     return bundle.recompile(bundle.manifest.device.partition(":")[0], *how)
 
 
 def require_mappable(bundle: Bundle, library: Path) -> None:
-    """Raise ArtifactError where the library's file system is mounted noexec: none of its code can be mapped."""
+    """Raise ArtifactError if the library's file system is mounted noexec, so its code cannot be mapped."""
     if hasattr(os, "statvfs") and os.statvfs(library).f_flag & os.ST_NOEXEC:
         raise ArtifactError(
             f"{bundle.path}: its kernels are a library, and {library} is on a file system that is mounted noexec; "
@@ -63,7 +62,7 @@ def require_mappable(bundle: Bundle, library: Path) -> None:
 
 
 def require_features(bundle: Bundle, called: str) -> None:
-    """Raise ArtifactError, saying what differs, for a bundle of another instruction set; `called`: what it is named."""
+    """Raise ArtifactError, naming the differences, for a bundle of another instruction set; `called` names it."""
     wanted, host = set(bundle.manifest.isa), set(host_features())
     if wanted != host:
         differs = [f"without {f}" for f in sorted(wanted - host)] + [f"with {f}" for f in sorted(host - wanted)]
@@ -74,8 +73,11 @@ def require_features(bundle: Bundle, called: str) -> None:
 
 
 def require_finished_here(bundle: Bundle, host: Mapping[str, str]) -> None:
-    """Raise ArtifactError, naming what differs, for a bundle that was finished for something else than `host`
-    (`ExecutorDescription.host`), and DeviceError where the host has no such device; any other bundle passes."""
+    """Raise ArtifactError, naming the differences, for a bundle compiled on another target than `host` describes.
+
+    `host` is `ExecutorDescription.host`'s result. Raises DeviceError if this host lacks the device. Bundles without
+    on-target compilation pass.
+    """
     wanted = bundle.manifest.options.get(FINISHED_FOR)
     if wanted is None:
         return
@@ -106,9 +108,9 @@ def _listed(facts: Mapping[str, str]) -> str:
 
 
 def warn_in_place_of(bundle: Bundle, device: str) -> None:
-    """Say that the CPU runs a bundle for `device`; nothing for ""."""
+    """Warn that the CPU runs a bundle compiled for `device`; no warning for ""."""
     if device:
         logger().warning(
-            "%s: compiled for %s, and this host has no %s: it is opened on the CPU, whose times say nothing of it; "
+            "%s: compiled for %s, and this host has no %s: it is opened on the CPU, so timings do not apply; "
             "for a CPU compile with --device cpu", bundle.path, bundle.manifest.device, device,
         )  # fmt: skip

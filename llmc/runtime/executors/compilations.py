@@ -1,11 +1,11 @@
-"""Counts compilations at run time, and watches for them from outside.
+"""Counts compilations at run time, and monitors them independently.
 
-Every executor has a counter (executors/base.py). It stays 0 from open to close, unless something was missing from the
-bundle. The executor reports to it what its device's software reports: a portable program that was finished for the
-device, a program that JAX compiled, a model that OpenVINO compiled or imported, an ONNX Runtime session with the code
-that it loads. Every number that llmc shows comes from this counter.
+Every executor has a counter (executors/base.py). It stays 0 from open to close unless the bundle lacked something. The
+executor records what its device's software compiles: a portable program compiled on its target, a JAX compilation, an
+OpenVINO model compiled or imported, an ONNX Runtime session with the code that it loads. All numbers that llmc reports
+come from this counter.
 
-A monitor sees compilations without the executor's help. `llmc warmup --certify` asks those of the executor
+A monitor sees compilations without the executor's help. `llmc warmup --certify` uses the executor's monitors
 (`CompilationCounter.monitors`) and those of the whole process (runtime/certificate/monitors/).
 """
 
@@ -19,10 +19,10 @@ from typing import Any
 
 
 class CompilationCounter:
-    """Counts what was compiled, by name; thread-safe.
+    """Counts compilations by name. Thread-safe.
 
-    Until `ready`, opening what a bundle brings is no compilation while serving. From then on everything is open, and
-    whatever an engine opens is counted.
+    Until `ready`, opening the bundle's files does not count as compiling while serving. Afterwards everything is open,
+    and whatever an engine opens is counted.
     """
 
     def __init__(self) -> None:
@@ -31,19 +31,18 @@ class CompilationCounter:
         self._opened: list[str] = []
         self.is_ready = False
         self.monitors: list[Monitor] = [CounterMonitor(self)]
-        """Watch what the executor and its device's software compile. An executor adds those of that software."""
+        """Monitors of the executor and its device's software. Executors append to this."""
         self._total: CompilationCounter | None = None
 
     def record(self, what: str) -> None:
-        """Count one compilation of `what`, which the bundle did not bring ready-made."""
+        """Count one compilation of `what`, which the bundle lacked in compiled form."""
         with self._lock:
             self._compiled.append(what)
         if self._total is not None:
             self._total.record(what)
 
     def opened(self, what: str) -> None:
-        """The engine compiled `what` when it opened what the bundle brings: not free, and until `ready` no compilation
-        while serving."""
+        """Record that the engine compiled `what` at open. Until `ready` it does not count as compiled while serving."""
         if self.is_ready:
             self.record(what)
             return
@@ -53,18 +52,18 @@ class CompilationCounter:
             self._total.opened(what)
 
     def loaded(self, what: str) -> None:
-        """The engine opened `what` as it is, or loaded code: nothing to count until `ready`."""
+        """Record that the engine opened `what` unchanged, or loaded code; not counted until `ready`."""
         if self.is_ready:
             self.record(what)
         elif self._total is not None:
             self._total.loaded(what)
 
     def ready(self) -> None:
-        """Everything is open, and requests come from now on."""
+        """Mark everything as open; requests come from now on."""
         self.is_ready = True
 
     def part_of(self, total: CompilationCounter) -> None:
-        """Tell `total` all that was counted, and all that will be."""
+        """Forward all past and future counts to `total`."""
         for what in self._compiled:
             total.record(what)
         for what in self._opened:
@@ -78,7 +77,7 @@ class CompilationCounter:
 
     @property
     def count(self) -> int:
-        """Compilations so far."""
+        """Number of compilations so far."""
         return len(self._compiled)
 
     @property
@@ -88,34 +87,34 @@ class CompilationCounter:
 
 
 class Monitor(ABC):
-    """Sees compilations of one kind from `start` to `stop`. `name` is what certificates call it.
+    """Sees compilations of one kind from `start` to `stop`. `name` is its name in certificates.
 
-    A monitor that cannot see says why (`blind`). What it did not see is unknown then, never 0.
+    A monitor that cannot see states why (`blind`); its count is then unknown, never 0.
     """
 
     name: str
 
     def start(self) -> None:  # noqa: B027 - many see by themselves
-        """Look from now on. Called once."""
+        """Start monitoring. Called once."""
 
     def stop(self) -> None:  # noqa: B027
-        """Look no longer, and leave the process as it was; what was seen is kept. Called once after `start`."""
+        """Stop monitoring and restore the process; results are kept. Called once after `start`."""
 
     @abstractmethod
     def what(self) -> Sequence[str]:
-        """What was seen since `start`, by name, in order: it only grows. The last call comes before `stop`."""
+        """Names seen since `start`, in order; the list only grows. The last call precedes `stop`."""
 
     def blind(self) -> str:
-        """Why something may have happened unseen since `start`; "": nothing did."""
+        """Why something may have been missed since `start`, or ""."""
         return ""
 
     def count(self) -> int | None:
-        """How many were seen; None: the monitor is blind, and saw nothing of what may have been."""
+        """How many were seen; None if the monitor is blind and saw nothing."""
         return len(self.what()) or (None if self.blind() else 0)
 
 
 class CounterMonitor(Monitor):
-    """What an executor tells its counter: all that its engine compiled, at open, too (executors/compilations.py)."""
+    """Reports everything that an executor recorded in its counter, also at open."""
 
     name = "executables"
 
@@ -123,14 +122,13 @@ class CounterMonitor(Monitor):
         self._counter = counter
 
     def what(self) -> Sequence[str]:
-        """At open first; once the executor is ready, only the others grow."""
         return (*self._counter.at_open, *self._counter.compiled)
 
 
 class CallsMonitor(Monitor):
-    """Sees calls of methods of a class, by anyone in the process, by wrapping the methods while it looks.
+    """Sees calls of a class's methods by anyone in the process, by wrapping the methods while it runs.
 
-    `methods` gives the name of a call by its arguments, `self` left out.
+    `methods` maps each to a function from the arguments (without `self`) to the call's name.
     """
 
     def __init__(self, name: str, owner: type, methods: Mapping[str, Callable[..., str]]) -> None:
@@ -160,7 +158,7 @@ class CallsMonitor(Monitor):
         return call
 
     def stop(self) -> None:
-        """Put the methods back; one that somebody else wrapped since stays, and passes calls on."""
+        """Restore the methods. One that somebody else has wrapped since stays, and forwards calls."""
         self._looks = False
         for method, wrapper in self._wrappers.items():
             if getattr(self._owner, method) is wrapper:

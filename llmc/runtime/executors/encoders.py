@@ -1,8 +1,7 @@
 """Executors without a cache, by name: a batch of token ids in, hidden states or scores out.
 
-An encoder is stateless: `encode` may be called from `streams` threads at a time. It runs one of the bundle's
-executables; what is padding is told by lengths, and never changes a live row. Each class is imported when a bundle
-names it.
+An encoder is stateless: up to `streams` threads may call `encode` at a time. It runs one of the bundle's executables.
+Lengths mark the padding, which never changes a live row. Each class is imported when a bundle names it.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ ENCODERS = Registry(
     },
 )
 PHASE = "encode"
-"""The phase of an encoder's executables in a manifest, where it has one a bucket; "any" where one runs every shape."""
+"""Manifest phase of encoder executables with one per bucket; "any" if one runs every shape."""
 
 
 class Encoder(ABC):
@@ -56,28 +55,28 @@ class Encoder(ABC):
     @classmethod
     @abstractmethod
     def check(cls, bundle: Bundle) -> None:
-        """Raise DeviceError or ArtifactError when this host cannot run `bundle`, saying what differs."""
+        """Raise DeviceError or ArtifactError, naming the difference, if this host cannot run `bundle`."""
 
     @property
     def streams(self) -> int:
-        """Batches that run at the same time."""
+        """Number of batches that run concurrently."""
         return 1
 
     @property
     def type_ids(self) -> bool:
-        """Whether the model has kinds of segments (`TYPE_IDS`)."""
+        """Whether the model has segment types (`TYPE_IDS`)."""
         return bool(self.bundle.manifest.options.get("type_ids"))
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of what `encode` takes."""
+        """Names of `encode`'s inputs."""
         return (TOKEN_IDS, LENGTHS, TYPE_IDS) if self.type_ids else (TOKEN_IDS, LENGTHS)
 
     @abstractmethod
     def encode(self, inputs: Mapping[str, NDArray[np.int64]], stream: int = 0) -> NDArray[np.float32]:
-        """Hidden states [B, T, H] of a model that embeds, logits [B, labels] of one that scores.
+        """Hidden states [B, T, H] of an embedding model, logits [B, labels] of a scoring model.
 
-        The array is valid until the next call with the same `stream`, a number below `streams`; a stream has one
+        The array is valid until the next call with the same `stream`, a number below `streams`. Each stream has one
         caller at a time.
         """
 
@@ -96,24 +95,23 @@ class Encoder(ABC):
 
     @abstractmethod
     def _load(self, executable: Executable) -> Any:
-        """What runs an executable. Raises ArtifactError for one that cannot be opened."""
+        """Load an executable. Raises ArtifactError if it cannot be opened."""
 
     def _open(self, executable: Executable) -> Any:
-        """What runs an executable, loaded when it is needed first."""
         with self._lock:
             if executable.blob not in self._opened:
                 self._opened[executable.blob] = self._load(executable)
             return self._opened[executable.blob]
 
     def executable_for(self, batch: int, tokens: int) -> Executable:
-        """The manifest's executable of a shape. Raises ArtifactError where the bundle has none."""
+        """The manifest's executable of a shape. Raises ArtifactError if there is none."""
         if self.capabilities.exact:
             return self.bundle.executable("any", None, None, None)
         return self.bundle.executable(PHASE, batch, tokens, 0)
 
 
 def require_outputs(bundle: Bundle, shape: Any, width: int) -> None:
-    """Raise ArtifactError for results that are not `width` wide, as the manifest says they are."""
+    """Raise ArtifactError if results are not `width` wide, as the manifest states."""
     if not shape or shape[-1] != width:
         raise ArtifactError(
             f"{bundle.path}: its graphs return {list(shape)}, the manifest says {width} a row; compile again: "
@@ -122,7 +120,7 @@ def require_outputs(bundle: Bundle, shape: Any, width: int) -> None:
 
 
 def encoder_class(name: str) -> type[Encoder]:
-    """The encoder called `name`. Raises UnknownNameError, and DeviceError where what it runs on is not installed."""
+    """The encoder called `name`. Raises UnknownNameError, and DeviceError if its package is not installed."""
     try:
         found: type[Encoder] = ENCODERS.get(name)
     except ModuleNotFoundError as error:
@@ -133,7 +131,7 @@ def encoder_class(name: str) -> type[Encoder]:
 
 
 def open_encoder(bundle: Bundle, threads: int | None = None) -> Encoder:
-    """An encoder over the bundle's executables. Raises ArtifactError or DeviceError when this host cannot run it."""
+    """Open an encoder over the bundle's executables. Raises ArtifactError or DeviceError if this host cannot run it."""
     try:
         kind = encoder_class(bundle.manifest.executor)
     except UnknownNameError as error:

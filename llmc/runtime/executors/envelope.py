@@ -1,17 +1,16 @@
-"""The file of an executable of a device whose compiler has no such file: a JSON header, then sections of bytes that are
-used where they lie.
+"""llmc's executable file for devices whose compiler has none: a JSON header, then sections of bytes used in place.
 
-    file     = magic length header padding ( section padding )*     the last section has no padding behind it
-    magic    = eight bytes, which say what the file is: seven of its form, and a digit that counts incompatible changes
+    file     = magic length header padding ( section padding )*     no padding after the last section
+    magic    = eight bytes: seven identify the form, the last is a digit that counts incompatible changes
     length   = size of header in bytes, uint64, little endian, at most MAX_HEADER
     header   = canonical JSON {"digest": sha256 of the canonical JSON of header without it, "version": 1,
                "sections": {name: [offset, size], …}, …} with the writer's other members
     padding  = zeros up to a multiple of 64
     section  = bytes; they follow each other in the order of their names, offset counts from the start of the file
 
-Security. A file may come from anywhere: reading one never runs, evaluates or unpickles anything, copies nothing but
-the header, and raises nothing but ArtifactError. The digest is there to tell damage from a header that merely looks
-odd; what vouches for the sections is the digest of the whole file, by which bundles and stores name it.
+Security. A file may come from anywhere. Reading one never runs, evaluates or unpickles anything, copies only the
+header, and raises only ArtifactError. The digest detects damage; sections are trusted through the digest of the whole
+file, by which bundles and stores name it.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ VERSION = 1
 ALIGNMENT = 64
 MAX_HEADER = 16 << 20
 RESERVED = frozenset({"digest", "sections", "version"})
-"""Members of the header that are the format's own."""
+"""Header members of the format itself."""
 
 _MAGIC_BYTES = 8
 _FRAME = _MAGIC_BYTES + 8
@@ -38,8 +37,10 @@ _NAME = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
 
 
 class Form(NamedTuple):
-    """A sort of file: its `magic`, and what it is in words ("an XLA executable"). artifacts/bundle/native.py names the
-    magics of those that are code."""
+    """A kind of file: its `magic`, and its name in words ("an XLA executable").
+
+    artifacts/bundle/native.py lists the magics of those that contain code.
+    """
 
     magic: bytes
     what: str
@@ -48,8 +49,8 @@ class Form(NamedTuple):
 def write_envelope(header: Mapping[str, Any], sections: Mapping[str, bytes], form: Form) -> bytes:
     """The file of `sections`, with the members of `header`; equal arguments give equal bytes.
 
-    Raises ValueError or TypeError for a header that JSON does not have, that is too large or has members of the format,
-    and for a section whose name is not 1 to 64 of a-z 0-9 "_" "." "-", first a letter.
+    Raises ValueError or TypeError for a header that is not JSON, too large or uses the format's members, and for a
+    section name other than 1 to 64 of a-z 0-9 "_" "." "-", first a letter.
     """
     if taken := RESERVED & set(header):
         raise ValueError(f"{sorted(taken)} are members of the format")
@@ -68,7 +69,7 @@ def write_envelope(header: Mapping[str, Any], sections: Mapping[str, bytes], for
 
 
 class ExecutableFile:
-    """A file that was read: `header`, the writer's members of it, and the sections. Treat the header as read-only."""
+    """A parsed file: `header`, the writer's members of it, and the sections. Treat the header as read-only."""
 
     __slots__ = ("_sections", "header", "source")
 
@@ -79,10 +80,9 @@ class ExecutableFile:
 
     @classmethod
     def parse(cls, data: bytes | bytearray | memoryview | mmap, source: str, form: Form) -> ExecutableFile:
-        """Read and check `data`, which stays in use for the sections; `source` names it in errors, `form` is what
-        it should be.
+        """Read and check `data`, which sections keep referencing, as a file of `form`. `source` names it in errors.
 
-        Raises ArtifactError that says what is wrong, and nothing else.
+        Raises only ArtifactError, which states the problem.
         """
         view = memoryview(data).cast("B").toreadonly()
         found = bytes(view[:_MAGIC_BYTES])
@@ -104,11 +104,11 @@ class ExecutableFile:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The sections' names, sorted."""
+        """Sorted section names."""
         return tuple(self._sections)
 
     def section(self, name: str) -> memoryview:
-        """A section's bytes, read-only, where they lie in the file; raises ArtifactError when there is none."""
+        """A section's bytes, read-only and in place; raises ArtifactError if there is none."""
         if name not in self._sections:
             _fail(self.source, f"no section {name!r}; it has {', '.join(self._sections) or 'none'}")
         return self._sections[name]
@@ -135,24 +135,23 @@ def _decode(data: bytes, source: str, form: Form) -> dict[str, Any]:
 
 
 def _cut(view: memoryview, length: int, found: object, source: str) -> dict[str, memoryview]:
-    """The sections, after checking that they lie where the format puts them."""
+    """The sections, after checking that they are where the format puts them."""
     if not isinstance(found, dict) or not all(_is_placement(name, placement) for name, placement in found.items()):
         _fail(source, "'sections' must be {name: [offset, size]}")
     layout = _layout(length, {name: size for name, (_, size) in sorted(found.items())})
     end = _FRAME + length
     for name, (offset, size) in layout.items():
         if found[name][0] != offset:
-            _fail(source, f"section {name!r} is said to begin at {found[name][0]}, where {offset} is its place")
+            _fail(source, f"section {name!r} begins at {found[name][0]} by the header, but must begin at {offset}")
         if any(view[end:offset]):
-            _fail(source, f"damaged: something lies before section {name!r}")
+            _fail(source, f"damaged: there are bytes before section {name!r}")
         end = offset + size
     if end != len(view):
-        _fail(source, f"damaged: it has {len(view)} bytes, where its header says {end}")
+        _fail(source, f"damaged: it has {len(view)} bytes, its header says {end}")
     return {name: view[offset : offset + size] for name, (offset, size) in layout.items()}
 
 
 def _is_placement(name: str, placement: object) -> bool:
-    """Whether a member of "sections" has the form name: [offset, size]."""
     return (
         _NAME.fullmatch(name) is not None
         and isinstance(placement, list)
@@ -162,7 +161,6 @@ def _is_placement(name: str, placement: object) -> bool:
 
 
 def _layout(length: int, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """Offset and size of each section behind a header of `length` bytes."""
     placements, end = dict[str, tuple[int, int]](), _FRAME + length
     for name, size in sizes.items():
         offset = -(-end // ALIGNMENT) * ALIGNMENT

@@ -1,4 +1,4 @@
-"""The contract of an executor whose device chooses tokens by itself: a prompt goes in, tokens come out, no logits."""
+"""The contract of an executor whose device samples: a prompt goes in, tokens come out, no logits."""
 
 from __future__ import annotations
 
@@ -20,42 +20,42 @@ if TYPE_CHECKING:
     from llmc.runtime.top_logits import TopLogits
 
 Sampling = Mapping[str, float | int]
-"""Values of sampling parameters, by the names that SamplingParams has."""
+"""Values of sampling parameters by SamplingParams name."""
 
 GREEDY: Sampling = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
-"""The most probable token each time; `top_k` 0: all."""
+"""Greedy; `top_k` 0: all."""
 
 
 class GeneratingExecutor(Executor):
-    """Generates one sequence at a time, in its only slot; SequentialCore queues the others.
+    """Generates one sequence at a time in its only slot; SequentialCore queues the others.
 
-    `generate` is how it serves. The steps of the general contract are there for warm-up and verification: `run` has the
-    device generate one greedy token after all tokens of the slot, and gives that token as a one-hot row.
+    It serves through `generate`. The general contract's steps exist for warm-up and verification: `run` generates one
+    greedy token after all tokens of the slot and returns it as a one-hot row.
     """
 
     capabilities = Capabilities(exact=True)
 
     parameters: ClassVar[tuple[str, ...]]
-    """The sampling parameters that its device takes, besides max_tokens."""
+    """Sampling parameters that its device accepts, in addition to max_tokens."""
 
     defaults: ClassVar[Sampling]
-    """Their values where a request gives none, if they are not those of SamplingParams."""
+    """Their defaults, if they differ from those of SamplingParams."""
 
     takes: ClassVar[str]
-    """Whose parameters these are, in words, with the source, for an error about another one."""
+    """Whose parameters these are, with the source, for errors about other parameters."""
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
-        """`slots` that are asked for are not needed: there is one."""
+        """`slots` is ignored: there is one slot."""
         super().__init__(bundle, 1, capacity, threads)
         self._vocab_size = bundle.size("vocab_size")
         self._held: list[int] = []
 
     @abstractmethod
     def generate(self, prompt: Sequence[int], most: int, sampling: Sampling) -> Generator[int, None, None]:
-        """The tokens after `prompt`, `most` at most; closing the generator ends the device's work at once.
+        """Yield at most `most` tokens after `prompt`; closing the generator stops the device at once.
 
-        It may end earlier, where the device meets an end token, with or without giving that. `sampling` has a value for
-        each of `parameters`. Raises DeviceError, naming what happened, where the device fails.
+        It may end earlier if the device meets an end token, which it may or may not yield. `sampling` has a value for
+        each of `parameters`. Raises DeviceError with the cause if the device fails.
         """
 
     @property
@@ -87,7 +87,6 @@ class GeneratingExecutor(Executor):
         return row
 
     def run_top(self, step: Step) -> TopLogits:
-        """Not there: the device keeps its logits."""
         raise self._no_logits()
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
@@ -105,4 +104,4 @@ class GeneratingExecutor(Executor):
         raise self._no_logits()
 
     def _no_logits(self) -> InputError:
-        return InputError(f"{self.bundle.path}: its device gives tokens; logits, keys and values stay on it")
+        return InputError(f"{self.bundle.path}: its device returns tokens only; logits, keys and values stay on it")

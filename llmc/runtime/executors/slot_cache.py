@@ -1,12 +1,12 @@
-"""Key and value caches for ONNX Runtime's in-place attention, whose layout a compiled graph fixes.
+"""KV caches for attention that updates them in place, in layouts fixed by compiled graphs.
 
-A decode graph with static shapes takes the first rows of a cache that is exactly as long as its bucket says, and writes
-in every row, dummy rows too. So the tokens of all slots live in a `home` of full length, and a slot is laid out once
-more, in the decode cache, while it takes part in decode. Both copies are lazy. Tokens that decode added are copied to
-the home when another layout, a dummy row, a copy, an export or a prompt step needs it. They are copied back when the
-slot decodes again. Steps over the same slots in the same bucket copy nothing. A state, which has no length, is at home
-alone. Where a ring (runtime/cache_shape.py) has its tokens is the layouts' to say (`Tensors`): the same places in every
-layout, as far as it is that long.
+A decode graph with static shapes takes the first rows of a cache exactly as long as its bucket, and writes to every
+row, including dummy rows. All slots' tokens are therefore kept in a `home` of full length, and a slot is laid out a
+second time in the decode cache while it decodes. Both copies are lazy. Tokens that decode added are copied home when
+another layout, a dummy row, a copy, an export or a prefill needs them, and back when the slot decodes again. Steps over
+the same slots in the same bucket copy nothing. A recurrent state, which has no length, is only at home. `Tensors`
+defines where a ring buffer (runtime/cache_shape.py) stores its tokens: at equal offsets in every layout, as far as it
+is that long.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ Array = NDArray[np.float32]
 
 
 class TensorPart(NamedTuple):
-    """So many tensors like one."""
+    """Several cache tensors of equal shape."""
 
     tensors: int
     like: CacheTensor
 
     @property
     def token_values(self) -> int:
-        """Numbers of a token."""
+        """Number of values per token."""
         return self.tensors * self.like.values
 
     @property
     def unrolled(self) -> TensorPart:
-        """With a place for every token."""
+        """The same with one token slot per token."""
         return self._replace(like=replace(self.like, ring=None))
 
 
 def parts_of(shape: CacheShape) -> tuple[TensorPart, ...]:
-    """Keys and values of `shape` in order: all together where they are of one size, else each for itself."""
+    """Keys and values of `shape` in order: as one part if they have one size, otherwise one part each."""
     if shape.uniform is not None:
         return (TensorPart(len(shape), shape.tensors[0]),)
     return tuple(TensorPart(1, t) for t in shape.kv)
 
 
 class Tensors:
-    """Keys and values, each part in one buffer: `arrays` [tensors, slots, heads, length, width], of a ring its places.
+    """Keys and values, each part in one buffer: `arrays` [tensors, slots, heads, length or ring-buffer slots, width].
 
-    Buffers have room for `offsets` tokens of all slots together, and never move. `sparse`: they take memory as tokens
-    come, for a cache of which little is used.
+    Buffers have room for `offsets` tokens of all slots together, and never move. `sparse`: memory is allocated as
+    tokens come, for a cache of which little is used.
     """
 
     def __init__(
@@ -69,17 +69,17 @@ class Tensors:
         self.slots = 0
         """Rows."""
         self.length = 0
-        """Tokens of a row."""
+        """Tokens per row."""
         self.query = 0
-        """How many of them a step adds at most."""
+        """Largest number of tokens that a step adds to a row."""
         self.nbytes = 0
-        """Bytes that layouts ever took; the rest of the buffers is address space without memory."""
+        """Largest size of a layout so far, in bytes; the rest of the buffers is unallocated address space."""
         self.arrays: list[Array] = []
         self._lay_out(0, 0, 1)
 
     @property
     def array(self) -> Array:
-        """The only part of a cache whose tensors are of one size."""
+        """The only part of a cache whose tensors have one size."""
         (array,) = self.arrays
         return array
 
@@ -88,12 +88,11 @@ class Tensors:
         return [tensor[first : first + count] for array in self.arrays for tensor in array]
 
     def keeps(self, slots: int, length: int) -> bool:
-        """Whether `reserve` of this shape would leave the contents as they are."""
+        """Whether `reserve` with this shape would keep the contents."""
         return (slots, length) == (self.slots, self.length) and self._fill is None
 
     def reserve(self, slots: int, length: int, query: int = 1) -> None:
-        """Take `slots` rows of `length` tokens, to which a step adds up to `query`. Contents are lost, unless that is
-        the shape already."""
+        """Lay out `slots` rows of `length` tokens, to which steps add up to `query`. A new shape loses the contents."""
         if (slots, length, query) != (self.slots, self.length, self.query):
             self._lay_out(slots, length, query)
         if self._fill is not None:
@@ -110,55 +109,57 @@ class Tensors:
         self.nbytes = max(self.nbytes, sum(array.nbytes for array in self.arrays))
 
     def nbytes_of(self, tokens: int) -> int:
-        """Bytes of what a row of `tokens` tokens takes."""
+        """Bytes of a row of `tokens` tokens."""
         return sum(
             part.token_values * part.like.token_slots(tokens) * array.itemsize
             for part, array in zip(self.parts, self.arrays, strict=True)
         )
 
     def numbers(self, held: NDArray[Any]) -> Array:
-        """Copies in float32 of what arrays hold, [.., width]."""
+        """Copies in float32 of stored values [.., width]."""
         return held.astype(np.float32)
 
     def held(self, numbers: Array) -> NDArray[Any]:
-        """Numbers [.., width] as arrays take them."""
+        """Values [.., width] in the stored format."""
         return numbers
 
     def filling(self, part: TensorPart, value: float) -> NDArray[Any]:
-        """What fills a place of a part with one number."""
+        """The stored form of a token slot of a part filled with one value."""
         return np.array(value, np.float32)
 
     def starts(self, window: int) -> NDArray[np.int64]:
-        """The token at the first place of each row's rings of that window."""
+        """The token at the start of each row's ring buffers of that window."""
         return np.zeros(self.slots, np.int64)
 
     def make_room(self, row: int, past: int, end: int) -> int:
-        """Let tokens `past` … `end` − 1 of a row have places behind earlier ones. Returns how many tokens it still has:
-        `past`, or none, where it has to be filled anew."""
+        """Make room for tokens `past` … `end` − 1 of a row after earlier ones.
+
+        Returns how many tokens it still has: `past`, or 0 if the row must be filled anew.
+        """
         return past
 
     def begin(self, part: TensorPart, row: int, first: int) -> None:
-        """Let a row that is filled anew have no token before `first`."""
+        """Set the first token, `first`, of a row that is filled anew."""
 
     def first(self, part: TensorPart, row: int, end: int) -> int:
-        """The first token that a row of `end` tokens has."""
+        """The first token that a row of `end` tokens still has."""
         return max(0, end - part.like.token_slots(end))
 
     def offsets(self, part: TensorPart, row: int, start: int, end: int) -> slice | NDArray[np.int64]:
-        """Where a row has tokens, from `first` on."""
+        """Offsets of a row's tokens, from `first` on."""
         return offsets_of(part.like, start, end)
 
     def free(self, part: TensorPart, row: int, start: int, used: int) -> NDArray[np.int64]:
-        """Where a row has none of the first `start` tokens, of `used` that it has held."""
+        """Offsets of a row that hold none of the first `start` tokens, among those of the `used` tokens it has held."""
         return free_offsets(part.like.token_slots(self.length), start, used)
 
     def copy_row(self, source: int, target: int, length: int) -> None:
-        """Make the first `length` tokens of one row another's."""
+        """Copy the first `length` tokens of one row to another."""
         for part, array in zip(self.parts, self.arrays, strict=True):
             array[:, target, :, : part.like.token_slots(length)] = array[:, source, :, : part.like.token_slots(length)]
 
     def nan_fill(self, value: float) -> None:
-        """Let the next `reserve` fill everything with `value`."""
+        """Make the next `reserve` fill everything with `value`."""
         self._fill = value
 
 
@@ -170,13 +171,13 @@ def _buffer(count: int, sparse: bool, dtype: type) -> Array:
 
 
 class SlotCache:
-    """The cached tokens of `slots` sequences of up to `capacity` tokens, `decode_rows` of which a step can decode.
+    """The cached tokens of `slots` sequences of up to `capacity` tokens; a step can decode `decode_rows` of them.
 
-    Of slot s, the home holds tokens 0 … at_home[s] − 1, and its row of the decode cache 0 … in_decode[s] − 1; the
-    longer of the two covers the tokens that `held` says the slot has. With `decode_rows` 0 there is a home only.
-    `decode_length` is the longest layout of the decode cache, in tokens; `home_kind` and `decode_kind` say how either
-    lies. States are at home alone, after all tokens of
-    the slot: `states` has those of all slots, [slots, *shape] each, in the order of the cache's shape.
+    The home holds tokens 0 … at_home[s] − 1 of slot s, its row of the decode cache 0 … in_decode[s] − 1. The longer of
+    the two covers the tokens that `held` states. With `decode_rows` 0 there is only a home. `decode_length` is the
+    longest layout of the decode cache in tokens; `home_kind` and `decode_kind` are the two storage classes. Recurrent
+    states are only at home, after all tokens of the slot: `states` has those of all slots, [slots, *shape] each, in the
+    cache's order.
     """
 
     def __init__(
@@ -196,13 +197,15 @@ class SlotCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory: the decode cache, what was ever written of the home (each slot's longest), and states."""
+        """Bytes of the decode cache, of the home as far as ever written (each slot's longest), and of states."""
         states = sum(state.nbytes for state in self.states)
         return self.decode.nbytes + sum(map(self.home.nbytes_of, self._touched)) + states
 
     def read(self, slot: int, length: int) -> list[Array]:
-        """Copies in float32 of the first `length` tokens of a slot, each part [tensors, heads, length, width]; of a
-        ring with zeros before the last window."""
+        """Copies in float32 of the first `length` tokens of a slot, each part [tensors, heads, length, width].
+
+        Of a ring buffer, zeros before the last window.
+        """
         self.held.require(slot, length)
         self._bring_home(slot, length)
         found = []
@@ -218,8 +221,7 @@ class SlotCache:
         self._copy_tokens(self.home, slot, to, row, 0, length)
 
     def write(self, slot: int, start: int, end: int, new: Sequence[Array]) -> None:
-        """Put the parts of `new`, [tensors, heads, end - start, width], in a slot from token `start` on; it ends at
-        `end`."""
+        """Write parts `new`, [tensors, heads, end - start, width], to a slot at `start`; it then ends at `end`."""
         self.held.require(slot, start)
         self._bring_home(slot, start)
         self.home.make_room(slot, start, end)
@@ -230,7 +232,7 @@ class SlotCache:
         self._wrote_home(slot, start, end)
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Make the first `length` tokens of slot `source`, and its states, all that slot `target` has."""
+        """Make the first `length` tokens and the states of slot `source` the whole content of slot `target`."""
         self.held.require(source, length)
         self._bring_home(source, length)
         if source != target:
@@ -246,13 +248,15 @@ class SlotCache:
             array[: len(step.slots)] = state[list(step.slots)]
 
     def keep_states(self, step: Step, new: Sequence[Array]) -> None:
-        """Put a step's new states [B, *shape] in the place of its live rows' slots' own, and no dummy row's."""
+        """Store a step's new states [B, *shape] in its live rows' slots; dummy rows' states are dropped."""
         for state, built in zip(self.states, new, strict=True):
             state[list(step.slots)] = built[: len(step.slots)]
 
     def begin_decode(self, step: Step) -> Tensors:
-        """The decode cache laid out for a decode step over the first slots, its live rows loaded; dummy rows cover
-        nothing of value."""
+        """Lay out the decode cache for a decode step over the first slots, with its live rows loaded.
+
+        Dummy rows cover nothing that is needed.
+        """
         length = step.context + 1
         if not self.decode.keeps(self._rows, length):
             self._empty(range(self._rows))
@@ -265,7 +269,7 @@ class SlotCache:
         return self.decode
 
     def end_decode(self, step: Step) -> None:
-        """Count the token that each live row of a decode step added."""
+        """Record the token that each live row of a decode step added."""
         for slot in step.slots:
             past = int(step.past_lengths[slot])
             self._at_home[slot] = min(self._at_home[slot], past)
@@ -273,14 +277,16 @@ class SlotCache:
             self.held.wrote(slot, past, past + 1)
 
     def end_at_home(self, step: Step) -> None:
-        """Count the tokens that each live row of a step over the home added."""
+        """Record the tokens that each live row of a step over the home added."""
         for row, slot in enumerate(step.slots):
             start = int(step.past_lengths[row])
             self._wrote_home(slot, start, start + int(step.new_lengths[row]))
 
     def nan_fill(self, slot: int, start: int, value: float) -> None:
-        """Overwrite slot `slot` from `start` on, and before the next decode step all that no token owns there; at 0
-        its states too, which no token owns then."""
+        """Fill slot `slot` from `start` on, and before the next decode step everything that no token owns there.
+
+        At 0 it also fills the slot's states, which no token owns then.
+        """
         kept, used = min(start, self.held.used[slot]), self.held.used[slot]
         self._bring_home(slot, kept)
         for part, array in zip(self.home.parts, self.home.arrays, strict=True):
@@ -293,7 +299,7 @@ class SlotCache:
         self.decode.nan_fill(value)
 
     def _copy_tokens(self, source: Tensors, slot: int, to: Tensors, row: int, start: int, end: int) -> None:
-        """Tokens `start` … `end` − 1 of a slot go from one layout's row to another's, as far as both have them."""
+        """Copy tokens `start` … `end` − 1 of a slot from one layout's row to another's, as far as both have them."""
         for had, takes, held, array in zip(source.parts, to.parts, source.arrays, to.arrays, strict=True):
             known = self.held.first(slot, had.like)
             first = max(start, known, source.first(had, slot, end), to.first(takes, row, end))
@@ -319,7 +325,7 @@ class SlotCache:
             self._touched[slot] = max(self._touched[slot], length)
 
     def _empty(self, rows: Sequence[int]) -> None:
-        """Let nothing depend on some rows of the decode cache."""
+        """Make some rows of the decode cache free to overwrite."""
         for row in rows:
             if row < len(self.held.used):
                 self._bring_home(row, self.held.used[row])
@@ -327,13 +333,13 @@ class SlotCache:
 
 
 class SlotCacheExecutor(Executor):
-    """An executor whose constructor makes `_cache`, and `_staging` for prompt steps."""
+    """An executor whose constructor creates `_cache`, and `_staging` for prefill."""
 
     _cache: SlotCache
     _staging: Tensors
 
     def _stage(self, step: Step, length: int) -> None:
-        """Lay the staging cache out in rows of `length` tokens, which begin with what the live rows' slots hold."""
+        """Lay out the staging cache in rows of `length` tokens that begin with the live rows' slots' contents."""
         self._staging.reserve(step.batch, length, step.query)
         for row in range(step.batch):
             past = int(step.past_lengths[row])
@@ -342,11 +348,11 @@ class SlotCacheExecutor(Executor):
                 self._cache.lay_out(step.slots[row], past, self._staging, row)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Copy between the homes of two slots; decode lays the target out when it takes part."""
+        """Copy between the homes of two slots; decode lays out the target when it takes part."""
         self._cache.copy(source, target, length)
 
     def export_prefix(self, slot: int, length: int) -> list[Array]:
-        """Copies out of the slot's home, states behind each other where the cache's shape has them."""
+        """Copies from the slot's home, with recurrent states in the cache's order."""
         kv = iter([tensor for part in self._cache.read(slot, length) for tensor in part])
         states = iter([state[slot].copy() for state in self._cache.states])
         return [next(kv if t.kind == "kv" else states) for t in self.bundle.cache_shape]
@@ -359,6 +365,5 @@ class SlotCacheExecutor(Executor):
         self._cache.held.imported(slot, length)
 
     def nan_fill(self, slot: int, start: int, value: float) -> None:
-        """Overwrite what no live token owns, there and wherever live tokens are laid out."""
         self._cache.nan_fill(slot, start, value)
         self._staging.nan_fill(value)

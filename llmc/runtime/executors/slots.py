@@ -1,6 +1,7 @@
-"""What the slots of a cache hold: how many tokens, at which places, in memory that is taken as it is written.
+"""The contents of cache slots: how many tokens, at which offsets, in lazily allocated memory.
 
-A tensor has a place for each token, or those of a ring (runtime/cache_shape.py). Arrays are [..., places, width].
+A tensor has one token slot per token, or those of a ring buffer (runtime/cache_shape.py). Arrays are [..., token slots,
+width].
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SlotLengths:
-    """`used`: tokens of each slot. `floor`: the lowest start of a step in it, besides 0, as `rewind` says."""
+    """`used`: tokens of each slot. `floor`: the lowest start of a step in it, other than 0, by `rewind`."""
 
     def __init__(self, slots: int, rewind: Rewind) -> None:
         self._rewind = rewind
@@ -28,14 +29,14 @@ class SlotLengths:
         self.floor = [0] * slots
 
     def require(self, slot: int, length: int) -> None:
-        """Raise InputError unless the first `length` tokens of a slot can be used without those behind them."""
+        """Raise InputError unless the first `length` tokens of a slot can be used without the later ones."""
         used, floor = self.used[slot], self.floor[slot]
         if length > used:
             raise InputError(f"slot {slot} holds {used} tokens, not {length}")
         if 0 < length < floor:
             what = "the states" if self._rewind.states else "its windows"
             raise InputError(
-                f"slot {slot} holds {what} after {used} tokens, from which those after {length} cannot be had"
+                f"slot {slot} holds {what} after {used} tokens, which cannot be taken back to {length} tokens"
             )
 
     def first(self, slot: int, t: CacheTensor) -> int:
@@ -43,43 +44,45 @@ class SlotLengths:
         return 0 if t.ring is None or t.window is None else max(0, self.floor[slot] - t.window + 1)
 
     def wrote(self, slot: int, start: int, end: int) -> None:
-        """Tokens `start` … `end` − 1 are in a slot, and are its last."""
+        """Record that tokens `start` … `end` − 1 were written to a slot, as its last."""
         floor = self._rewind.floor(end)
         self.floor[slot] = max(self.floor[slot], floor) if start else floor
         self.used[slot] = end
 
     def ran(self, step: Step) -> None:
-        """Each live row of a step wrote its new tokens."""
+        """Record that each live row of a step wrote its new tokens."""
         for row, slot in enumerate(step.slots):
             start = int(step.past_lengths[row])
             self.wrote(slot, start, start + int(step.new_lengths[row]))
 
     def copied(self, source: int, target: int, length: int) -> None:
-        """Slot `target` has the first `length` tokens of slot `source`, and no others."""
+        """Record that slot `target` holds the first `length` tokens of slot `source`, and no others."""
         self.floor[target] = self.floor[source] if length else 0
         self.used[target] = length
 
     def imported(self, slot: int, length: int) -> None:
-        """A slot has `length` tokens of another executor, of whose windows alone are known."""
+        """Record that a slot holds `length` tokens of another executor, with only their windows."""
         self.floor[slot] = 0 if self._rewind.free else length
         self.used[slot] = length
 
 
 def offsets_of(t: CacheTensor, start: int, end: int) -> slice | NDArray[np.int64]:
-    """Where tokens `start` … `end` − 1 are, or of a ring the last of them, in order."""
+    """Offsets of tokens `start` … `end` − 1 in order, or of the last of them in a ring buffer."""
     return slice(start, end) if t.ring is None else np.arange(max(start, end - t.ring), end) % t.ring
 
 
 def free_offsets(offsets: int, start: int, used: int) -> NDArray[np.int64]:
-    """Of so many places of a slot that has held `used` tokens those that hold none of the first `start`."""
+    """Of a slot's `offsets`, those that hold none of the first `start` tokens, after it has held `used` tokens."""
     return np.arange(start, min(max(used, offsets), start + offsets)) % offsets
 
 
 def windows(
     t: CacheTensor, held: NDArray[Any], length: int, offsets: slice | NDArray[np.int64] | None = None
 ) -> NDArray[Any]:
-    """[..., length, width]: the first `length` tokens of a slot, a view; of a ring what a later step may still see, and
-    zeros. `offsets`: where that is, unless it lies as rings say."""
+    """[..., length, width]: a view of a slot's first `length` tokens, or of a ring's tokens that later steps see.
+
+    The rest is zeros. `offsets`: where the tokens are, unless by the ring buffer's rule.
+    """
     if t.ring is None:
         return held[..., :length, :]
     first = t.seen(length).start
@@ -89,10 +92,10 @@ def windows(
 
 
 def sparse_bytes(count: int) -> NDArray[np.uint8]:
-    """`count` zero bytes whose memory is taken page by page.
+    """`count` zero bytes whose memory is allocated page by page.
 
-    numpy asks for huge pages, each of which is there, and cleared, from its first token on: twenty times the memory for
-    slots of a hundred tokens in a cache for two thousand, and a first prompt that takes a second longer.
+    numpy requests huge pages, each of which is allocated and cleared from its first token on. For slots of a hundred
+    tokens in a cache for two thousand, that is twenty times the memory, and the first prefill takes a second longer.
     """
     pages = mmap.mmap(-1, max(1, count), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):

@@ -1,4 +1,4 @@
-"""Where a bundle's weights lie, for runtimes that take them by name: weights.json over the file "weights".
+"""Locations of a bundle's weights in the file "weights", for runtimes that take weights by name.
 
 weights.json = {name: {"shape": [int, …], "dtype": str, "offset": bytes, "length": bytes}}
 """
@@ -20,7 +20,7 @@ MAX_RANK = 16
 
 
 def read_placements(bundle: Bundle) -> dict[str, dict[str, Any]]:
-    """The places by name. Raises ArtifactError for anything else."""
+    """The locations by name. Raises ArtifactError if weights.json is invalid."""
     try:
         found = json.loads(bundle.files.read(INDICES))
     except (ValueError, RecursionError) as error:
@@ -31,7 +31,7 @@ def read_placements(bundle: Bundle) -> dict[str, dict[str, Any]]:
 
 
 def map_weights(bundle: Bundle, access: int) -> mmap.mmap:
-    """The weights file in memory. Raises ArtifactError for one that is missing, altered or empty."""
+    """Map the weights file. Raises ArtifactError if it is missing, altered or empty."""
     path = bundle.files.path("weights")
     with path.open("rb") as file:
         try:

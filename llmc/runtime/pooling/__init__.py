@@ -1,1 +1,1 @@
-"""Texts to vectors or scores over bundles without a cache: tokens, batches by length, pooling."""
+"""Embedding and scoring over bundles without a cache: tokenization, batches by length, pooling."""

@@ -1,4 +1,4 @@
-"""What follows a model's last layer, as a bundle's file POOLING says it, computed in numpy.
+"""What follows a model's last layer, as described by a bundle's file POOLING, computed in numpy.
 
     pooling.json = {"format": 1, "task": "embed" | "score", "max_length": tokens, "lowercase": bool, "strip": bool,
                     "modules": [module, …], "prompts": {name: text}, "default_prompt": name | null,
@@ -7,13 +7,12 @@
                  | {"kind": "dense", "weight": name, "bias": name | null, "activation": name}
                  | {"kind": "normalize"}
 
-"modules" are those of a sentence-transformers checkpoint behind its transformer, in order; a "score" has none, but an
-activation and, for decoders that judge, the text around a query and a document. Names of dense weights are arrays of
+"modules" are those after the transformer of a sentence-transformers checkpoint, in order. A "score" has none; it has an
+activation and, for decoder models that judge, the text around a query and a document. Dense weights are named arrays in
 the file WEIGHTS (npz, float32, [out, in]). Source of the rules: sentence-transformers 6.2.0, modules pooling.py
 (`_forward_padded`), dense.py, normalize.py.
 
-Shapes: hidden [B, T, H] float32, of which row b's first lengths[b] tokens count; the others may hold anything that is
-finite or not.
+Shapes: hidden [B, T, H] float32. The first lengths[b] tokens of row b count; the others may hold any value, even NaN.
 """
 
 from __future__ import annotations
@@ -41,8 +40,7 @@ ACTIVATIONS = ("identity", "sigmoid", "tanh", "relu", "gelu", "softmax")
 
 @dataclass(frozen=True)
 class Pooling:
-    """One vector of a text's tokens: its `modes`, end to end. Without `include_prompt` the tokens of a prompt before
-    the text do not count."""
+    """One vector from a text's tokens: its `modes`, concatenated. Prompt tokens count only with `include_prompt`."""
 
     modes: tuple[str, ...]
     include_prompt: bool = True
@@ -50,7 +48,7 @@ class Pooling:
 
 @dataclass(frozen=True)
 class Dense:
-    """activation(weight · x + bias); names of arrays."""
+    """activation(weight · x + bias). Fields name arrays."""
 
     weight: str
     bias: str | None
@@ -59,7 +57,7 @@ class Dense:
 
 @dataclass(frozen=True)
 class Normalize:
-    """To length 1."""
+    """Scale to length 1."""
 
 
 Module: TypeAlias = Pooling | Dense | Normalize
@@ -67,7 +65,7 @@ Module: TypeAlias = Pooling | Dense | Normalize
 
 @dataclass(frozen=True)
 class PoolingDescription:
-    """See the module's docstring. `template`: the texts before a query, between it and a document, and behind."""
+    """A parsed pooling.json. `template`: the texts before a query, between it and a document, and after."""
 
     task: Task
     max_length: int
@@ -82,11 +80,11 @@ class PoolingDescription:
 
     @property
     def pooling(self) -> Pooling | None:
-        """The first module of an embedding."""
+        """The first module of an embedding, or None."""
         return next((m for m in self.modules if isinstance(m, Pooling)), None)
 
     def to_json(self) -> bytes:
-        """The file's bytes, equal for equal descriptions."""
+        """The file's bytes; equal descriptions give equal bytes."""
         fields = {
             "format": FORMAT, "task": self.task, "max_length": self.max_length, "lowercase": self.lowercase,
             "strip": self.strip, "modules": [_written(m) for m in self.modules], "prompts": dict(self.prompts),
@@ -97,7 +95,7 @@ class PoolingDescription:
 
     @classmethod
     def parse(cls, data: bytes, source: str) -> PoolingDescription:
-        """The description that a bundle holds; raises ArtifactError, naming `source`, for anything else."""
+        """Parse a bundle's description; raises ArtifactError naming `source` if it is invalid."""
         try:
             fields = json.loads(data)
             if fields["format"] != FORMAT:
@@ -123,9 +121,9 @@ class PoolingDescription:
         if self.template is not None and (
             len(self.template) != 3 or not all(isinstance(t, str) for t in self.template)
         ):
-            raise ValueError("a template has three texts")
+            raise ValueError("a template must have three texts")
         if (self.task == "embed") != isinstance(next(iter(self.modules), None), Pooling):
-            raise ValueError("an embedding begins with pooling, and a score has none")
+            raise ValueError("an embedding must begin with pooling, a score must have none")
 
 
 def _written(module: Module) -> dict[str, Any]:
@@ -161,8 +159,10 @@ def embed(
     lengths: NDArray[np.int64],
     prompt: int = 0,
 ) -> Array:
-    """One vector a row, [B, D]: `hidden` through every module. `prompt`: tokens of the prompt that all rows begin
-    with, which a pooling may leave out."""
+    """Apply every module to `hidden`; returns one vector per row, [B, D].
+
+    `prompt` is the number of leading prompt tokens, which a pooling may exclude.
+    """
     x = hidden
     for module in description.modules:
         match module:
@@ -179,9 +179,9 @@ def embed(
 
 
 def pooled(module: Pooling, hidden: Array, lengths: NDArray[np.int64], skip: int = 0) -> Array:
-    """[B, H · modes]: the tokens from `skip` to each row's length as one vector a mode.
+    """Pool the tokens from `skip` to each row's length, one vector per mode: [B, H · modes].
 
-    A row with no token left gives zeros, but for "cls" and "lasttoken", which take its first and last token.
+    A row without remaining tokens gives zeros, except for "cls" and "lasttoken", which take its first and last token.
     """
     positions = np.arange(hidden.shape[1])
     live = (positions >= skip) & (positions < lengths[:, None])
@@ -204,7 +204,7 @@ def pooled(module: Pooling, hidden: Array, lengths: NDArray[np.int64], skip: int
 
 
 def _weighted(hidden: Array, lengths: NDArray[np.int64], weight: NDArray[np.float64]) -> Array:
-    """Σ_t weight[b, t] · hidden[b, t] over live tokens: NaN in padding does not count, as 0 · NaN would."""
+    """Σ_t weight[b, t] · hidden[b, t] over live tokens. Selects instead of multiplying by 0, because 0 · NaN is NaN."""
     out = np.empty((len(hidden), hidden.shape[2]), np.float32)
     given = weight.astype(np.float32)
     for row, length in enumerate(lengths):
@@ -213,13 +213,13 @@ def _weighted(hidden: Array, lengths: NDArray[np.int64], weight: NDArray[np.floa
 
 
 def normalised(x: Array) -> Array:
-    """Rows of length 1; rows of zeros stay."""
+    """Scale rows to length 1; rows of zeros stay."""
     norm: Array = np.linalg.norm(x, axis=-1, keepdims=True)
     return np.asarray(x / np.maximum(norm, _NORM_FLOOR), np.float32)
 
 
 def activated(name: str, x: Array) -> Array:
-    """One of ACTIVATIONS, by name; softmax over the last dimension."""
+    """Apply one of ACTIVATIONS by name; softmax runs over the last dimension."""
     match name:
         case "sigmoid":
             return np.asarray(1 / (1 + np.exp(-x.astype(np.float64))), np.float32)

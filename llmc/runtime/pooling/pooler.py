@@ -1,6 +1,6 @@
-"""A bundle without a cache, open: texts in, vectors or scores out, in batches by length on all its streams.
+"""Runs a bundle without a cache: texts in, vectors or scores out, in batches by length on all its streams.
 
-Outputs have the names that vLLM has for them.
+Outputs have vLLM's names.
 """
 
 from __future__ import annotations
@@ -33,36 +33,36 @@ if TYPE_CHECKING:
 Array = NDArray[np.float32]
 T = TypeVar("T")
 WAITING = 64
-"""Calls that wait at most, unless it is said otherwise: a choice."""
+"""Default limit of waiting calls, a choice."""
 
 
 @dataclass
 class Statistics:
-    """Counted since the bundle was opened."""
+    """Counters since the bundle was opened."""
 
     requests: int = 0
     rows: int = 0
     tokens: int = 0
     padded_tokens: int = 0
-    """Tokens that graphs computed, padding included."""
+    """Tokens that graphs computed, including padding."""
     steps: int = 0
     seconds: float = 0.0
     buckets: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Steps of each batch × tokens, of bundles whose executables have fixed shapes."""
+    """Steps by batch × tokens, for bundles with executables of fixed shapes."""
 
 
 @dataclass(frozen=True)
 class Pooled:
-    """A vector (or scores, [labels]) and the tokens that were read for it."""
+    """A vector (or scores, [labels]) and the number of tokens read for it."""
 
     values: Array
     prompt_tokens: int
 
 
 class Pooler:
-    """Embeds or scores with the executables of one bundle. May be called from several threads at a time.
+    """Embeds or scores with the executables of one bundle. Thread-safe.
 
-    Raises ArtifactError or DeviceError when this host cannot run the bundle, InputError for one that generates.
+    Raises ArtifactError or DeviceError if this host cannot run the bundle, InputError for a bundle that generates.
     """
 
     def __init__(self, bundle: Bundle, threads: int | None = None) -> None:
@@ -91,11 +91,11 @@ class Pooler:
         self, texts: Sequence[str | list[int]], *, prompt_name: str | None = None, prompt: str | None = None,
         dimensions: int | None = None, cut: int | None = None,
     ) -> list[Pooled]:  # fmt: skip
-        """A vector of each text or list of token ids, in order.
+        """Embed each text or list of token ids, in order.
 
-        `prompt`, or the checkpoint's own of a name (default: the one it names as default), goes before each text.
-        `dimensions`: the first so many numbers, made of length 1 again where the model's vectors are. `cut`: keep so
-        many tokens of a text at most, -1 what the model takes; without it longer texts are refused. Raises InputError.
+        `prompt`, or the checkpoint's prompt of a name (default: its default prompt), is prepended to each text.
+        `dimensions` keeps that many leading numbers, normalised again if the model's vectors are. `cut` keeps at most
+        that many tokens of a text, -1: the model's limit; without it, longer texts raise InputError.
         """
         self._require("embed")
         before = self._prompt(prompt_name, prompt)
@@ -117,8 +117,10 @@ class Pooler:
         return self._run(encoded, lambda logits, _: activated(self.description.activation, logits))
 
     def warm(self, batch: int, tokens: int) -> None:
-        """Run one text of `tokens` tokens in a graph of `batch` texts, on every stream, and count from 0 again: before
-        requests come (startup/pool_warming.py)."""
+        """Run one text of `tokens` tokens in a graph of `batch` texts on every stream, then reset the counters.
+
+        Called before requests come (startup/pool_warming.py).
+        """
         text = Encoded([0] * tokens, [0] * tokens)
         for _ in range(self.encoder.streams):  # which take turns
             self._batch(Batch((0,), batch, tokens), [text], lambda out, _: out[:, 0] if out.ndim == 3 else out)
@@ -171,7 +173,7 @@ class Pooler:
     def _batch(
         self, batch: Batch, rows: Sequence[Encoded], pool: Callable[[Array, NDArray[np.int64]], Array]
     ) -> list[Pooled]:
-        """What one batch of these rows gives, on the next stream that is free."""
+        """Run one batch of these rows on the next free stream."""
         stream = self._streams.get()
         began = time.perf_counter()
         try:
@@ -202,23 +204,22 @@ class Pooler:
             return vectors
         if not 1 <= dimensions <= vectors.shape[-1]:
             raise InputError(
-                f"dimensions {dimensions} must be in 1 … {vectors.shape[-1]}, what the model's vectors have"
+                f"dimensions {dimensions} must be in 1 … {vectors.shape[-1]}, the size of the model's vectors"
             )
         kept = vectors[:, :dimensions]
         return normalised(kept) if isinstance(self.description.modules[-1], Normalize) else kept
 
     def close(self) -> None:
-        """Release the executables, and save what was verified."""
+        """Release the executables, and save verification results."""
         self._pool.shutdown()
         self.encoder.close()
         self.bundle.files.close()
 
 
 class AsyncPooler:
-    """Runs calls of `pooler` in threads, as many as there are streams, beside the event loop; more than `most_waiting`
-    that wait are refused.
+    """Runs calls of `pooler` in as many threads as there are streams. At most `most_waiting` calls may wait.
 
-    It has what a server asks of an engine: `stats`, `error`, `drain`, `close`.
+    It has the interface that a server needs from an engine: `stats`, `error`, `drain`, `close`.
     """
 
     error: BaseException | None = None
@@ -232,12 +233,12 @@ class AsyncPooler:
 
     @property
     def stats(self) -> EngineStats:
-        """Calls that run and that wait; there is no cache."""
+        """Running and waiting calls; there is no cache."""
         running = min(self._flying, self._streams)
         return EngineStats(running, self._flying - running, self._streams, 0, 0.0, self.pooler.statistics.steps, 0)
 
     async def run(self, work: Callable[[Pooler], T]) -> T:
-        """The result of `work`. Raises what it raises, and OverloadedError where too many wait or the server drains."""
+        """The result of `work`. Raises its errors, and OverloadedError if too many calls wait or the server drains."""
         if self.draining:
             raise OverloadedError("the server is shutting down; send the request to another one")
         if self._flying >= self._streams + self._most:
@@ -249,7 +250,7 @@ class AsyncPooler:
             self._flying -= 1
 
     async def drain(self, timeout_s: float) -> int:
-        """Take no more calls and wait for the others, `timeout_s` at most; returns how many still run."""
+        """Reject new calls and wait up to `timeout_s` for the others; returns how many still run."""
         self.draining = True
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout_s
@@ -258,7 +259,7 @@ class AsyncPooler:
         return self._flying
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Release the pooler once running calls ended; returns that it did."""
+        """Release the pooler after running calls ended; always returns True."""
         del timeout_s
         self._threads.shutdown(cancel_futures=True)
         self.pooler.close()
@@ -267,19 +268,19 @@ class AsyncPooler:
 
 @dataclass(frozen=True)
 class EmbeddingOutput:
-    """`embedding`: the text's vector."""
+    """A text's vector, `embedding`."""
 
     embedding: list[float]
 
     @property
     def hidden_size(self) -> int:
-        """Its numbers."""
+        """Length of the vector."""
         return len(self.embedding)
 
 
 @dataclass(frozen=True)
 class ScoringOutput:
-    """`score`: of a model with several labels the first one's; `scores` has all."""
+    """A pair's `score`, the first label's if the model has several; `scores` has all."""
 
     score: float
     scores: tuple[float, ...]
@@ -287,7 +288,7 @@ class ScoringOutput:
 
 @dataclass(frozen=True)
 class EmbeddingRequestOutput:
-    """The output of one text, whose tokens were `prompt_tokens`."""
+    """The output of one text with tokens `prompt_tokens`."""
 
     request_id: str
     outputs: EmbeddingOutput
@@ -297,7 +298,7 @@ class EmbeddingRequestOutput:
 
 @dataclass(frozen=True)
 class ScoringRequestOutput:
-    """The output of one pair of texts, whose tokens were `prompt_tokens`."""
+    """The output of one pair of texts with tokens `prompt_tokens`."""
 
     request_id: str
     outputs: ScoringOutput
@@ -308,7 +309,7 @@ class ScoringRequestOutput:
 def embeddings(
     pooler: Pooler, prompts: str | list[int] | Sequence[str | list[int]], **how: Any
 ) -> list[EmbeddingRequestOutput]:
-    """The vectors of one text, of several, or of token ids; `how` as `Pooler.embed`."""
+    """Embed one text, several, or token ids; `how` holds keywords of `Pooler.embed`."""
     alone = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
     given: list[Any] = [prompts] if alone else list(prompts)
     found = pooler.embed(given, **how) if given else []
@@ -321,7 +322,7 @@ def embeddings(
 def scores(
     pooler: Pooler, queries: str | Sequence[str], documents: str | Sequence[str], cut: int | None = None
 ) -> list[ScoringRequestOutput]:
-    """The score of each pair: one query for all documents, or one each. Raises InputError for other numbers of them."""
+    """Score each pair: one query for all documents, or one each. Raises InputError if the numbers do not match."""
     given = paired(queries, documents)
     return [
         ScoringRequestOutput(
@@ -332,7 +333,7 @@ def scores(
 
 
 def paired(queries: str | Sequence[str], documents: str | Sequence[str]) -> list[Pair]:
-    """The pairs of texts. Raises InputError where there are neither one query nor as many as documents."""
+    """The pairs of texts. Raises InputError unless there is one query, or one per document."""
     second = [documents] if isinstance(documents, str) else list(documents)
     first = [queries] if isinstance(queries, str) else list(queries)
     first = first * len(second) if len(first) == 1 else first
@@ -342,7 +343,7 @@ def paired(queries: str | Sequence[str], documents: str | Sequence[str]) -> list
 
 
 def _inputs(rows: Sequence[Encoded], batch: Batch, typed: bool) -> dict[str, NDArray[np.int64]]:
-    """Right-padded with zeros; rows that only fill the bucket have one token."""
+    """Inputs right-padded with zeros; rows that only fill the bucket have one token."""
     ids = np.zeros((batch.batch, batch.tokens), np.int64)
     types, lengths = np.zeros_like(ids), np.ones(batch.batch, np.int64)
     for at, row in enumerate(rows):

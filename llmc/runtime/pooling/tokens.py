@@ -1,4 +1,4 @@
-"""Texts, and pairs of texts, as token ids of at most a model's length; longer ones are refused, or cut where asked."""
+"""Token ids of texts and text pairs, limited to the model's length. Longer ones are rejected or truncated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from llmc.runtime.pooling.modules import PoolingDescription
 
 WHOLE = -1
-"""As truncation: to what the model takes."""
+"""Truncate to the model's limit."""
 
 Pair: TypeAlias = tuple[str, str]
 Given: TypeAlias = "str | Pair | list[int]"
@@ -22,14 +22,14 @@ Given: TypeAlias = "str | Pair | list[int]"
 
 @dataclass(frozen=True)
 class Encoded:
-    """The ids of a text, and of each whether it is of the second text of a pair (1) or not (0)."""
+    """The ids of a text, and for each whether it belongs to the second text of a pair (1) or not (0)."""
 
     ids: list[int]
     types: list[int]
 
 
 def most_tokens(cut: int | None, longest: int) -> int:
-    """Tokens that a text may have: the model's `longest`, or fewer where it is `cut`. Raises InputError."""
+    """The largest number of tokens of a text: the model's `longest`, or fewer if `cut`. Raises InputError."""
     if cut is None or cut == WHOLE:
         return longest
     if cut < 1:
@@ -38,7 +38,7 @@ def most_tokens(cut: int | None, longest: int) -> int:
 
 
 def of_ids(ids: list[int], at: int, cut: int | None, longest: int) -> Encoded:
-    """Ids as they were given as input `at`, which has to have some, and not too many. Raises InputError."""
+    """Given ids of input `at`, truncated by `cut`. Raises InputError if they are empty or too many."""
     most = most_tokens(cut, longest)
     if len(ids) > most and cut is None:
         raise _too_long(at, f"{len(ids)} tokens", longest)
@@ -48,9 +48,9 @@ def of_ids(ids: list[int], at: int, cut: int | None, longest: int) -> Encoded:
 
 
 class PoolingTokenizer:
-    """A tokenizer.json that cuts texts from their end where that is asked for; of a pair, the longer first.
+    """A tokenizer.json that truncates texts at their end on request, and the longer text of a pair first.
 
-    Raises ArtifactError for bytes that are no tokenizer.json.
+    Raises ArtifactError for bytes that are not a tokenizer.json.
     """
 
     def __init__(self, data: bytes, description: PoolingDescription) -> None:
@@ -70,10 +70,10 @@ class PoolingTokenizer:
         self._backend.no_truncation()
 
     def encode(self, given: Sequence[Given], prompt: str = "", cut: int | None = None) -> list[Encoded]:
-        """The tokens of each text behind `prompt`, of each pair, or of ids as they are.
+        """Encode each text after `prompt`, and each pair; ids stay as given.
 
-        `cut`: keep so many of each at most, WHOLE what the model takes. Raises InputError for texts that are longer
-        than that where they are not cut, for text that is not Unicode, and for nothing.
+        `cut` keeps at most that many tokens of each, WHOLE the model's limit. Raises InputError for longer texts
+        without `cut`, for non-Unicode text, and for empty input.
         """
         longest = self._description.max_length
         if not all(isinstance(one, str | tuple | list) for one in given):
@@ -105,7 +105,7 @@ class PoolingTokenizer:
         return [found[at] for at in range(len(given))]
 
     def _require_short(self, at: int, text: str | Pair) -> None:
-        """Raise InputError for a text that is too long whatever its tokens are, which takes no tokenizing to see."""
+        """Raise InputError for a text that is too long whatever its tokens are, without tokenizing it."""
         longest = self._description.max_length
         parts = (text,) if isinstance(text, str) else text
         if self._width is None or not all(isinstance(part, str) for part in parts):
@@ -116,7 +116,7 @@ class PoolingTokenizer:
                 raise _too_long(at, f"{sum(map(len, parts))} characters, which are at least {least} tokens", longest)
 
     def prompt_tokens(self, prompt: str) -> int:
-        """Tokens that `prompt` takes at the beginning of a text, special ones before it included.
+        """Number of tokens that `prompt` takes at the beginning of a text, including special ones before it.
 
         Source: sentence-transformers 6.2.0, base/model.py (its prompt without the token that ends it).
         """

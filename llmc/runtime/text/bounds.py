@@ -1,13 +1,13 @@
-"""What an untrusted tokenizer.json may cost: how much it grows a text, and whether its time follows the text's length.
+"""Bounds on the cost of an untrusted tokenizer.json: text growth, and whether time is linear in the text's length.
 
-A tokenizer's steps are data of a checkpoint, which tokenizers runs in native code. Memory that it cannot have aborts
-the process, and a regular expression that backtracks holds a thread for hours. So both are judged before any text is
-encoded, by the steps themselves:
+A checkpoint defines its tokenizer's steps, which tokenizers runs in native code. An allocation that fails aborts the
+process, and a backtracking regular expression can hold a thread for hours. Both are therefore judged from the steps,
+before any text is encoded:
 
-growth    the bytes that a character of a text can become, as a product over the steps. More than `MOST_GROWTH` is
-          refused. A text may be encoded in this process while `growth` times its length is at most `MOST_BYTES`.
-regular   whether each expression is of a form that takes time in proportion to the text. Texts of other tokenizers are
-          encoded in a child process with limits (confined_encoding.py).
+growth    the bytes that one character can become, as a product over the steps. More than `MOST_GROWTH` is rejected. A
+          text may be encoded in this process while `growth` times its length is at most `MOST_BYTES`.
+regular   whether each expression takes time in proportion to the text. Texts of other tokenizers are encoded in a child
+          process with limits (confined_encoding.py).
 
 Bounds of Unicode's own forms: https://unicode.org/faq/normalization.html#12 and CaseFolding.txt.
 """
@@ -25,28 +25,28 @@ from typing import Any
 from llmc.errors import ArtifactError
 
 MOST_GROWTH = 1024
-"""Bytes that a character may become. Published tokenizers reach 200 (nmt_nfkc, then spaces as "▁")."""
+"""Bytes that one character may become. Published tokenizers reach 200 (nmt_nfkc, then spaces as "▁")."""
 _ORDINARY = 64
-"""Bytes of a character that are within what ordinary texts take; see `Bounds.cost`."""
+"""Bytes per character of an ordinary tokenizer (`Bounds.cost`)."""
 MOST_BYTES = 4 << 20
-"""Bytes that a text may become in this process. tokenizers takes some 40 bytes of memory for each, and up to 2 s."""
+"""Bytes that a text may become in this process. tokenizers takes about 40 bytes of memory for each, and up to 2 s."""
 MOST_STEPS = 64
-"""Steps of one kind: each looks at the whole text."""
+"""The largest number of steps of one kind; each reads the whole text."""
 MOST_PATTERN = 2048
-"""Characters of an expression, each of whose branches may be tried at each character of a text."""
+"""The longest expression, in characters; each branch may be tried at each character of a text."""
 MOST_AFFIX = 64
-"""Characters that a model puts before or behind each part of a word."""
+"""Characters that a model may add before or after each part of a word."""
 MOST_ADDED = 256
 """Ids that a post-processor may add to a text."""
 MOST_WORD = 1024
-"""Characters of a word that WordPiece may look at: its time is the square of this."""
+"""Characters of a word that WordPiece may process; its time is quadratic in this."""
 
 _UTF8 = 4
 _FORMS = {
     "NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "Nmt": 1, "Strip": 1, "StripAccents": 1,
     "BertNormalizer": 4 * 3 * 3, "ByteLevel": 2,
 }  # fmt: skip
-"""Normalizers whose growth Unicode bounds: a factor for each. BertNormalizer: NFD, lower case, spaces around CJK."""
+"""Growth factors of normalizers that Unicode bounds. BertNormalizer: NFD, lower case, spaces around CJK."""
 _DIVIDING = {
     "BertPreTokenizer", "ByteLevel", "CharDelimiterSplit", "Digits", "FixedLength", "Metaspace", "Punctuation", "Split",
     "UnicodeScripts", "Whitespace", "WhitespaceSplit",
@@ -56,13 +56,13 @@ _JOINING = {"BPEDecoder", "ByteFallback", "ByteLevel", "CTC", "Fuse", "Metaspace
 _ATOM = r"(?:\\[pP]\{\^?\w+\}|\\[^\dkgKXR]|\[(?:\\.|[^\]\\\[])*\]|[^\\\[\](){}|?*+^$])"
 _FEW = rf"{_ATOM}(?:\?|\{{\d(?:,\d)?\}})"
 _SIMPLE = re.compile(rf"(?:{_ATOM})*(?:{_FEW}(?:{_ATOM})*){{0,3}}(?:{_ATOM}(?:[+*]|\{{\d{{1,2}},\}}))?")
-"""A branch that looks at a bounded number of characters, and then takes all of one class: it never goes back."""
+"""A branch that reads a bounded number of characters and then takes all of one class. It never backtracks."""
 _ENDS_IN_SPACES = r"\s+"
 _BRANCHES = {
     r"^▁+$", r" ?[^(\s|[.,!?…。，、।۔،])]+",  # T5, Bloom
     # contractions
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)", "(?i:[sdmt]|ll|ve|re)", "'(?i:[sdmt]|ll|ve|re)",
-    # words, each behind one other character, and symbols with the ends of lines behind them
+    # words, each after one other character, and symbols followed by line ends
     r"[^\r\n\p{L}\p{N}]?\p{L}+", r"[^\r\n\p{L}\p{N}]?+\p{L}+", r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+",
     r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+", r" ?[^\s\p{L}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}]++[\r\n]*",
     r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*", r" ?[\p{P}\p{S}]+[\r\n]*",
@@ -73,14 +73,15 @@ _BRANCHES = {
         for end in ("", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?")
     ),
 }  # fmt: skip
-"""Branches of published tokenizers that are not `_SIMPLE`, and go back over one character at most, or over letters of
-both cases (\\p{Lm}, \\p{Lo}, \\p{M}), which the branch takes in the end."""
+r"""Branches of published tokenizers that are not `_SIMPLE`. They backtrack over one character at most, or over letters
+of both cases (\p{Lm}, \p{Lo}, \p{M}), which the branch takes in the end.
+"""
 _OVER_SPACES = {r"\s*[\r\n]+", r"\s*[\r\n]", r"\s+(?!\S)", r"\s+(?=\S)", r"\s+$"}
-"""Branches that go back over white space, once for each run of it where the expression has the branch `\\s+` too."""
+r"""Branches that backtrack over white space, once for each run of it if the expression also has the branch `\s+`."""
 
 
 class UnboundedError(ArtifactError):
-    """A tokenizer that is refused: what of it has no bound, or too high a one."""
+    """A rejected tokenizer; the message says which part has no bound or too high a bound."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"tokenizer.json is refused: {reason}; use another checkpoint, or pass token ids")
@@ -88,29 +89,29 @@ class UnboundedError(ArtifactError):
 
 @dataclass(frozen=True)
 class Bounds:
-    """`growth` in bytes for each character, and whether all expressions are `regular`, as the module describes them."""
+    """`growth` in bytes per character, and whether all expressions are `regular`, as the module docstring says."""
 
     growth: int
     regular: bool
 
     def cost(self, characters: int) -> int:
-        """How many characters with an ordinary tokenizer take as long as `characters` may take with this one."""
+        """The number of characters that take an ordinary tokenizer as long as `characters` may take this one."""
         return characters * max(1, self.growth // _ORDINARY)
 
     @property
     def most(self) -> int:
-        """Characters of the longest text that may be encoded in this process; -1 for none at all."""
+        """Characters of the longest text that may be encoded in this process; -1: none."""
         return MOST_BYTES // self.growth if self.regular else -1
 
     def fits(self, characters: int) -> bool:
-        """Whether a text of so many characters may be encoded in this process."""
+        """Whether a text of `characters` characters may be encoded in this process."""
         return characters <= self.most
 
 
 def bounds_of(backend: Any) -> Bounds:
-    """The bounds of a tokenizers.Tokenizer. Raises UnboundedError for what is refused.
+    """The bounds of a tokenizers.Tokenizer. Raises UnboundedError for a rejected one.
 
-    Only the steps are looked at, which takes well under a millisecond; of Unigram's vocabulary the longest piece.
+    Reads only the steps, in well under a millisecond, and Unigram's longest vocabulary piece.
     """
     normalizers, dividers = (
         steps_of(backend.normalizer, "normalizers"),
@@ -130,9 +131,9 @@ def bounds_of(backend: Any) -> Bounds:
 
 
 def steps_of(part: Any, several: str) -> list[Mapping[str, Any]]:
-    """The steps of a part of a tokenizers.Tokenizer, None or a sequence of sequences too, as its file has them.
+    """The steps of a part of a tokenizers.Tokenizer as in its file, from None, a step, or nested sequences.
 
-    Raises UnboundedError for too many.
+    Raises UnboundedError for too many steps.
     """
     found: list[Mapping[str, Any]] = []
     left = [] if part is None else [json.loads(part.__getstate__())]
@@ -148,7 +149,7 @@ def steps_of(part: Any, several: str) -> list[Mapping[str, Any]]:
 
 
 def is_regular(pattern: str) -> bool:
-    """Whether an expression takes time in proportion to the text, as far as this module knows."""
+    """Whether an expression is known to take time in proportion to the text."""
     if len(pattern) > MOST_PATTERN:
         return False
     branches = list(_branches(pattern))
@@ -157,7 +158,7 @@ def is_regular(pattern: str) -> bool:
 
 
 def _product(factors: Iterable[int], first: int, part: str) -> int:
-    """`first` times the factors. Raises UnboundedError, which names the part, as soon as that is too much."""
+    """`first` times the factors. Raises UnboundedError naming the part as soon as the product is too large."""
     for factor in factors:
         first *= factor
         if first > MOST_GROWTH:
@@ -166,7 +167,7 @@ def _product(factors: Iterable[int], first: int, part: str) -> int:
 
 
 def _growth(step: Mapping[str, Any]) -> int:
-    """By how much a normalizer multiplies the bytes of a text at most, rounded up."""
+    """The largest factor by which a normalizer multiplies a text's bytes, rounded up."""
     match step["type"]:
         case "Replace":
             new, old = len(step["content"].encode()), step["pattern"].get("String")
@@ -183,24 +184,23 @@ def _growth(step: Mapping[str, Any]) -> int:
 
 
 def _widening(step: Mapping[str, Any]) -> int:
-    """By how much a decoder multiplies the bytes of a text at most."""
+    """The largest factor by which a decoder multiplies a text's bytes."""
     if step["type"] not in _JOINING:
         raise UnboundedError(f"its decoder {step['type']!r} is not known")
     return _growth(step) if step["type"] == "Replace" else 1
 
 
 def _irregular(steps: Iterable[Mapping[str, Any]]) -> str | None:
-    """The first expression of these steps that is not regular."""
     patterns = (step["pattern"]["Regex"] for step in steps if "Regex" in step.get("pattern", ()))
     return next((pattern for pattern in patterns if not is_regular(pattern)), None)
 
 
 def _is_quick(backend: Any) -> bool:
-    """Whether the model takes time in proportion to a text. Raises UnboundedError for one that is not known."""
+    """Whether the model's time is linear in the text. Raises UnboundedError for an unknown model."""
     model = backend.model
     affixes = (getattr(model, name, None) or "" for name in ("continuing_subword_prefix", "end_of_word_suffix"))
     if max(map(len, affixes)) > MOST_AFFIX:
-        raise UnboundedError(f"its model puts more than {MOST_AFFIX} characters beside each part of a word")
+        raise UnboundedError(f"its model adds more than {MOST_AFFIX} characters to each part of a word")
     match type(model).__name__:
         case "WordPiece":
             return bool(model.max_input_chars_per_word <= MOST_WORD)
@@ -213,7 +213,6 @@ def _is_quick(backend: Any) -> bool:
 
 
 def _require_few_added(step: Mapping[str, Any]) -> None:
-    """Raise UnboundedError for a post-processor that is not known, or adds too many tokens to a text."""
     match step["type"]:
         case "TemplateProcessing":
             ids = {name: len(token["ids"]) for name, token in step["special_tokens"].items()}
@@ -227,9 +226,9 @@ def _require_few_added(step: Mapping[str, Any]) -> None:
 
 
 def _longest_replacement(charsmap: str) -> int:
-    """Bytes of the longest text that SentencePiece's compiled map puts in the place of a character.
+    """Bytes of the longest replacement of a character in SentencePiece's compiled map.
 
-    Its form: u32 length of a trie, the trie, then texts that end with a zero byte (sentencepiece, normalizer.cc).
+    Format: u32 length of a trie, the trie, then texts that end with a zero byte (sentencepiece, normalizer.cc).
     """
     try:
         data = base64.b64decode(charsmap)
@@ -240,7 +239,7 @@ def _longest_replacement(charsmap: str) -> int:
 
 
 def _branches(pattern: str) -> Iterator[str]:
-    """The alternatives of an expression, outside of groups and classes."""
+    """The alternatives of an expression outside groups and classes."""
     depth, begin, at, in_class = 0, 0, 0, False
     while at < len(pattern):
         match pattern[at]:

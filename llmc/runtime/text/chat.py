@@ -1,10 +1,9 @@
-"""Chat messages to prompt text, through the model's jinja2 template in a sandbox.
+"""Conversion of chat messages to prompt text, through the model's jinja2 template in a sandbox.
 
-Templates come with checkpoints and are not trusted: they run in jinja2's immutable sandbox, see plain data
-only, and are bounded in output. Time and memory are not bounded here, but in the child processes that templates are
-rendered in wherever the system has fork (confined_chat.py). Settings and helper names (raise_exception, tojson,
-strftime_now, loop controls, the generation tag) are those that transformers gives to templates, so that a template
-renders the same text here and there.
+Templates come with checkpoints and are not trusted. They run in jinja2's immutable sandbox, see plain data only, and
+have limited output. Time and memory are limited by the child processes that render templates on systems with fork
+(confined_chat.py). Settings and helper names (raise_exception, tojson, strftime_now, loop controls, the generation tag)
+are those of transformers, so a template renders the same text in both.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ _RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 
 
 class ChatTemplate:
-    """A compiled template. `special_tokens` (bos_token, eos_token, …) are visible to it by name.
+    """A compiled template. `special_tokens` (bos_token, eos_token, …) are template variables.
 
-    Compiling is done once, here, and takes about 10 ms with the import of jinja2. Safe to share between
-    threads. Raises InputError for a template that does not parse, or None (a model without one).
+    The constructor compiles it, in about 10 ms including the import of jinja2. Thread-safe. Raises InputError for a
+    template that does not parse, and for None (a model without one).
     """
 
     def __init__(self, source: str | None, special_tokens: Mapping[str, str] | None = None) -> None:
@@ -52,12 +51,11 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt. Encode it with add_special_tokens=False: the template has written the special tokens.
+        """Render the prompt. Encode it with add_special_tokens=False, because it contains the special tokens.
 
-        A message is {"role", "content", …}, the role one of ROLES; content is text or a list of
-        {"type": "text", "text": …} parts, which are joined by newlines, or None beside tool_calls.
-        `variables` are further names for the template (enable_thinking, documents, …). Raises InputError for
-        messages that are not so, and for whatever goes wrong in the template.
+        A message is {"role", "content", …} with a role from ROLES. content is text, a list of {"type": "text", "text":
+        …} parts, which are joined by newlines, or None if there are tool_calls. `variables` are further template
+        variables (enable_thinking, documents, …). Raises InputError for other messages and for any template error.
         """
         variables = variables or {}
         clash = sorted(_RESERVED.intersection(variables))
@@ -82,7 +80,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """As `render`, for an event loop, which this one holds up."""
+        """Render from a coroutine; this implementation blocks the event loop."""
         return self.render(
             messages, add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
         )  # fmt: skip
@@ -91,7 +89,7 @@ class ChatTemplate:
         """Raise InputError for a template that does not parse, if the constructor has not."""
 
     def close(self) -> None:
-        """Release what rendering takes."""
+        """Release the renderer's resources."""
 
     def _run(self, context: dict[str, Any]) -> str:
         pieces, size = [], 0
@@ -99,7 +97,7 @@ class ChatTemplate:
             for piece in self._template.generate(context):
                 size += len(piece)
                 if size > MAX_PROMPT_CHARACTERS:
-                    raise InputError(f"the chat template gives more than {MAX_PROMPT_CHARACTERS} characters")
+                    raise InputError(f"the chat template renders more than {MAX_PROMPT_CHARACTERS} characters")
                 pieces.append(piece)
         except InputError:
             raise
@@ -111,7 +109,7 @@ class ChatTemplate:
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as plain data, their content as text. Raises InputError; see `ChatTemplate.render`."""
+    """Messages as plain data with text content. Raises InputError (`ChatTemplate.render` states the form)."""
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise InputError('messages must be a list of at least one {"role": …, "content": …}')
     return [_message(index, message) for index, message in enumerate(messages)]
@@ -154,9 +152,9 @@ def _text(content: Any, where: str) -> str:
 
 
 def plain_data(value: Any, depth: int = 0) -> Any:
-    """A copy made of JSON types only, so that a template meets no object with methods beyond theirs.
+    """A copy of JSON types only, so that a template sees no object with other methods.
 
-    Raises InputError for any other type, or for values nested too deeply.
+    Raises InputError for other types and for values nested too deeply.
     """
     if depth > MAX_DATA_DEPTH:
         raise InputError(f"chat data is nested more than {MAX_DATA_DEPTH} deep")
@@ -180,12 +178,11 @@ def _compile(source: str) -> Template:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Sandbox(ImmutableSandboxedEnvironment):
-        """Refuses plain repetition and powers that would take all memory; it does not bound time."""
+        """Rejects plain repetition and powers that would exhaust memory; it does not limit time."""
 
         intercepted_binops = frozenset({"*", "**"})
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            """The operation, if its result is of a sane size."""
             for whole, count in ((left, right), (right, left)):
                 if (
                     operator == "*"
@@ -199,12 +196,11 @@ def _compile(source: str) -> Template:
             return super().call_binop(context, operator, left, right)
 
     class GenerationTag(Extension):
-        """`{% generation %}` marks the assistant's tokens for training; its body is rendered as it is."""
+        """`{% generation %}` marks the assistant's tokens for training; its body is rendered unchanged."""
 
         tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
 
         def parse(self, parser: Parser) -> list[nodes.Node]:
-            """The body's nodes."""
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -229,7 +225,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """jinja2's own filter escapes for HTML, which a prompt must not be."""
+    """Replaces jinja2's filter, which escapes for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,4 +1,4 @@
-"""Chat templates in child processes, where whatever they do is stopped."""
+"""Chat templates in child processes with limits on time and memory."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from llmc.runtime.confined.pool import ChildJob, ChildPool, LimitError
 from llmc.runtime.text.chat import ChatTemplate
 
 LIMITS = ChildLimits(seconds=2.0, memory_bytes=256 << 20)
-"""For one conversation: 4,096 short messages take 0.1 s."""
+"""For one conversation. 4,096 short messages take 0.1 s."""
 
 
 class ConfinedTemplate(ChatTemplate):
-    """As ChatTemplate, rendered in a child: 0.3 ms more for a short conversation. `check` says whether it parses.
+    """A ChatTemplate that renders in a child process, which adds 0.3 ms for a short conversation.
 
-    What takes more than `limits` is an InputError that says so, a full pool OverloadedError. The process that children
-    come from starts with `start`, or the first conversation, and ends with `close`.
+    The constructor does not parse the template; `check` does. Exceeding `limits` raises InputError, a full pool
+    OverloadedError. The process that forks the children starts with `start` or the first conversation, and ends with
+    `close`.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class ConfinedTemplate(ChatTemplate):
         self._pool = ChildPool(f"{__name__}:open_renderer", options, limits)
 
     def start(self) -> None:
-        """Start the process that children come from; returns before it is ready."""
+        """Start the process that forks children, without waiting until it is ready."""
         self._pool.start()
 
     def check(self) -> None:
@@ -41,21 +42,21 @@ class ConfinedTemplate(ChatTemplate):
             raise InputError(f"the chat template cannot be parsed: {error}") from None
 
     def render(self, messages: Sequence[Mapping[str, Any]], **how: Any) -> str:
-        """See ChatTemplate.render."""
+        """Render the prompt like ChatTemplate.render."""
         try:
             return str(self._pool.run({"messages": messages, **how}).value)
         except LimitError as error:
             raise _beyond(error) from None
 
     async def rendered(self, messages: Sequence[Mapping[str, Any]], **how: Any) -> str:
-        """See ChatTemplate.render; cancelling kills the child."""
+        """Render the prompt without blocking the event loop; cancelling kills the child."""
         try:
             return await self._pool.arun({"messages": messages, **how}, _text)
         except LimitError as error:
             raise _beyond(error) from None
 
     def close(self) -> None:
-        """End the process that children come from, and them."""
+        """End the process that forks children, and the children."""
         self._pool.close()
 
 
@@ -68,7 +69,7 @@ def _beyond(error: LimitError) -> InputError:
 
 
 def open_renderer(source: str, special_tokens: Mapping[str, str]) -> Callable[[Mapping[str, Any]], str | None]:
-    """Work for a child: render a conversation; {}: only parse. The child parses too, since that is not bounded."""
+    """Work for a child process: render a conversation, or only parse for {}. Parsing is not bounded either."""
     for module in ("jinja2", "jinja2.sandbox", "jinja2.ext"):
         importlib.import_module(module)
     template: ChatTemplate | None = None

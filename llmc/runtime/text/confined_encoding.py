@@ -1,6 +1,6 @@
-"""Long texts are tokenised in child processes: a server's way, which holds up nobody else and keeps no memory.
+"""Tokenizes long texts in child processes, so that a server neither blocks other requests nor keeps the memory.
 
-Of a text of 4 MB tokenizers make two million tokens, in seconds and some 800 MB; a list of their ids alone holds the
+tokenizers turns 4 MB of text into two million tokens, in seconds and about 800 MB. Even a list of their ids holds the
 interpreter for 40 ms.
 """
 
@@ -20,19 +20,19 @@ from llmc.runtime.text.encoding_pool import LIMITS, encoding_pool, not_encoded
 from llmc.runtime.text.tokenizer import Tokenizer
 
 LONG = 256 << 10
-"""Characters from which on a text is long; shorter ones take at most 0.2 s."""
+"""Texts with at least this many characters are long. Shorter ones take at most 0.2 s."""
 IDLE_S = 5.0
-"""Seconds without a long text after which the processes end."""
+"""The processes end after this many seconds without a long text."""
 
 Encoded = list[tuple[list[int], int]]
-"""Of each text its ids and their number, see Tokenizer.encode_last."""
+"""For each text its ids and their number (Tokenizer.encode_last)."""
 
 
 class ConfinedEncoder:
-    """Tokenises as Tokenizer does, in a child, for requests on one event loop.
+    """Tokenizes like Tokenizer, in a child process, for requests on one event loop.
 
-    `tokenizer_json` reads the file's bytes. The process that children come from starts with a long text, which takes
-    0.5 s, and ends `idle_s` after the last, or with `close`.
+    `tokenizer_json` reads the file's bytes. The process that forks the children starts with the first long text, in 0.5
+    s, and ends `idle_s` after the last one, or with `close`.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class ConfinedEncoder:
         self._closing: asyncio.TimerHandle | None = None
 
     async def encode_each(self, texts: Sequence[str], **how: Any) -> Encoded:
-        """Each text by Tokenizer.encode_last, which takes `how`; cancelling kills the child.
+        """Encode each text with Tokenizer.encode_last and its keywords `how`. Cancelling kills the child.
 
-        Raises InputError for text that is not Unicode or goes beyond the limits, OverloadedError where too many wait.
+        Raises InputError for non-Unicode text or exceeded limits, OverloadedError if too many requests wait.
         """
         if self._closing is not None:
             self._closing.cancel()
@@ -66,7 +66,7 @@ class ConfinedEncoder:
                 self._closing = loop.call_later(self._idle_s, loop.run_in_executor, None, self.close)
 
     async def _started(self) -> ChildPool:
-        """The pool; a thread starts it, because a tokenizer.json has megabytes. Who leaves meanwhile stops no start."""
+        """The pool. A thread starts it, since a tokenizer.json has megabytes; cancelled waiters do not stop it."""
         if self._pool is not None:
             return self._pool
         if self._starting is None:
@@ -96,7 +96,7 @@ async def _pairs(job: ChildJob) -> Encoded:
 
 
 def open_encoder(tokenizer_json: str) -> Callable[[Mapping[str, Any]], Encoded]:
-    """Work for a child: {"texts", "how"}."""
+    """Work for a child process: encode {"texts", "how"}."""
     importlib.import_module("tokenizers")
     try:
         tokenizer = Tokenizer(tokenizer_json.encode())
@@ -110,9 +110,9 @@ def _refuse(reason: str, _: Mapping[str, Any]) -> Encoded:
 
 
 def require_sound(tokenizer_json: bytes) -> None:
-    """Read a tokenizer.json of whatever origin; in a child process, in half a second, where reading may take gigabytes.
+    """Check an untrusted tokenizer.json, in a child process (0.5 s) if reading it may take gigabytes.
 
-    Raises ArtifactError for one that takes more than LIMITS, that is damaged, or that bounds.py refuses.
+    Raises ArtifactError if it exceeds LIMITS, is damaged, or is rejected by bounds.py.
     """
     if not _may_grow_when_read(tokenizer_json):
         Tokenizer(tokenizer_json)
@@ -132,7 +132,7 @@ def require_sound(tokenizer_json: bytes) -> None:
 
 
 def _may_grow_when_read(tokenizer_json: bytes) -> bool:
-    """Whether an added token is normalised when the file is read; true of a file that is not as known."""
+    """Whether reading the file normalises an added token; true for a file of unknown form."""
     try:
         document = json.loads(tokenizer_json)
         if document.get("normalizer") is None:

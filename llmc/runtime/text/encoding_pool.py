@@ -1,4 +1,4 @@
-"""Child processes that tokenise, and what is said of a text or a tokenizer that they were stopped for."""
+"""Child processes that tokenize, and errors for the texts or tokenizers that exceed their limits."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from llmc.runtime.confined.limits import ChildLimits
 from llmc.runtime.confined.pool import ChildPool, JobError, LimitError
 
 LIMITS = ChildLimits(seconds=30.0, memory_bytes=1536 << 20)
-"""For the texts of one request: 4 MB take 2 to 9 s and 0.4 to 1.3 GB."""
+"""For the texts of one request. 4 MB take 2 to 9 s and 0.4 to 1.3 GB."""
 
 
 def encoding_pool(tokenizer_json: bytes, limits: ChildLimits | None = None) -> ChildPool:
-    """Children that tokenise {"texts", "how"}; `limits` is LIMITS by default."""
+    """A pool of children that tokenize {"texts", "how"}; `limits` is LIMITS by default."""
     return ChildPool(
         "llmc.runtime.text.confined_encoding:open_encoder",
         {"tokenizer_json": tokenizer_json.decode()},
@@ -20,7 +20,7 @@ def encoding_pool(tokenizer_json: bytes, limits: ChildLimits | None = None) -> C
 
 
 def not_encoded(error: LimitError | JobError) -> InputError:
-    """The error of a text that went beyond the limits, or that the tokenizer's native code failed on."""
+    """The error for a text that exceeded the limits or that the tokenizer's native code failed on."""
     if isinstance(error, LimitError):
         return InputError(f"the text cannot be tokenised: {error}; send a shorter one")
     return InputError(f"the text cannot be tokenised: the model's tokenizer fails on it ({error})")

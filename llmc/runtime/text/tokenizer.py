@@ -1,7 +1,7 @@
-"""Text to token ids and back, whole or as a stream.
+"""Conversion of text to token ids and back, whole or as a stream.
 
-`Tokenizer` wraps a Hugging Face tokenizer.json; `StreamDetokenizer` turns ids into text as they come. The texts of a
-stream, put together, are exactly `Tokenizer.decode` of all its ids.
+`Tokenizer` wraps a Hugging Face tokenizer.json; `StreamDetokenizer` turns ids into text as they arrive. A stream's
+texts concatenate to exactly `Tokenizer.decode` of all its ids.
 """
 
 from __future__ import annotations
@@ -25,25 +25,24 @@ if TYPE_CHECKING:
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _REPLACEMENT = "\ufffd"
 _MOST_CUTS = 16
-"""Texts that are encoded by cuts of a vocabulary, which together take as long as reading all of it."""
+"""The number of texts encoded by vocabulary cuts; together they take as long as reading all of it."""
 _LONG = 2048
-"""From this many characters or ids on, tokenizers get their work as a batch of one, so that other threads can run."""
+"""From this many characters or ids on, tokenizers gets a batch of one, so that other threads can run."""
 _BEFORE = 4
-"""Tokens of a prompt, of its last _FARTHEST_BEFORE, that stand before an answer when its text is decoded."""
+"""Prompt tokens, out of its last _FARTHEST_BEFORE, that precede an output when its text is decoded."""
 _FARTHEST_BEFORE = 256
 _MAX_HELD = 16
-"""Tokens held back for a character that may still become whole; one takes at most 4 bytes."""
+"""Tokens held back for a character that may still be completed; one has at most 4 bytes."""
 
 
 class Tokenizer:
-    """A tokenizer from the bytes of a tokenizer.json. Safe to share between threads.
+    """A tokenizer from the bytes of a tokenizer.json. Thread-safe.
 
-    `eos_token_ids` are the ids that end a text, in the order given. Truncation and padding that the file may
-    ask for are switched off: a prompt is never shortened silently. Raises ArtifactError for bytes that are no
-    tokenizer.json.
+    `eos_token_ids` are the end tokens, in the order given. Truncation and padding of the file are disabled, so a prompt
+    is never shortened silently. Raises ArtifactError for invalid bytes.
 
-    With a `vocabulary`, made of the same file, `data` is called for when something needs the whole of it: a long text,
-    more than a few texts, decoding at once. `load` is for who serves, and would be held up then.
+    With a `vocabulary` from the same file, `data` is called only when the whole file is needed: for a long text, more
+    than a few texts, or decoding. A server calls `load` to avoid that delay later.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class Tokenizer:
             self.load()
 
     def load(self) -> None:
-        """Read all of it now, unless that is done. Raises ArtifactError."""
+        """Read the whole file now, if not yet done. Raises ArtifactError."""
         with self._loading:
             if self._whole is None:
                 whole = _backend(self._file())
@@ -87,52 +86,51 @@ class Tokenizer:
 
     @property
     def bounds(self) -> Bounds:
-        """What encoding a text may cost: by the file once it is read, else by the steps in the vocabulary's index.
+        """Bounds on the cost of encoding, from the file if it was read, otherwise from the vocabulary index's steps.
 
-        Raises ArtifactError for a tokenizer that is refused.
+        Raises ArtifactError for a rejected tokenizer.
         """
         return self._index_bounds if self._bounds is None else self._bounds
 
     @cached_property
     def _index_bounds(self) -> Bounds:
-        assert self._vocabulary is not None  # else the file was read at once
+        assert self._vocabulary is not None  # otherwise the file was read at once
         return bounds_of(self._vocabulary.steps)
 
     @cached_property
     def vocab_size(self) -> int:
-        """Tokens, added ones included; ids may have gaps."""
+        """Number of tokens, including added ones; ids may have gaps."""
         return int(self._backend.get_vocab_size())
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Ids that `decode` leaves out when it skips special tokens."""
+        """Ids that `decode` omits when it skips special tokens."""
         if self._vocabulary is not None:
             return frozenset(token["id"] for token in self._vocabulary.skeleton["added_tokens"] if token.get("special"))
         added = self._backend.get_added_tokens_decoder()
         return frozenset(index for index, token in added.items() if token.special)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; special tokens written out in it are recognised.
+        """Token ids of `text`; special tokens written in it are recognised.
 
-        `add_special_tokens` adds what the model expects around a text (such as its bos token); pass False for
-        text from a chat template, which has written them already. Raises InputError for text that is not
-        Unicode.
+        `add_special_tokens` adds what the model expects around a text, such as its bos token. Pass False for text from
+        a chat template, which already contains them. Raises InputError for non-Unicode text.
         """
         return self.encode_last(text, None, add_special_tokens)[0]
 
     def encode_last(
         self, text: str, most: int | None, add_special_tokens: bool = True, shortened: bool = True
     ) -> tuple[list[int], int]:  # fmt: skip
-        """The last `most` ids of `encode` (None: all), and how many there are in all.
+        """The last `most` ids of `encode` (None: all), and the total number of ids.
 
-        A text that may not be `shortened` and has more gets no ids: listing millions of them holds the interpreter. So
-        does leaving all but the last to tokenizers, which copies the others into pieces of `most`, for three times as
-        long.
+        A longer text that must not be `shortened` gets no ids, because listing millions of them holds the interpreter.
+        Letting tokenizers truncate instead would take three times as long, because it copies the rest into pieces of
+        `most`.
         """
         _require_unicode(text)
         cut = self._cut(text) if self.bounds.fits(len(text)) else None
         if cut is None:
-            self.load()  # from now on the bounds are the file's, whatever its index says
+            self.load()  # from now on the bounds are the file's, not its index's
             if not self.bounds.fits(len(text)):
                 how = {"most": most, "add_special_tokens": add_special_tokens, "shortened": shortened}
                 return self._encoded_apart(text, how)
@@ -141,12 +139,12 @@ class Tokenizer:
     def encode_here(
         self, text: str, most: int | None, add_special_tokens: bool = True, shortened: bool = True
     ) -> tuple[list[int], int]:  # fmt: skip
-        """Encode in this process without asking what it may cost: for a process with limits of its own."""
+        """Encode in this process without checking the cost, for a process with its own limits."""
         _require_unicode(text)
         return _encoded(self._backend, text, most, add_special_tokens, shortened)
 
     def _encoded_apart(self, text: str, how: dict[str, Any]) -> tuple[list[int], int]:
-        """Encode in a child process with limits, which stays for the next text. Raises InputError beyond them."""
+        """Encode in a child process with limits, which stays for the next text. Raises InputError beyond its limits."""
         from llmc.runtime.confined.pool import JobError, LimitError
         from llmc.runtime.text.encoding_pool import encoding_pool, not_encoded
 
@@ -160,7 +158,7 @@ class Tokenizer:
         return ids, count
 
     def _cut(self, text: str) -> Any:
-        """A tokenizer for this text, while that costs less than the whole; else None."""
+        """A tokenizer reduced to this text, while that costs less than reading the whole file; otherwise None."""
         if self._whole is not None or self._vocabulary is None or self._cuts >= _MOST_CUTS:
             return None
         self._cuts += 1
@@ -168,7 +166,7 @@ class Tokenizer:
         return None if cut is None else _backend(cut.encode())
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of the ids; ids without a token are left out. Raises InputError for a negative id."""
+        """Decode ids to text; unknown ids are skipped. Raises InputError for a negative id."""
         ids = list(ids)
         try:
             if len(ids) < _LONG:
@@ -178,7 +176,7 @@ class Tokenizer:
             raise InputError(f"token ids are integers from 0: {error}") from error
 
     def token_to_id(self, token: str) -> int | None:
-        """Id of a token by its text."""
+        """Id of a token given its text."""
         index: int | None = self._backend.token_to_id(token)
         return index
 
@@ -194,17 +192,17 @@ class Tokenizer:
 
     @cached_property
     def width(self) -> TokenWidth | None:
-        """How much text a token stands for at most; None where that cannot be told."""
+        """The largest text length of a token; None if unknown."""
         return token_width(self._backend)
 
     @cached_property
     def is_byte_level(self) -> bool:
-        """Whether decoding only joins the bytes of tokens (GPT-2's alphabet)."""
+        """Whether decoding only concatenates the tokens' bytes (GPT-2's alphabet)."""
         steps = self._decoder.get("decoders", [self._decoder])
         return [step.get("type") for step in steps] == ["ByteLevel"]
 
     def piece(self, index: int) -> bytes:
-        """Bytes that a token adds to a byte-level text; none for an id without a token."""
+        """Bytes that a token adds to a byte-level text; empty for an id without a token."""
         known = self._pieces.get(index)
         if known is None:
             token = self.id_to_token(index) or ""
@@ -252,17 +250,16 @@ _BYTE_OF = byte_alphabet()
 
 
 class StreamDetokenizer:
-    """Text of one sequence, token by token.
+    """Decodes one sequence token by token.
 
-    `feed` gives the text that is certain after each id, `flush` the rest; joined they equal
-    `tokenizer.decode(all ids, skip_special_tokens)`, or what the ids add to that of `prompt` and them: many a decoder
-    drops a space before the first word of all, which the first word of an answer is not. A character whose bytes are
-    spread over several tokens comes out whole with its last byte. Each `feed` takes constant time, however long the
-    text (about 1 µs for byte-level vocabularies, 3 µs for others).
+    `feed` returns the text that is final after each id, `flush` the rest. Joined, they equal `tokenizer.decode(all ids,
+    skip_special_tokens)`, or with `prompt`, what the ids add to its text: many decoders drop a space before the first
+    word of a text, and the output's first word is not that. A character spread over several tokens is returned whole
+    with its last byte. Each `feed` takes constant time (about 1 µs for byte-level vocabularies, 3 µs for others).
 
-    Byte-level vocabularies decode bytes incrementally. Others decode a window of the last tokens twice, with
-    and without the new one, since a token's text may depend on its neighbours; there a run of byte tokens
-    (`<0x..>`) comes out at its end, because one bad byte changes the text of the whole run.
+    Byte-level vocabularies decode bytes incrementally. Others decode a window of the last tokens twice, with and
+    without the new one, because a token's text may depend on its neighbours. A run of byte tokens (`<0x..>`) is then
+    returned at its end, because one bad byte changes the text of the whole run.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True, prompt: Sequence[int] = ()) -> None:
@@ -274,17 +271,19 @@ class StreamDetokenizer:
             self._text = _WindowText(tokenizer, _last_words(tokenizer, prompt, self._skipped))
 
     def feed(self, token_id: int) -> str:
-        """The text that became certain. Raises InputError for a negative id."""
+        """Add an id and return the text that became final. Raises InputError for a negative id."""
         return "" if token_id in self._skipped else self._text.feed(token_id)
 
     def flush(self) -> str:
-        """The text that was held back; call once, at the end."""
+        """The text held back; call once, at the end."""
         return self._text.flush()
 
 
 def _last_words(tokenizer: Tokenizer, prompt: Sequence[int], skipped: frozenset[int]) -> list[int]:
-    """The last ids of a prompt by which what follows is no beginning of a text: none of a byte, which might join a run
-    of bytes behind it."""
+    """The last prompt ids that keep what follows from being decoded as the beginning of a text.
+
+    Contains no byte token, which might join a run of bytes after it.
+    """
     found: list[int] = []
     for token_id in reversed(prompt[-_FARTHEST_BEFORE:]):
         token = None if token_id in skipped else tokenizer.id_to_token(token_id)
@@ -296,7 +295,7 @@ def _last_words(tokenizer: Tokenizer, prompt: Sequence[int], skipped: frozenset[
 
 
 class _ByteText:
-    """Tokens are bytes, the text their UTF-8 reading; bad bytes become U+FFFD as in tokenizers."""
+    """Tokens are bytes and the text is their UTF-8 reading; bad bytes become U+FFFD, as in tokenizers."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._piece = tokenizer.piece
@@ -310,9 +309,9 @@ class _ByteText:
 
 
 class _WindowText:
-    """`_ids` is the window: tokens told already (their text is `_reported`), as left context, then those held.
+    """`_ids` is the window: reported tokens (text `_reported`) as left context, then the held ones.
 
-    `before` is what stands before the first token.
+    `before` precedes the first token.
     """
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int]) -> None:
@@ -320,7 +319,7 @@ class _WindowText:
         self._ids = list(before)
         self._context = len(self._ids)
         self._reported: str | None = None
-        """The text of the first `_context` ids; None until it is asked for."""
+        """The text of the first `_context` ids; None until needed."""
 
     def feed(self, token_id: int) -> str:
         token = self._tokenizer.id_to_token(token_id)

@@ -1,19 +1,19 @@
-"""A byte-level BPE vocabulary as arrays, of which a short text needs a few: for the first prompt of a process.
+r"""A byte-level BPE vocabulary as arrays, so that a process's first short prompt need not read all of tokenizer.json.
 
-Reading a tokenizer.json of 49,152 tokens takes 80 ms, most of a start's Python. BPE of a word uses only tokens that are
-substrings of it, and the merges that make these, in their order; so a tokenizer.json cut down to the substrings of a
-text, everything else left as it is, encodes that text as the whole one does, ids included. Which substrings are tokens
-is found by hash, for all of them at once.
+Reading a tokenizer.json of 49,152 tokens takes 80 ms, most of the Python time of a start. BPE of a word uses only
+tokens that are substrings of it, and the merges that create these, in order. A tokenizer.json reduced to the substrings
+of a text therefore encodes that text to the same ids as the whole file. Substrings are matched to tokens by hash, all
+at once.
 
-    index    = "llmc vocabulary 1\\n" u32 length, JSON header, padding to 8, arrays; all little endian
+    index    = "llmc vocabulary 1\n" u32 length, JSON header, padding to 8, arrays; all little endian
     header   = {"skeleton": tokenizer.json without vocabulary and merges, "tokens": N, "merges": M, "ids": I,
                 "bytes": B, "lengths": [a token's length in bytes, …]}
     arrays   = hash u64[N] ascending, id u32[N], start u32[I + 1], made u32[M] ascending, rank u32[M], left u32[M],
                right u32[M], text u8[B]
 
-Token i is text[start[i] : start[i + 1]], in UTF-8; `built` is the id of the token that a merge makes of `left` and
-`right`. The hash of bytes b is the sum of (b[k] + 1)·BASE^k modulo 2^64 (Karp and Rabin), so that those of all
-substrings come from one running sum. llmc/compiler/text/files.py writes it, and for which tokenizers it may.
+Token i is text[start[i] : start[i + 1]], in UTF-8; `built` is the id of the token that a merge creates from `left` and
+`right`. The hash of bytes b is the sum of (b[k] + 1)·BASE^k modulo 2^64 (Karp and Rabin), so the hashes of all
+substrings come from one running sum. llmc/compiler/text/files.py writes it and defines for which tokenizers.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from numpy.typing import NDArray
 from llmc.errors import ArtifactError
 
 VOCABULARY = "tokenizer.index"
-"""The file of a bundle that a short text can be encoded with, sooner than with all of tokenizer.json."""
+"""The bundle file that allows encoding a short text without reading all of tokenizer.json."""
 
 MAGIC = b"llmc vocabulary 1\n"
 BASE = 0x9E3779B97F4A7C15
 """Odd, so that it has an inverse modulo 2^64."""
 LONGEST_TEXT = 1024
-"""Bytes of text up to which a cut costs a few milliseconds."""
+"""Up to this many bytes of text, a cut costs a few milliseconds."""
 _INVERSE = pow(BASE, -1, 1 << 64)
 _U64 = NDArray[np.uint64]
 
 
 class Vocabulary:
-    """An index over the bytes of one. Raises ArtifactError for bytes that are none."""
+    """An index over the bytes of a vocabulary file. Raises ArtifactError for invalid bytes."""
 
     def __init__(self, data: bytes) -> None:
         try:
             if not data.startswith(MAGIC):
-                raise ValueError("no index of this version")
+                raise ValueError("it is not an index of this version")
             at = len(MAGIC) + 4
             end = at + int.from_bytes(data[at - 4 : at], "little")
             header = json.loads(data[at:end])
@@ -75,13 +75,13 @@ class Vocabulary:
 
     @cached_property
     def _splits(self) -> re.Pattern[str] | None:
-        """Where added tokens are cut out of a text: the first, and of several there the longest."""
+        """Where added tokens are cut out of a text: the first match, and the longest of several there."""
         contents = sorted((token["content"] for token in self.skeleton["added_tokens"]), key=len, reverse=True)
         return re.compile("|".join(map(re.escape, contents))) if contents else None
 
     @cached_property
     def steps(self) -> Any:
-        """What normalises and divides texts, without a vocabulary."""
+        """The tokenizer that normalises and splits texts, without a vocabulary."""
         from tokenizers import Tokenizer
 
         return Tokenizer.from_str(json.dumps({**self.skeleton, "added_tokens": []}))
@@ -89,7 +89,7 @@ class Vocabulary:
     def cut(self, text: str) -> str | None:
         """A tokenizer.json that encodes `text` as the whole one does; None for a text that is too long.
 
-        Raises ArtifactError where the index turns out to be damaged.
+        Raises ArtifactError if the index is damaged.
         """
         try:
             return self._cut(text)
@@ -110,7 +110,7 @@ class Vocabulary:
         return json.dumps({**self.skeleton, "model": model}, ensure_ascii=False)
 
     def _symbols(self, text: str) -> bytes:
-        """The distinct words of a text as the model sees them, in UTF-8, with a byte between that no token has."""
+        """The distinct words of a text as the model sees them, in UTF-8, separated by a byte that no token contains."""
         normalizer, divide = self.steps.normalizer, self.steps.pre_tokenizer.pre_tokenize_str
         words: dict[str, None] = {}
         for part in self._splits.split(text) if self._splits else [text]:
@@ -119,7 +119,6 @@ class Vocabulary:
         return "\0".join(words).encode()
 
     def _found(self, data: bytes) -> list[int]:
-        """Ids of the tokens that are substrings of `data`."""
         values = np.frombuffer(data, np.uint8).astype(np.uint64) + np.uint64(1)
         powers, inverses = _powers(BASE, len(values)), _powers(_INVERSE, len(values))
         sums = np.concatenate(([np.uint64(0)], np.cumsum(values * powers)))
@@ -141,7 +140,6 @@ def _damaged(error: Exception) -> ArtifactError:
 
 
 def _powers(base: int, count: int) -> _U64:
-    """1, base, base², … modulo 2^64."""
     factors = np.full(count, base, np.uint64)
     factors[:1] = 1
     return np.cumprod(factors, dtype=np.uint64)

@@ -139,7 +139,7 @@ def test_choices_of_a_request_share_its_adapter(toy: Toy) -> None:
 def test_prompts_are_not_computed_elsewhere(toy: Toy) -> None:
     bundle = Bundle.open(toy.bundle)
     executor = open_executor(bundle, SEQS)
-    with pytest.raises(InputError, match="no prompt of another executor was computed with"):
+    with pytest.raises(InputError, match="requests select a LoRA adapter"):
         BatchedCore(bundle.plan, executor, VOCAB, prefiller=object())  # type: ignore[arg-type]
     executor.close()
 

@@ -182,13 +182,13 @@ def test_rows_of_several_tokens_run_one_at_a_time_where_they_are_not_ragged(toys
     with pytest.raises(InputError, match="rows of several tokens over a past run one at a time on this device"):
         executor.run_each(exact("prompt", [0, 1], [[1, 2], [3, 4]], [0, 0]))
     static = open_executor(Bundle.open(toys["static"].bundle), 3)
-    with pytest.raises(InputError, match="its graphs give logits after the last token of a row only"):
+    with pytest.raises(InputError, match="its graphs return logits after the last token of a row only"):
         static.run_each(exact("prompt", [0], [[1, 2, 3]], [0]))
 
 
 @pytest.mark.parametrize("detail", ["paged", "paged=", "paged=3", "paged=x", "fast"])
 def test_behind_the_fake_devices_name(toys: dict[str, Toy], detail: str) -> None:
-    with pytest.raises(InputError, match=f"--device fake:{detail}: behind the name may be ragged, paged=N"):
+    with pytest.raises(InputError, match=f"--device fake:{detail}: the suffix may be ragged, paged=N"):
         toys["static"].compile(device=f"fake:{detail}")
 
 

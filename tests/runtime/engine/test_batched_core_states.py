@@ -166,7 +166,7 @@ def test_a_step_from_within_a_state_is_refused(stateful: Callable[[str], Path]) 
 def test_states_are_neither_handed_over_nor_speculated_from(stateful: Callable[[str], Path]) -> None:
     executor = opened(stateful("exact"))
     executor.run(exact("prompt", [0], [[1, 2]], [0]))
-    with pytest.raises(InputError, match="no executor takes"):
+    with pytest.raises(InputError, match="recurrent state, which cannot be imported"):
         executor.import_prefix(1, executor.export_prefix(0, 2))
     with pytest.raises(InputError, match="leave speculation out"):
         require_verifiable(executor)

@@ -151,12 +151,12 @@ def test_what_is_wrong_with_a_file_is_said(data: bytes, expected: str) -> None:
         ({"native": [192, True]}, "'sections' must be"),
         ({"native": [192, 1 << 63]}, "'sections' must be"),
         ({"../native": [192, 1]}, "'sections' must be"),
-        ({"native": [193, 7]}, "is said to begin at 193, where 192 is its place"),
-        ({"native": [128, 64]}, "is said to begin at 128, where 192 is its place"),
-        ({"native": [256, 64]}, "is said to begin at 256, where 192 is its place"),
-        ({"native": [192, 65]}, "it has 256 bytes, where its header says 257"),
-        ({"native": [192, (1 << 62)]}, "where its header says"),
-        ({"a": [192, 64], "b": [192, 64]}, "section 'b' is said to begin at 192, where 256 is its place"),
+        ({"native": [193, 7]}, "begins at 193 by the header, but must begin at 192"),
+        ({"native": [128, 64]}, "begins at 128 by the header, but must begin at 192"),
+        ({"native": [256, 64]}, "begins at 256 by the header, but must begin at 192"),
+        ({"native": [192, 65]}, "it has 256 bytes, its header says 257"),
+        ({"native": [192, (1 << 62)]}, ", its header says"),
+        ({"a": [192, 64], "b": [192, 64]}, "section 'b' begins at 192 by the header, but must begin at 256"),
     ],
 )
 def test_a_section_lies_in_its_place_or_the_file_is_refused(sections: Any, expected: str) -> None:
@@ -170,7 +170,7 @@ def test_what_lies_between_sections_is_nothing() -> None:
     index = json.loads(FILE[16 : 16 + FILE[8]])["sections"]["native"][0]
     changed = bytearray(FILE)
     changed[index - 1] = 1
-    assert "something lies before section 'native'" in problem(bytes(changed))
+    assert "there are bytes before section 'native'" in problem(bytes(changed))
 
 
 @given(st.binary(max_size=200), st.sampled_from([b"", MAGIC, framed(b"")[:8] + (50).to_bytes(8, "little")]))

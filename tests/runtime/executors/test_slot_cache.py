@@ -129,7 +129,7 @@ def test_a_ring_holds_what_later_tokens_see_and_takes_memory_for_no_more() -> No
             seen = t.seen(15)
             np.testing.assert_array_equal(held[:, :, seen], wanted[:, :, seen])
             assert not held[:, :, : seen.start].any()
-    with pytest.raises(InputError, match="slot 2 holds its windows after 15 tokens, from which those after 11 cannot"):
+    with pytest.raises(InputError, match="slot 2 holds its windows after 15 tokens, which cannot be taken back to 11"):
         cache.write(2, 11, 12, [part[:, :, 11:12] for part in new])
     assert cache.nbytes == SLOTS * 2 * 2 * 4 * (6 + LONG)
 

@@ -132,7 +132,7 @@ def test_a_text_that_may_grow_large_is_encoded_in_a_child_and_gets_the_same_ids(
             {"model": {
                 "type": "BPE", "vocab": {"a": 0}, "merges": [], "continuing_subword_prefix": "#" * 65,
             }, "added_tokens": []},
-            "its model puts more than 64 characters beside each part of a word",
+            "its model adds more than 64 characters to each part of a word",
         ),
     ],
 )  # fmt: skip

@@ -1,14 +1,13 @@
-"""From logits to token ids.
+"""Sampling: from logits to token ids.
 
-`SamplingParams` says how a request wants its text. A `SequenceSampler` carries what one sequence needs between steps:
-its random generator, the tokens it has seen, how many it has produced. `sample` picks one token for each row of a
-batch; `sample_top` does so from the largest logits alone. Names are imported when first used: a program that states
-its parameters before it opens a bundle waits for nothing else.
+`SamplingParams` are a request's parameters. A `SequenceSampler` holds one sequence's state between steps: its random
+generator, its seen tokens and their number. `sample` picks one token per row of a batch; `sample_top` does so from the
+largest logits only. Names are imported on first use, so creating parameters before a bundle opens is cheap.
 
-A row is drawn in vLLM's order: logit_bias and penalties, masks (constraint, allowed_token_ids, bad_words, min_tokens),
-temperature, min_p, top_k, top_p, then typical_p, draw. Ties are broken by the lower id, so that greedy, top_k=1 and a
-top_p near 0 agree. Each row uses its own generator for exactly one number a token and arithmetic on that row alone:
-with a seed, the result does not depend on the batch around it.
+Rows are processed in vLLM's order: logit_bias and penalties, masks (constraint, allowed_token_ids, bad_words,
+min_tokens), temperature, min_p, top_k, top_p, then typical_p, draw. The lower id wins ties, so that greedy, top_k=1 and
+a top_p near 0 agree. Each row draws exactly one number per token from its own generator, and its arithmetic uses that
+row only. With a seed, the result does not depend on the batch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One token for each row of a batch, and its log probabilities."""
+"""Samples one token per row of a batch, with its log probabilities."""
 
 from __future__ import annotations
 
@@ -15,17 +15,21 @@ from llmc.runtime.engine.sampling.sampler import SequenceSampler, check_largest
 from llmc.runtime.top_logits import TopLogits
 
 Samplers = Sequence[SequenceSampler | None]
-"""The sampler of each row; None where nobody waits for the row's token any more."""
+"""The sampler of each row; None if nobody waits for the row's token."""
 
 Take = Callable[[int, int | None, "TokenLogprobs | None"], bool]
-"""Called with (index of the row, token, its log probabilities); whether the sequence goes on. The token is None for a
-row whose sequence failed (`SequenceSampler.failure`), also one that was to give no token yet."""
+"""Called with (row index, token, its log probabilities); returns whether the sequence continues. The token is None for
+a row whose sequence failed (`SequenceSampler.failure`), also if it was not to emit yet.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log probabilities at one place, of the raw logits: the chosen token's, its rank (1: the most probable), and the
-    most probable tokens', best first, as (id, logprob). Nats."""
+    """Log probabilities at one position, from the raw logits, in nats.
+
+    Holds the chosen token's, its rank (1: the most probable), and those of the most probable tokens, best first, as
+    (id, logprob).
+    """
 
     token_id: int
     logprob: float
@@ -35,9 +39,9 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """The token chosen for each row, and its log probabilities where the row's request asks for them.
+    """The token chosen for each row, and its log probabilities if requested.
 
-    None for a row that has no token: its sequence cannot go on, and the sampler's `failure` says why.
+    None for a row whose sequence cannot continue; the sampler's `failure` says why.
     """
 
     ids: list[int | None]
@@ -45,11 +49,11 @@ class Samples:
 
 
 def sample(logits: Logits, samplers: Sequence[SequenceSampler]) -> Samples:
-    """One token a row, recorded in its sampler.
+    """Sample one token per row and record it in its sampler.
 
-    `logits` [B, V] float32 are only read; row i belongs to samplers[i]. When every row is plainly greedy this is one
-    argmax. Rows are independent: a row's token is bitwise the same in any batch, and what fails in one, such as logits
-    that are no numbers, is that row's failure alone.
+    `logits` [B, V] float32 are not modified; row i belongs to samplers[i]. If every row is plainly greedy, this is one
+    argmax. Rows are independent: a row's token is bitwise equal in any batch, and a failure, such as NaN logits,
+    affects only its row.
     """
     # a value beyond float32 counts as minus infinity
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
@@ -61,10 +65,10 @@ def sample(logits: Logits, samplers: Sequence[SequenceSampler]) -> Samples:
 
 
 def sample_top(top: TopLogits, samplers: Sequence[SequenceSampler], full: Callable[[], Logits]) -> Samples:
-    """As `sample(full(), samplers)`, bit by bit, from the largest logits alone where they are enough.
+    """Return the bitwise result of `sample(full(), samplers)`, using only the largest logits if they suffice.
 
-    `full` gives all logits [B, V] of the same rows, and is called at most once: where a sampler is not served by the
-    K largest, where min_p keeps more than these, and where one of them is not finite.
+    `full` returns all logits [B, V] of the same rows and is called at most once: if a sampler is not served by the K
+    largest, min_p keeps more than these, or one of them is not finite.
     """
     uniforms = [sampler.uniform() for sampler in samplers]
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
@@ -86,7 +90,7 @@ def sample_top(top: TopLogits, samplers: Sequence[SequenceSampler], full: Callab
 
 
 def finite(logits: Logits, sampler: SequenceSampler) -> bool:
-    """Whether a row's largest logit is finite and no logit is NaN; if not, its sequence fails."""
+    """Whether a row's largest logit is finite and no logit is NaN; otherwise its sequence fails."""
     try:
         check_largest(float(logits.max()))
     except VerificationError as error:
@@ -108,7 +112,7 @@ def _greedy(logits: Logits, samplers: Sequence[SequenceSampler]) -> list[int | N
 def _chosen(sampler: SequenceSampler, row: Logits, uniform: float) -> int | None:
     try:
         return sampler.choose(row, uniform)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is of this row alone
+    except Exception as error:  # noqa: BLE001 - any error concerns only this row
         sampler.fail(error)
     return None
 
@@ -133,10 +137,10 @@ def _recorded(samples: Samples, samplers: Sequence[SequenceSampler]) -> Samples:
 
 
 def token_logprobs(values: Logits, token_id: int, count: int) -> TokenLogprobs:
-    """Of `token_id` and the `count` most probable ids, by the softmax of logits [V] at temperature 1.
+    """Log probabilities of `token_id` and of the `count` most probable ids: softmax of logits [V] at temperature 1.
 
-    As vLLM's `raw_logprobs`: before penalties, masks and temperature. The rank is 1 + the number of larger logits; the
-    sum is float64. Of equally probable ids the lower go first.
+    Like vLLM's `raw_logprobs`, before penalties, masks and temperature. The rank is 1 + the number of larger logits;
+    the sum is float64. Ties are ordered by lower id.
     """
     row = LogitsRow(values)
     largest = row.largest

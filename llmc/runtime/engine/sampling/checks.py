@@ -1,6 +1,6 @@
-"""Checks of single values: each takes a parameter's name and its value, and gives the value as it is kept.
+"""Validators for single values. Each takes a parameter's name and value and returns the normalized value.
 
-All raise InputError with a message that names the parameter.
+All raise InputError naming the parameter.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Check = Callable[[str, Any], Any]
 
 
 def integer(least: int, most: int | None = None) -> Check:
-    """An integer of any integer type, within bounds."""
+    """Accept any integer type within bounds."""
 
     def check(name: str, value: Any) -> int:
         try:
@@ -35,7 +35,7 @@ def integer(least: int, most: int | None = None) -> Check:
 
 
 def number(least: float, most: float = math.inf, open_below: bool = False) -> Check:
-    """A finite number within bounds; `open_below`: more than `least`."""
+    """Accept a finite number within bounds; `open_below` excludes `least`."""
 
     def check(name: str, value: Any) -> float:
         try:
@@ -54,14 +54,14 @@ def number(least: float, most: float = math.inf, open_below: bool = False) -> Ch
 
 
 def boolean(name: str, value: Any) -> bool:
-    """True or False, and no other value such as 0 or 1."""
+    """Accept True or False, but not 0 or 1."""
     if not isinstance(value, bool):
         raise InputError(f"{name} must be true or false, not {value!r:.80}")
     return value
 
 
 def instance_of(kind: type) -> Check:
-    """An object of that class."""
+    """Accept an instance of that class."""
 
     def check(name: str, value: Any) -> Any:
         if not isinstance(value, kind):
@@ -72,12 +72,12 @@ def instance_of(kind: type) -> Check:
 
 
 def optional(check: Check) -> Check:
-    """None, or what `check` takes."""
+    """Accept None or what `check` accepts."""
     return lambda name, value: None if value is None else check(name, value)
 
 
 def listed(name: str, value: Any) -> Iterable[Any]:
-    """Something to iterate over that is no text and no mapping."""
+    """Accept an iterable that is neither a text nor a mapping."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise InputError(f"{name} must be a list, not {value!r:.80}")
     return value
@@ -87,12 +87,12 @@ _INDEX = integer(0)
 
 
 def token_ids(name: str, value: Any) -> tuple[int, ...]:
-    """A list of ids from 0, in the order given."""
+    """Accept a list of non-negative ids and keep its order."""
     return tuple(_INDEX(name, index) for index in listed(name, value))
 
 
 def texts(name: str, value: Any) -> tuple[str, ...]:
-    """One text or a list of texts, none of them empty; None: no text."""
+    """Accept one text or a list of texts, none of them empty; None gives no texts."""
     found = () if value is None else (value,) if isinstance(value, str) else tuple(listed(name, value))
     for text in found:
         if not isinstance(text, str) or not text:
@@ -104,7 +104,7 @@ _BIAS = number(-100.0, 100.0)
 
 
 def biases(name: str, value: Any) -> dict[int, float]:
-    """A mapping from ids, which JSON can only write as text, to numbers."""
+    """Accept a mapping from ids, which JSON writes as text, to numbers."""
     if not isinstance(value, Mapping):
         raise InputError(f"{name} must map token ids to numbers, not {value!r:.80}")
     pairs = {}

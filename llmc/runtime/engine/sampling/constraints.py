@@ -1,9 +1,9 @@
 """Constraints from JSON schemas, regular expressions, choices and grammars, by llguidance.
 
-llguidance compiles with recursion and without a bound on time, and ends the process where the stack does. So each
-grammar is tried first in a child process with limits (llmc/runtime/confined); what has held there is built here, of the
-same input, in a thread with a larger stack. Steps need little stack, and are bounded by llguidance's own limits
-(grammars.py) and by a budget of processor time; a text that goes beyond ends with `error`, alone.
+llguidance compiles recursively and without a time limit, and a stack overflow ends the process. Each grammar is
+therefore first tried in a child process with limits (llmc/runtime/confined), then built here from the same input in a
+thread with a larger stack. Steps need little stack. They are bounded by llguidance's own limits (grammars.py) and by a
+CPU-time budget; only the text that exceeds them ends with `error`.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from llmc.runtime.engine.sampling import grammars
 from llmc.runtime.engine.sampling.params import MAX_SOURCE, StructuredOutputsParams
 
 MAX_GRAMMARS = 64
-"""Compiled grammars to keep; a further one takes the place of the one that was not used for longest."""
+"""The number of compiled grammars to keep; the least recently used is dropped."""
 MAX_GRAMMAR_BYTES = 16 << 20
-"""Memory of compiled grammars to keep, as their trials took it."""
+"""Memory limit for kept grammars, as measured in their trials."""
 MAX_REFUSALS = 256
-"""Grammars to remember as refused, so that they are not tried again."""
+"""The number of rejected grammars to remember, so that they are not tried again."""
 STACK_MARGIN = 2
-"""The stack size for building a grammar here, as a multiple of the stack that was enough in the trial."""
+"""Stack size for building a grammar here, as a multiple of the stack that sufficed in its trial."""
 MASK_CREDIT_S = 1.0
 MASK_PER_TOKEN_S = 0.005
-"""Processor time of one text's masks: this much for each token, and a credit beyond. Usual ones take 0.0002 s."""
+"""CPU time for one text's masks: this much per token plus a fixed credit. A typical mask takes 0.0002 s."""
 _REMEDY = "make it smaller, or raise {variable} of the server"
 _VARIABLES = {"time": "LLMC_GRAMMAR_SECONDS", "memory": "LLMC_GRAMMAR_MEMORY"}
 
@@ -50,12 +50,12 @@ class _Compiled:
 
 
 class ConstraintFactory:
-    """Makes constraints for texts in one model's tokens. Safe to share between threads; `acompile` on one event loop.
+    """Creates constraints for one model's tokens. Thread-safe; call `acompile` on one event loop.
 
-    `tokenizer_json` is the text of a tokenizer.json, `vocab_size` the width of the logits (ids that the tokenizer lacks
-    are never allowed), `eos_token_ids` end a text that is complete, `limits` bound what a grammar may take. The
-    process that trials come from starts with the first grammar, or `at_once`, while the tokenizer is read. Raises
-    InputError where llguidance is not installed, ArtifactError for a tokenizer that it cannot take.
+    `tokenizer_json` is the text of a tokenizer.json, `vocab_size` the width of the logits (ids unknown to the tokenizer
+    are never allowed), `eos_token_ids` end a complete text, `limits` limit each grammar's trial. The process that forks
+    trials starts with the first grammar, or `at_once` while the tokenizer is read. Raises InputError if llguidance is
+    not installed, ArtifactError for an unsupported tokenizer.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ConstraintFactory:
         self._pending: dict[bytes, _Shared] = {}
 
     def compile(self, structured: StructuredOutputsParams) -> GrammarConstraint:
-        """A new constraint, at the start of a text. Raises InputError, with the reason, for what cannot be followed."""
+        """Create a constraint at the start of a text. Raises InputError with the reason if it cannot be followed."""
         kind, form, key = _named(structured)
         found = self._found(key)
         if found is None:
@@ -90,8 +90,10 @@ class ConstraintFactory:
         return self._constraint(found)
 
     async def acompile(self, structured: StructuredOutputsParams) -> GrammarConstraint:
-        """As `compile`, for an event loop: equal grammars are compiled once, and when the last of those who wait is
-        cancelled, the child is killed. Raises OverloadedError where too many wait."""
+        """Compile on an event loop, equal grammars once. The child is killed when the last waiter is cancelled.
+
+        Raises what `compile` raises, and OverloadedError if too many wait.
+        """
         kind, form, key = _named(structured)
         found = self._found(key)
         if found is None:
@@ -116,7 +118,7 @@ class ConstraintFactory:
         self._pool.close()
 
     def _found(self, key: bytes) -> _Compiled | None:
-        """What was compiled before. Raises InputError for what was refused before."""
+        """A previously compiled grammar. Raises InputError for one that was rejected before."""
         with self._lock:
             if key in self._refused:
                 self._refused.move_to_end(key)
@@ -138,7 +140,7 @@ class ConstraintFactory:
         return built
 
     def _refusal(self, kind: str, key: bytes, error: InputError) -> InputError:
-        """The error for the caller, kept for the next one who asks."""
+        """The error for the caller, cached for later requests."""
         reason = str(error)
         if isinstance(error, LimitError):
             variable = _VARIABLES.get(error.limit)
@@ -161,7 +163,7 @@ class ConstraintFactory:
 
 
 class _Shared:
-    """A task that several wait for; it is cancelled with the last of them."""
+    """A task with several waiters; it is cancelled with the last of them."""
 
     def __init__(self, task: asyncio.Task[_Compiled]) -> None:
         self.task = task
@@ -191,7 +193,7 @@ def _named(structured: StructuredOutputsParams) -> tuple[str, str | list[str], b
 
 
 def _length(form: str | list[str]) -> int:
-    """Characters. Those of one text are not gone through one by one: of 200,000 that holds up the event loop."""
+    """Number of characters. A single text is not iterated: 200,000 characters would block the event loop."""
     return len(form) if isinstance(form, str) else sum(map(len, form))
 
 
@@ -199,7 +201,7 @@ _stacks = threading.Lock()
 
 
 def _on_stack(size: int, work: Callable[[], Any]) -> Future[Any]:
-    """What `work` gives, in a thread with a stack of `size` bytes, of which only what is used takes memory."""
+    """Run `work` in a thread with a stack of `size` bytes, of which only the used part takes memory."""
     future: Future[Any] = Future()
 
     def run() -> None:
@@ -219,11 +221,11 @@ def _on_stack(size: int, work: Callable[[], Any]) -> Future[Any]:
 
 
 class GrammarConstraint:
-    """Follows one text through a compiled grammar, token by token; to be used in one thread at a time.
+    """Follows one text through a compiled grammar, token by token. Not thread-safe.
 
-    Where there is no way on, the end tokens are allowed (any token, in a model without), and the constraint finishes.
-    One that fails raises nothing: from then on it is `finished`, and `error` says why. Its sequence ends with
-    finish_reason `error`; no other one notices.
+    At a dead end, end tokens are allowed (any token, in a model without) and the constraint finishes. A failed
+    constraint raises nothing: it is `finished`, and `error` says why. Its sequence ends with finish_reason `error`;
+    others continue.
     """
 
     def __init__(self, matcher: Any, vocab_size: int, end_ids: Sequence[int], never: Sequence[int] = ()) -> None:
@@ -236,11 +238,11 @@ class GrammarConstraint:
         self._failure: str | None = None
 
     def copy(self) -> GrammarConstraint:
-        """Another one, at the same place of the text."""
+        """A copy at the same position of the text."""
         return GrammarConstraint(self._matcher.deep_copy(), self._vocab_size, self._end_ids, self._never)
 
     def mask(self) -> npt.NDArray[np.bool_]:
-        """Which ids [V] may come next; the end tokens among them once the text is complete, or this has failed."""
+        """Which ids [V] may come next, including end tokens once the text is complete or this has failed."""
         allowed = self._mask() if self._failure is None else np.zeros(self._vocab_size, np.bool_)
         if not allowed.any():
             allowed[self._otherwise] = True
@@ -255,7 +257,7 @@ class GrammarConstraint:
             return np.zeros(self._vocab_size, np.bool_)
         self._credit_s += MASK_PER_TOKEN_S - (time.thread_time() - began)
         if self._credit_s < 0:
-            self._failure = "its masks take too much processor time: make the grammar less ambiguous"
+            self._failure = "its masks take too much CPU time: make the grammar less ambiguous"
         known = np.unpackbits(bits, bitorder="little").view(np.bool_)[: self._vocab_size]
         allowed = np.zeros(self._vocab_size, np.bool_)
         allowed[: known.size] = known
@@ -263,26 +265,26 @@ class GrammarConstraint:
         return allowed
 
     def accept(self, token_id: int) -> None:
-        """Take the token that was chosen; one that the mask forbids ends the constraint with an error."""
+        """Take the chosen token; one that the mask forbids ends the constraint with an error."""
         try:
             self._matcher.consume_token(token_id)
         except BaseException as error:  # noqa: BLE001
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        """Store a panic of native code, which is not an Exception; pass on everything else."""
+        """Store a panic of native code, which is not an Exception; re-raise everything else."""
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise error
         self._failure = grammars.first_line(str(error)) or type(error).__name__
 
     @property
     def finished(self) -> bool:
-        """Whether nothing but an end token may follow."""
+        """Whether only an end token may follow."""
         return self._failure is not None or bool(self._matcher.is_stopped())
 
     @property
     def error(self) -> str | None:
-        """What stopped it before the text was complete, such as a grammar that became too complex."""
+        """Why it stopped before the text was complete, for example because a grammar became too complex."""
         if self._failure is not None:
             return self._failure
         return grammars.first_line(self._matcher.get_error()) if self._matcher.is_error() else None

@@ -1,6 +1,6 @@
-"""Which tokens may be drawn, and the draw: arithmetic on one row, or on a part of it in the order of ids.
+"""Filters which tokens may be drawn, and draws: arithmetic on one row or on a part of it, in the order of ids.
 
-Everywhere, of equal values the lower ids go first. Weights are relative to the largest logit's, whose weight is 1.
+Ties always go to the lower ids. Weights are relative to the largest logit, whose weight is 1.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Ids = npt.NDArray[np.int64]
 
 _GROUPS = 64
 _SMALL = 2048
-"""Values up to which a plain search is as fast as one by groups."""
+"""Up to this many values, a plain search is as fast as one by groups."""
 _BLOCK = 256
 _MASS_STEPS = (1e-2, 1e-4, 1e-6, 0.0)
 _BINS_A_NAT = 64
@@ -23,10 +23,10 @@ _BINS = 8192
 
 
 class LogitsRow:
-    """Values [V] that can be searched from the top without sorting them.
+    """Values [V] that can be searched from the top without sorting.
 
     Value i belongs to group i mod width, of about `groups` values each. Values over a bound are searched only in groups
-    whose maximum is over it; for a high bound these are few.
+    whose maximum exceeds it; for a high bound these are few.
     """
 
     def __init__(self, values: Logits, groups: int = _GROUPS) -> None:
@@ -49,7 +49,7 @@ class LogitsRow:
         return largest
 
     def above(self, bound: float) -> Ids:
-        """Ids, ascending, of the values that are at least `bound`."""
+        """Ascending ids of the values that are at least `bound`."""
         if self._groups == 1:
             return np.flatnonzero(self.values >= bound)
         columns = np.flatnonzero(self._maxima >= bound)
@@ -62,9 +62,9 @@ class LogitsRow:
         return ids
 
     def top(self, count: int) -> Ids:
-        """Ids, ascending, of the `count` largest values; count is 1 … V.
+        """Ascending ids of the `count` largest values, for `count` in 1 … V.
 
-        The count-th largest of the groups' maxima bounds the count-th largest value from below.
+        The count-th largest group maximum is a lower bound of the count-th largest value.
         """
         if self._groups == 1 or count * 4 > self._width:
             if self._groups > 4 and count * 16 < self.values.size:
@@ -79,7 +79,7 @@ class LogitsRow:
 
 
 def best(values: Logits, bound: np.float32, count: int) -> Ids:
-    """Indices, ascending, of the values over `bound` and of the first equal ones, `count` in all."""
+    """Ascending indices of the values over `bound` and of the first values equal to it, `count` in total."""
     kept: Ids = np.flatnonzero(values >= bound)
     if kept.size > count:
         equal = np.flatnonzero(values[kept] == bound)
@@ -88,13 +88,13 @@ def best(values: Logits, bound: np.float32, count: int) -> Ids:
 
 
 def min_p_bound(largest: float, temperature: float, min_p: float) -> float:
-    """A logit somewhat below the least that min_p keeps, however the arithmetic of `weigh` is rounded."""
+    """A logit slightly below the least that min_p keeps, whatever the rounding in `weigh`."""
     distance = -temperature * math.log(min_p)
     return largest - distance - 1e-5 * (distance + temperature) - 1e-6 * abs(largest)
 
 
 def weigh(values: Logits, largest: np.float32, temperature: np.float32) -> Logits:
-    """exp((values − largest) / temperature), each value's weight."""
+    """Each value's weight, exp((values − largest) / temperature)."""
     weights = values - largest
     weights /= temperature
     np.exp(weights, out=weights)
@@ -102,7 +102,7 @@ def weigh(values: Logits, largest: np.float32, temperature: np.float32) -> Logit
 
 
 def nucleus(weights: Logits, top_p: float) -> Ids:
-    """Indices, ascending, of the fewest largest weights that together reach the share `top_p`; at least one.
+    """Ascending indices of the fewest largest weights that reach the share `top_p` together; at least one.
 
     Few tokens carry most of the mass, so a falling threshold finds them without sorting all.
     """
@@ -120,10 +120,11 @@ def nucleus(weights: Logits, top_p: float) -> Ids:
 
 
 def typical(weights: Logits, typical_p: float) -> Ids:
-    """Indices, ascending, of the locally typical set: the fewest tokens nearest in surprise to the entropy that
-    together reach the share `typical_p`; at least one. Source: Meister et al. 2022, Locally Typical Sampling.
+    """Ascending indices of the locally typical set, at least one.
 
-    A histogram over the distance from the entropy finds where the share is reached; only there an order is needed.
+    It is the smallest set of tokens with surprise nearest to the entropy that reaches the share `typical_p`. Source:
+    Meister et al. 2022, Locally Typical Sampling. A histogram over the distance from the entropy locates where the
+    share is reached; only that bin is sorted.
     """
     possible = np.flatnonzero(weights)
     p = weights[possible].astype(np.float64)
@@ -143,7 +144,7 @@ def typical(weights: Logits, typical_p: float) -> Ids:
 
 
 def pick(weights: Logits, uniform: float) -> int:
-    """Inverse of the cumulative sum at `uniform`, in [0, 1): the block first, then the index. Never one of weight 0."""
+    """Inverse of the cumulative sum at `uniform` in [0, 1): first the block, then the index. Never one of weight 0."""
     if weights.size <= _BLOCK:
         cumulative = weights.cumsum(dtype=np.float64)
         return _reach(cumulative, uniform * float(cumulative[-1]))
@@ -155,6 +156,6 @@ def pick(weights: Logits, uniform: float) -> int:
 
 
 def _reach(cumulative: npt.NDArray[np.float64], target: float) -> int:
-    """The first index whose sum is over `target`; the last that adds anything where rounding leaves none."""
+    """The first index whose sum exceeds `target`, or the last that adds anything if rounding leaves none."""
     index = int(cumulative.searchsorted(target, side="right"))
     return index if index < cumulative.size else int(cumulative.searchsorted(cumulative[-1]))

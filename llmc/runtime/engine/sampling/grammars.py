@@ -1,6 +1,6 @@
-"""Grammars by llguidance: what both the process that generates and the child that tries a grammar first do.
+"""llguidance grammars, for both the generating process and the child process that tries a grammar first.
 
-Only what a child needs is imported: no numpy.
+Imports only what a child needs, without numpy.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from llmc.platforms import install_line
 LIMITS: Mapping[str, Any] = {
     "step_lexer_fuel": 100_000, "step_max_items": 20_000, "max_lexer_states": 10_000, "verbose_errors": False,
 }  # fmt: skip
-"""llguidance's own limits, where its defaults let one token take a third of a second, or a text hundreds of MB."""
+"""Limits for llguidance. With its defaults, one token could take a third of a second, or a text hundreds of MB."""
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
-"""JSON's white space, bounded: a weak model must not fill its tokens with blanks."""
+"""JSON's white space, bounded, so that a weak model cannot fill its output with blanks."""
 
 
 def open_tokenizer(tokenizer_json: str, eos_token_ids: Sequence[int]) -> Any:
-    """llguidance's tokenizer. Raises InputError where it is not installed, ArtifactError for a file it cannot take.
+    """Open llguidance's tokenizer. Raises InputError if it is not installed, ArtifactError for an unsupported file.
 
-    Each of its two parts holds the interpreter: 0.2 s and 0.1 s for 49,152 tokens. So bundles of one model share it.
+    Its two parts hold the interpreter for 0.2 s and 0.1 s (49,152 tokens), so bundles of one model share it.
     """
     try:
         from llguidance import LLTokenizer
@@ -48,10 +48,10 @@ def _opened(kind: Any, text: str, eos_token_ids: tuple[int, ...]) -> Any:
 
 
 def build(tokenizer: Any, kind: str, form: Any) -> Any:
-    """The matcher of a form (a text; texts, for choice) of a `StructuredOutputsParams` kind, its first mask computed,
-    which takes longest.
+    """Build the matcher of a form (a text; texts for choice) of a `StructuredOutputsParams` kind, and its first mask.
 
-    Raises InputError, with the reason, for what cannot be followed. Time, memory and stack are not bounded.
+    The first mask takes longest. Raises InputError with the reason for a form that cannot be followed. Time, memory and
+    stack are not limited.
     """
     from llguidance import LLMatcher, LLParserLimits
 
@@ -85,7 +85,7 @@ def _source(kind: str, form: Any) -> str:
 
 
 def trial(tokenizer_json: str, eos_token_ids: Sequence[int]) -> Callable[[Mapping[str, Any]], None]:
-    """Work for a child: build what {"kind", "form"} names, and throw it away."""
+    """Work for a child process: build what {"kind", "form"} names and discard it."""
     tokenizer = open_tokenizer(tokenizer_json, eos_token_ids)
 
     def tried(job: Mapping[str, Any]) -> None:
@@ -100,7 +100,7 @@ def trial(tokenizer_json: str, eos_token_ids: Sequence[int]) -> Callable[[Mappin
 
 
 def first_line(message: str) -> str:
-    """The message as one line, without llguidance's dump of its state and its excerpts."""
+    """The message as one line, without llguidance's state dump and excerpts."""
     head = re.split(r"<state>|<backtrace>|<non-verbose/>", message, maxsplit=1)[0]
     lines = [line.strip() for line in head.splitlines() if not re.match(r"\s*(\d+ \||\^)", line)]
     return " ".join(line for line in lines if line.strip("^ "))[:300]

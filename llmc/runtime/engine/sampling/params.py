@@ -1,4 +1,4 @@
-"""How a request wants its text: what to draw, when to stop, what form the text must have, what to return."""
+"""A request's sampling parameters: what to draw, when to stop, which form the text must have, what to return."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ GREEDY_BELOW = 1e-5
 MAX_CHOICES = 1024
 """The largest n and best_of."""
 MAX_LOGPROBS = 20
-"""The most probable tokens that can be asked for beside the chosen one."""
+"""The largest number of top log probabilities per token."""
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 MAX_CHOICE = 4096
-"""Texts that `choice` may name."""
+"""The largest number of texts in `choice`."""
 MAX_SOURCE = 256 << 10
-"""Characters that a schema, expression or grammar may have; those of all texts together, for a choice."""
+"""The largest number of characters of a schema, expression or grammar, or of all texts of a choice together."""
 _SEEDS = 1 << 64
 
 
 class RequestOutputKind(Enum):
-    """What each output of a stream holds: all so far, what is new, or nothing before the end."""
+    """Contents of each streamed output: everything so far, only the new part, or nothing before the end."""
 
     CUMULATIVE = 0
     DELTA = 1
@@ -36,10 +36,10 @@ class RequestOutputKind(Enum):
 
 @dataclass(frozen=True)
 class StructuredOutputsParams:
-    """The form a text must have: exactly one of the fields, with vLLM's names.
+    """The form that a text must have: exactly one of the fields, with vLLM's names.
 
-    Raises InputError for none or several of them, and for one that is not of its type. Whether a schema, a regular
-    expression or a grammar can be followed is found out when it is compiled.
+    Raises InputError for no field, several fields, or a value of the wrong type. Schemas, regular expressions and
+    grammars are validated when they are compiled.
     """
 
     json: str | Mapping[str, Any] | None = None
@@ -76,7 +76,7 @@ class StructuredOutputsParams:
 
     @property
     def kind(self) -> str:
-        """The name of the field that is set."""
+        """Name of the field that is set."""
         return self._given()[0]
 
     def _given(self) -> list[str]:
@@ -91,12 +91,12 @@ GuidedDecodingParams = StructuredOutputsParams
 class SamplingParams:
     """How to choose tokens, when to stop and what to return, with vLLM's names and defaults.
 
-    Raises InputError, naming the field, for a value that makes no sense. Once constructed, sequences are tuples,
-    `top_k` is 0 where it was -1, and `guided_decoding` (vLLM's older name) has become `structured_outputs`.
+    Raises InputError naming the field of an invalid value. After construction, sequences are tuples, `top_k` is 0
+    instead of -1, and `guided_decoding` (vLLM's older name) has become `structured_outputs`.
     """
 
     max_tokens: int | None = 16
-    """Tokens to produce at most; None: as many as the context has room for."""
+    """The largest number of tokens to generate; None: as many as the context allows."""
     temperature: float = 1.0
     """0 is greedy."""
     top_p: float = 1.0
@@ -106,7 +106,7 @@ class SamplingParams:
     min_p: float = 0.0
     """Keep tokens at least this probable relative to the most probable, in [0, 1]."""
     repetition_penalty: float = 1.0
-    """Divides the logits of tokens in prompt and output, multiplies negative ones; over 1 discourages."""
+    """Divides positive logits and multiplies negative ones of tokens in prompt and output; values over 1 discourage."""
     presence_penalty: float = 0.0
     """Subtracted from the logits of tokens in the output, in [-2, 2]."""
     frequency_penalty: float = 0.0
@@ -114,24 +114,25 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     """Added to the logits of these ids, in [-100, 100]."""
     seed: int | None = None
-    """Makes the draws repeatable; None: different every time."""
+    """Makes the draws repeatable; None: different each time."""
     stop: str | Sequence[str] | None = None
-    """Text is cut before the first of these; see stops.StopChecker."""
+    """Text is cut before the first of these (`StopChecker`)."""
     stop_token_ids: Sequence[int] | None = None
-    """Ids that end the text beside the model's own."""
+    """Ids that end the text, in addition to the model's own."""
     ignore_eos: bool = False
     """Continue after the model's end token."""
     min_tokens: int = 0
-    """No end token (nor stop token) before this many tokens, unless nothing else is allowed."""
+    """No end or stop token before this many tokens, unless nothing else is allowed."""
     n: int = 1
-    """Choices to return, up to MAX_CHOICES; 1 where greedy, which has only one."""
+    """Choices to return, up to MAX_CHOICES. Must be 1 if greedy, which has only one."""
     best_of: int | None = None
-    """Choices to produce, the n most probable of which are returned; None: n."""
+    """Choices to generate, of which the n most probable are returned; None: n."""
     typical_p: float = 1.0
-    """Keep the tokens whose surprise is nearest to the expected one and that together reach this probability, in
-    (0, 1]: locally typical sampling (Meister et al. 2022)."""
+    """Locally typical sampling: keep the tokens with surprise nearest to the expected one that together reach this
+    probability, in (0, 1] (Meister et al. 2022).
+    """
     logprobs: int | None = None
-    """Return log probabilities: of the chosen token and of this many most probable ones, 0 … 20."""
+    """Return log probabilities of the chosen token and of this many most probable ones, 0 … 20."""
     prompt_logprobs: None = None
     """Not available: compiled graphs return the logits of the last token only."""
     skip_special_tokens: bool = True
@@ -145,7 +146,7 @@ class SamplingParams:
     truncate_prompt_tokens: int | None = None
     """Use only this many last tokens of the prompt."""
     detokenize: bool = True
-    """Whether to make text of the tokens."""
+    """Whether to convert the tokens to text."""
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     """What each output of a stream holds."""
     structured_outputs: StructuredOutputsParams | None = None
@@ -153,7 +154,7 @@ class SamplingParams:
     guided_decoding: InitVar[StructuredOutputsParams | None] = None
 
     def __new__(cls, *values: Any, **named: Any) -> Self:
-        """Keep which parameters are given; the others may have a device's own defaults (`filled`)."""
+        """Remember which parameters are given; the others may take a device's defaults (`filled`)."""
         built = super().__new__(cls)
         built.__dict__["_given"] = frozenset(named).union(f.name for f in fields(cls)[: len(values)])
         return built
@@ -182,7 +183,7 @@ class SamplingParams:
             name = "n" if self.n > 1 else "best_of"
             raise InputError(
                 f"{name} must be 1 at temperature 0, not {self.choices}: greedy choices are all the same; "
-                "set a temperature or ask for one"
+                "set a temperature or request one"
             )
         if self.stop and not self.detokenize:
             raise InputError("stop needs detokenize: stop strings are looked for in the text; use stop_token_ids")
@@ -191,9 +192,9 @@ class SamplingParams:
 
     @classmethod
     def from_optional(cls, **values: Any) -> SamplingParams:
-        """Parameters from a request, where None means the default (except max_tokens=None: no bound).
+        """Parameters from a request, where None means the default (except max_tokens=None: no limit).
 
-        Raises UnknownNameError for a name that no parameter has.
+        Raises UnknownNameError for an unknown parameter name.
         """
         for name in values:
             if name not in _NAMES:
@@ -201,12 +202,12 @@ class SamplingParams:
         return cls(**{name: v for name, v in values.items() if v is not None or name == "max_tokens"})
 
     def clone(self) -> SamplingParams:
-        """A copy that shares nothing that can be changed."""
+        """A copy that shares no mutable value."""
         bias = None if self.logit_bias is None else dict(self.logit_bias)
         return self._with(logit_bias=bias)
 
     def child(self, index: int) -> SamplingParams:
-        """The parameters of choice `index` alone: n is 1, and a seed moves on by `index`."""
+        """The parameters of choice `index`: n is 1, and a seed is increased by `index`."""
         seed = self.seed
         if seed is not None and (seed := seed + index) >= _SEEDS:
             seed -= _SEEDS
@@ -218,18 +219,18 @@ class SamplingParams:
         return built
 
     def filled(self, defaults: Mapping[str, float | int]) -> SamplingParams:
-        """With these values for parameters that were not given."""
+        """A copy with these values for parameters that were not given."""
         given: frozenset[str] = self.__dict__["_given"]
         return self._with(**{name: value for name, value in defaults.items() if name not in given})
 
     @property
     def choices(self) -> int:
-        """Sequences to produce: best_of, or n."""
+        """Sequences to generate: best_of, or n."""
         return self.n if self.best_of is None else self.best_of
 
     @property
     def greedy(self) -> bool:
-        """Whether the most probable token is taken, without drawing."""
+        """Whether the most probable token is always taken."""
         return self.temperature < GREEDY_BELOW
 
     @property
@@ -280,7 +281,7 @@ def _allowed(name: str, value: Any) -> tuple[int, ...]:
 
 def _no_prompt_logprobs(name: str, value: Any) -> None:
     raise InputError(
-        f"{name} is not available (asked for {value!r:.20}): compiled graphs return the logits of the last token only"
+        f"{name} is not available (requested {value!r:.20}): compiled graphs return the logits of the last token only"
     )
 
 

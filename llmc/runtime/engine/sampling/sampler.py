@@ -1,4 +1,4 @@
-"""The state of one sequence between its tokens, such as the tokens it has seen, and the choice of the next one."""
+"""One sequence's sampling state, such as its seen tokens, and the choice of its next token."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 _NEVER = np.float32(-np.inf)
 _HOTTEST = 1e30
 _FACTOR = 1e30
-"""Stronger repetition penalties count as this one, so that logits stay within float32."""
+"""Larger repetition penalties are clipped to this value, so that logits stay within float32."""
 
 
 class SeenTokens:
-    """Distinct ids in prompt and output, how often each is in the output, and the penalties for them.
+    """Distinct ids in prompt and output, their counts in the output, and the penalties for them.
 
-    The prompt matters to repetition_penalty only, and is left out without one.
+    The prompt matters only to repetition_penalty and is omitted without one.
     """
 
     def __init__(self, params: SamplingParams, prompt_ids: Sequence[int]) -> None:
@@ -41,13 +41,13 @@ class SeenTokens:
         self._offsets = dict(zip(seen.tolist(), range(seen.size), strict=True))
 
     def copy(self) -> SeenTokens:
-        """The same, to go on by itself."""
+        """An independent copy."""
         built = copy(self)
         built._ids, built._counts, built._offsets = self._ids.copy(), self._counts.copy(), self._offsets.copy()
         return built
 
     def add(self, token_id: int) -> None:
-        """Count a token of the output."""
+        """Count an output token."""
         position = self._offsets.setdefault(token_id, self._size)
         if position == self._size:
             if position == self._ids.size:
@@ -71,7 +71,7 @@ class SeenTokens:
 
 
 class BadWords:
-    """The token sequences that the output must not complete; each is held back at its last token."""
+    """Token sequences that the output must not complete; each is blocked at its last token."""
 
     def __init__(self, words: Sequence[Sequence[int]]) -> None:
         self._always = [word[0] for word in words if len(word) == 1]
@@ -83,7 +83,7 @@ class BadWords:
         self._last: list[int] = []
 
     def add(self, token_id: int) -> None:
-        """Take a token of the output."""
+        """Record an output token."""
         if self._reach:
             self._last = [*self._last, token_id][-self._reach :]
 
@@ -97,12 +97,11 @@ class BadWords:
 
 
 class SequenceSampler:
-    """The state of one sequence from token to token: its generator, the tokens it has seen, and its constraints.
+    """One sequence's sampling state: its generator, seen tokens and constraints.
 
-    `prompt_ids` count for the repetition penalty; `end_ids` are the ids that end the sequence (the model's, unless
-    ignore_eos), refused until min_tokens, as stop_token_ids are. `bad_words` are the token sequences of
-    params.bad_words, see `bad_word_ids`. Raises InputError for an id that the vocabulary lacks, and for bad words
-    without their ids.
+    `prompt_ids` count for the repetition penalty. `end_ids` end the sequence (the model's, unless ignore_eos); like
+    stop_token_ids, they are blocked until min_tokens. `bad_words` are the token sequences of params.bad_words
+    (`bad_word_ids`). Raises InputError for an id outside the vocabulary and for bad words without ids.
     """
 
     def __init__(
@@ -116,9 +115,9 @@ class SequenceSampler:
         self.produced = 0
         """Tokens chosen so far."""
         self.failure: str | None = None
-        """Why the sequence cannot go on: logits that are no numbers, or a constraint that failed."""
+        """Why the sequence cannot continue: NaN logits, or a failed constraint."""
         self.unsound = False
-        """Whether the logits are the reason; then the sequence's cached tokens must not be used either."""
+        """Whether the logits are the reason; the sequence's cached tokens must not be reused then."""
         bias, allowed, stops = params.logit_bias or {}, params.allowed_token_ids, params.stop_token_ids or ()
         for ids in (bias, stops, allowed or (), prompt_ids, end_ids, *bad_words):
             if len(ids) and not 0 <= min(ids) <= max(ids) < vocab_size:
@@ -145,7 +144,7 @@ class SequenceSampler:
         self._adjusts = bool(bias) or not all(x is None for x in (self._seen, self._bad, self._allowed, constraint))
 
     def sibling(self, params: SamplingParams) -> SequenceSampler:
-        """One for another choice of the same request, whose `params` differ in their seed; before the first token."""
+        """A sampler for another choice of the request, before the first token. `params` differ only in the seed."""
         built = copy(self)
         built.params = params
         built._random = None if self.greedy else np.random.Generator(np.random.PCG64(_seed(params.seed)))
@@ -161,7 +160,7 @@ class SequenceSampler:
 
     @property
     def finished(self) -> bool:
-        """Whether the constraint lets nothing follow."""
+        """Whether the constraint allows no further token."""
         return self.constraint is not None and self.constraint.finished
 
     @property
@@ -169,9 +168,9 @@ class SequenceSampler:
         return self.produced < self._min_tokens and self._end.size > 0
 
     def served_by_top(self, count: int) -> bool:
-        """Whether the `count` largest logits are, as a rule, enough for the next token to be that of all logits.
+        """Whether the `count` largest logits usually suffice to choose the next token.
 
-        They turn out not to be where min_p keeps more than these; `choose_among` notices.
+        They do not if min_p keeps more than these; `choose_among` detects that.
         """
         if self._adjusts or self.logprobs is not None or count < 1 or self._holds_end:
             return False
@@ -180,7 +179,7 @@ class SequenceSampler:
         return self._typical_p == 1.0 and (0 < self._top_k <= count or self._min_p > 0.0)
 
     def record(self, token_id: int) -> None:
-        """Take the chosen token; `sample` does it."""
+        """Record the chosen token; `sample` calls this."""
         self.produced += 1
         if self._adjusts:
             if self._seen is not None:
@@ -192,16 +191,16 @@ class SequenceSampler:
                 self.failure = self.constraint.error
 
     def fail(self, error: Exception) -> None:
-        """The sequence cannot go on."""
+        """Mark the sequence as failed."""
         self.unsound = isinstance(error, VerificationError)
         self.failure = str(error) if self.unsound else f"{type(error).__name__}: {error}"
 
     def uniform(self) -> float:
-        """This token's random number, in [0, 1); one is used for each, whatever the filters. 0 where greedy."""
+        """This token's random number in [0, 1). Exactly one is drawn per token, whatever the filters. 0 if greedy."""
         return 0.0 if self._random is None else self._random.random()
 
     def choose(self, row: Logits, uniform: float) -> int:
-        """The next id by logits [V], only read. Raises VerificationError where the largest is not finite."""
+        """Choose the next id from logits [V], unmodified. Raises VerificationError if the largest is not finite."""
         if self._adjusts or self._holds_end:
             check_largest(float(row.max()))  # masks could hide a NaN
             row = self._adjusted(row)
@@ -212,9 +211,9 @@ class SequenceSampler:
         return token_id
 
     def choose_among(self, values: Logits, ids: Ids, uniform: float) -> int | None:
-        """As `choose`, by the largest logits [K] alone, best first; None where they are not enough.
+        """Choose from the largest logits [K] only, best first; None if they do not suffice.
 
-        Only where `served_by_top(K)`.
+        Requires `served_by_top(K)`.
         """
         if not math.isfinite(float(values[0])):
             return None
@@ -230,7 +229,7 @@ class SequenceSampler:
         return self._draw_among(values[by_id], ids[by_id], largest, uniform)
 
     def _draw(self, row: Logits, uniform: float) -> int:
-        """The token at `uniform` of the filtered distribution's cumulative sum in the order of ids."""
+        """The token at `uniform` in the filtered distribution's cumulative sum, in the order of ids."""
         if not (self._top_k or self._min_p):
             largest = row.max()
             check_largest(float(largest))
@@ -245,7 +244,7 @@ class SequenceSampler:
         return self._draw_among(row[ids], ids, largest, uniform)
 
     def _draw_among(self, values: Logits, ids: Ids | None, largest: np.float32, uniform: float) -> int:
-        """`_draw` from what top_k has left: ids ascending (None: all) and their logits."""
+        """Draw from the ids left by top_k, ascending (None: all), and their logits."""
         weights = filters.weigh(values, largest, self._temperature)
         if self._min_p > 0.0:
             kept = np.flatnonzero(weights >= np.float32(self._min_p))
@@ -260,7 +259,7 @@ class SequenceSampler:
         return position if ids is None else int(ids[position])
 
     def _adjusted(self, row: Logits) -> Logits:
-        """A copy with bias, penalties and masks applied; −inf is never chosen. Something always can be."""
+        """A copy with bias, penalties and masks applied. −inf is never chosen; at least one id always remains."""
         row = row.copy()
         if self._bias_ids.size:
             row[self._bias_ids] += self._bias
@@ -294,19 +293,19 @@ def check_largest(largest: float) -> None:
 
 
 def _seed(seed: int | None) -> int | None:
-    """numpy takes no negative seeds: two's complement of 64 bits."""
+    """A 64-bit two's complement seed, because numpy takes no negative seeds."""
     return None if seed is None else seed & ((1 << 64) - 1)
 
 
 def bad_word_ids(words: Sequence[str], encode: Callable[[str], Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """The token sequences of words, each as at the start of the text and after a space.
+    """The token sequences of words, each at the start of the text and after a space.
 
-    `encode` gives the ids of a text without special tokens.
+    `encode` returns a text's ids without special tokens.
     """
     spellings = [text for word in words for text in (word, f" {word.lstrip()}")]
     return tuple(ids for ids in dict.fromkeys(tuple(encode(text)) for text in spellings) if ids)
 
 
 def index(ids: Sequence[int]) -> Ids:
-    """Distinct ids, ascending, to index a row with."""
+    """Distinct ids, ascending, for indexing a row."""
     return np.array(sorted(set(ids)), np.int64)

@@ -1,4 +1,4 @@
-"""Which sequences run in which step. base.py has the types and the contract, and open_scheduler makes the right one."""
+"""Decides which sequences run in which step. base.py has the contract; open_scheduler creates the right scheduler."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def open_scheduler(plan: Plan, config: SchedulerConfig, drafter: Drafter | None = None) -> Scheduler:
-    """The scheduler for an executor as `config` describes it; `drafter` guesses tokens for decode steps to verify.
+    """Create the scheduler for an executor that `config` describes; `drafter` drafts tokens for decode steps to verify.
 
     Raises InputError and ArtifactError as `check_config` does.
     """

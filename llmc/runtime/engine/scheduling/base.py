@@ -1,14 +1,13 @@
-"""The scheduler's contract, and what its two kinds have in common. It knows token ids, slots and buckets, but no
-clocks, logits or devices.
+"""The scheduler's contract and common part. It knows tokens, slots and buckets, but no clocks, logits or devices.
 
-A sequence's life: added → waiting → admitted to a slot → prefilled in one or more steps (less what a prefix found in
-another slot saves) → one decode step a token → finished or cancelled; its slot's tokens are then retained, so that a
-later prompt that begins with them can copy them, until the slot is needed.
+A sequence is added, waits, and is admitted to a slot. It is prefilled in one or more steps, except for a prefix that
+another slot holds, then gets one token per decode step until it is finished or cancelled. Its slot then retains the
+tokens, until the slot is needed, so that a later prompt with the same prefix can copy them.
 
-BucketScheduler (bucketed.py) is for executors that run buckets or exact rectangles, RaggedScheduler (ragged.py) for
-those that take rows of any lengths. With the first, decode runs over slots 0 … n − 1, in order, since compiled decode
-graphs take the first rows of the cache; sequences in prefill and retained prefixes live in the slots above, and
-`ScheduledBatch.copies` keeps that so. With the second, a sequence stays in the slot that it got.
+BucketScheduler (bucketed.py) serves executors that run buckets or exact rectangles, RaggedScheduler (ragged.py) those
+that take rows of any lengths. With buckets, decode runs over slots 0 … n − 1 in order, because compiled decode graphs
+take the first rows of the cache. Sequences in prefill and retained prefixes are in higher slots;
+`ScheduledBatch.copies` maintains this. With ragged rows, a sequence stays in its slot.
 """
 
 from __future__ import annotations
@@ -32,26 +31,25 @@ if TYPE_CHECKING:
     from llmc.buckets.plan import Plan
 
 Drafter = Callable[[int, "array[int]", int], Sequence[int]]
-"""Called with (sequence, its prompt and answer so far, most): up to `most` guesses of the tokens that follow."""
+"""Called with (sequence, its tokens so far, most); returns up to `most` drafts of the tokens that follow."""
 
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """How to schedule; what the plan fixes (buckets, limits) comes from the plan.
+    """Scheduling options; buckets and limits come from the plan.
 
-    `slots` cache slots, at least max_num_seqs + 1 where prefixes are to outlive a full batch. `exact`: the executor
-    runs any shape, so that steps take live rows only, prompts one row at a time. `prompt_chunk`: tokens of a prompt
-    step that run fastest there (None: as many as allowed). `prefill_budget`: while sequences decode, the prompt tokens
-    (padding included) that may run between two decode steps, in tokens; one prompt step is always allowed, the
-    smallest that the plan has for the place. `min_prefix`: the shortest prefix worth a copy, in tokens; 0: no reuse.
-    `overtake`: how many later arrivals one step of priority is worth, so that no priority starves another.
+    `slots`: cache slots, at least max_num_seqs + 1 if prefixes should outlive a full batch. `exact`: the executor runs
+    any shape, so steps have live rows only and prompts run one row at a time. `prompt_chunk`: the fastest prefill size
+    in tokens (None: as large as allowed). `prefill_budget`: the prompt tokens, padding included, that may run between
+    two decode steps; one prefill of the smallest planned size is always allowed. `min_prefix`: the shortest prefix
+    worth a copy, in tokens; 0 disables reuse. `overtake`: how many later arrivals one priority level is worth, so that
+    no priority starves another.
 
-    `rewind`: from where on a step may start anew in what a slot holds, which limits the prefixes that can be reused and
-    the tokens that can be drafted.
+    `rewind`: where a step may restart in a slot, which limits reusable prefixes and drafts.
 
-    `ragged`: one step takes rows of any lengths in any slots, prompts and decode together; `prefill_budget` is then
-    what prompts may add to a step in which sequences decode. `cache_tokens`, of ragged executors only: tokens that all
-    slots together hold, each slot's rounded up to `block_tokens`; None: each slot has room for max_model_len.
+    `ragged`: one step takes rows of any lengths in any slots, prefill and decode mixed; `prefill_budget` then limits
+    the prompt tokens of a step with decode rows. `cache_tokens`, ragged executors only: tokens that all slots share,
+    each slot rounded up to `block_tokens`; None: each slot has room for max_model_len.
     """
 
     max_num_seqs: int
@@ -69,11 +67,11 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRow:
-    """A live row of a step: `tokens` of sequence `sequence` go to places start … start + len(tokens) − 1 of `slot`.
+    """A live row: `tokens` of sequence `sequence`, at positions start … start + len(tokens) − 1 of `slot`.
 
-    `emits`: the row's logits give the sequence's next token (false where more of its prompt is to come). The last
-    `drafted` of `tokens` are guesses, which hold as far as the logits before each of them give it. `adapter`: which of
-    the bundle's adapters it gets, 0 for none.
+    `emits`: the row's logits give the sequence's next token (false if more of its prompt follows). The last `drafted`
+    of `tokens` are drafts, valid as far as the logits before them confirm. `adapter`: the bundle's adapter number, 0
+    for none.
     """
 
     sequence: int
@@ -89,9 +87,9 @@ class ScheduledRow:
 class ScheduledBatch:
     """One step: `copies` first, in order, then `rows` as one batch of `bucket` (None: exact shape).
 
-    `admitted`: sequences that left the queue for this step, with the prompt tokens that a copied prefix saved each.
-    `decode_rows`: how many of a ragged prompt step's first rows decode. `handed`: nothing is computed; each row is a
-    whole prompt that another executor computed, to be put into its slot.
+    `admitted`: sequences that left the queue for this step, with the prompt tokens that a copied prefix saved.
+    `decode_rows`: how many leading rows of a ragged prompt step decode. `handed`: nothing is computed; each row is a
+    whole prompt from another executor, to be imported into its slot.
     """
 
     phase: Phase
@@ -105,7 +103,7 @@ class ScheduledBatch:
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """Counts of now: sequences by state, slots by use, tokens in the cache that belong to live sequences."""
+    """Current counts: sequences by state, slots by use, and cached tokens of live sequences."""
 
     waiting: int
     prefilling: int
@@ -117,11 +115,10 @@ class Occupancy:
 
 
 class Scheduler(ABC):
-    """Decides, step by step, what runs. Not thread-safe; equal calls give equal work.
+    """Decides step by step what runs. Deterministic, not thread-safe.
 
-    The caller loops: `work = next()`, runs it, then `complete(work, tokens, finished)`; `add` and `cancel` are allowed
-    at any moment between these calls, also between `next` and `complete`. Raises InputError and ArtifactError as
-    `check_config` does.
+    The caller loops: `work = next()`, run it, then `complete(work, tokens, finished)`. `add` and `cancel` are allowed
+    at any time, also between `next` and `complete`. Raises InputError and ArtifactError as `check_config` does.
     """
 
     def __init__(self, plan: Plan, config: SchedulerConfig) -> None:
@@ -133,11 +130,10 @@ class Scheduler(ABC):
         self._empty()
 
     def _empty(self) -> None:
-        """Nothing is queued, live or in a slot."""
         self._queue = WaitingQueue()
         self._slots: CacheSlots = self._new_slots()
         self._prefilling: list[ScheduledSequence] = []
-        """Whose turn it is comes first."""
+        """Ordered by turn."""
         self._decoding: list[ScheduledSequence] = []
         self._running: ScheduledBatch | None = None
 
@@ -149,14 +145,13 @@ class Scheduler(ABC):
         self, sequence: int, prompt: Sequence[int], *, priority: int = 0, group: int | None = None,
         budget: int | None = None, handed: bool = False, adapter: int = 0,
     ) -> None:  # fmt: skip
-        """Queue a sequence with a new id, whose prompt the plan admits (`EngineCore.check`). Lower `priority` goes
-        first, as in vLLM.
+        """Queue a sequence with a new id, whose prompt the plan admits (`EngineCore.check`). Low `priority` goes first.
 
-        Sequences of one `group` have the same prompt (n > 1), which is computed once. `budget`: tokens that the
-        sequence makes at most (None: up to max_model_len), for which a shared pool of tokens keeps room. `handed`: its
-        prompt is computed already, and its first step puts it into its slot. `adapter`: with which of the bundle's
-        adapters; what was cached with another one is not reused. Raises InputError for an id that is taken, and for a
-        prompt that fits no pool.
+        Sequences of one `group` have the same prompt (n > 1), which is computed once. `budget`: the tokens that the
+        sequence generates at most (None: up to max_model_len), for which a shared pool reserves room. `handed`: another
+        executor computed the prompt, and the first step imports it. `adapter`: the bundle's adapter number; tokens
+        cached with another adapter are not reused. Raises InputError for a used id and for a prompt that does not fit
+        the pool.
         """
         if sequence in self._known:
             raise InputError(f"sequence {sequence} is queued or running already; give each sequence an id of its own")
@@ -171,28 +166,28 @@ class Scheduler(ABC):
         self._queue.push(added)
 
     def _reservation(self, length: int, budget: int | None) -> int:
-        """Tokens of a shared pool that a sequence with a prompt of `length` keeps for itself; 0 where there is none."""
+        """Shared-pool tokens that a sequence with a prompt of `length` reserves; 0 without a pool."""
         del length, budget
         return 0
 
     @abstractmethod
     def next(self) -> ScheduledBatch | None:
-        """The next step, or None when there is nothing to run.
+        """The next step, or None if there is nothing to run.
 
-        Raises RuntimeError while a step is not complete; one that will never be ends with `reset`.
+        Raises RuntimeError while a step is incomplete; `reset` abandons one that will not complete.
         """
 
     @abstractmethod
     def complete(self, work: ScheduledBatch, tokens: Mapping[int, Sequence[int]], finished: Set[int]) -> None:
-        """Report what `work` gave: the next tokens of each sequence whose row emits, and which sequences end with them.
+        """Report a step's results: the next tokens of each emitting sequence, and which sequences end with them.
 
-        One token, or where a row has drafts those that held and the one after them.
+        A row with drafts has its accepted drafts and the token after them, other rows one token.
         """
 
     def cancel(self, sequence: int) -> None:
-        """Forget a sequence; its slot is free, and what it holds retained, for the next `next`.
+        """Forget a sequence. Its slot is free for the next step and retains its tokens.
 
-        Unknown ids are fine. A step that runs meanwhile keeps its row; `complete` ignores the row's tokens.
+        Unknown ids are ignored. A running step keeps the row; `complete` ignores its tokens.
         """
         known = self._known.get(sequence)
         if known is None:
@@ -207,8 +202,7 @@ class Scheduler(ABC):
             self._leave(known)
 
     def fail(self, sequence: int) -> None:
-        """As `cancel`, for a sequence whose cache may hold NaN. Its tokens are not retained, and retained tokens that
-        it may have copied are dropped."""
+        """Cancel a sequence whose cache may hold NaN, and drop its tokens and retained tokens it may have copied."""
         known = self._known.get(sequence)
         if known is None:
             return
@@ -222,7 +216,7 @@ class Scheduler(ABC):
         self.cancel(sequence)
 
     def reset(self) -> None:
-        """Forget all sequences and all that slots hold, e.g. after a step that failed or was interrupted."""
+        """Forget all sequences and all slots' contents, for example after a failed or interrupted step."""
         for sequence in self._known.values():
             sequence.gone = True
         self._known.clear()
@@ -230,7 +224,7 @@ class Scheduler(ABC):
 
     @property
     def occupancy(self) -> Occupancy:
-        """Counts of now."""
+        """Current counts."""
         live = self._prefilling + self._decoding
         kept = [held.length for held in self._slots.retained if held is not None]
         return Occupancy(
@@ -239,12 +233,11 @@ class Scheduler(ABC):
         )  # fmt: skip
 
     def _require_complete(self) -> None:
-        """Raise RuntimeError while a step runs."""
         if self._running is not None:
             raise RuntimeError("next() before complete() of the step before")
 
     def _completed(self, work: ScheduledBatch) -> None:
-        """The step that runs is complete; raises RuntimeError where that is another than `work`."""
+        """Mark the running step as complete; raises RuntimeError if `work` is another step."""
         if self._running is None or self._running is not work:
             raise RuntimeError("complete() of a step that next() did not give last")
         self._running = None
@@ -252,7 +245,7 @@ class Scheduler(ABC):
     def _hand_over(
         self, sequences: Sequence[ScheduledSequence], copies: tuple[Copy, ...], admitted: tuple[tuple[int, int], ...]
     ) -> ScheduledBatch:
-        """The step in which the prompts of `sequences`, which have their slots, are put there."""
+        """The step that imports the prompts of `sequences` into their slots."""
         rows = tuple(ScheduledRow(s.id, s.slot, 0, s.tokens[: s.prompt_length], True, 0, s.adapter) for s in sequences)
         self._running = ScheduledBatch("prompt", None, rows, copies, admitted, handed=True)
         return self._running
@@ -260,7 +253,7 @@ class Scheduler(ABC):
     def _took_over(
         self, sequences: Sequence[ScheduledSequence], tokens: Mapping[int, Sequence[int]], finished: Set[int]
     ) -> None:
-        """The prompts of `sequences` are in their slots."""
+        """The prompts of `sequences` were imported."""
         for sequence in sequences:
             if not sequence.gone:
                 sequence.cached = sequence.prompt_length
@@ -268,19 +261,19 @@ class Scheduler(ABC):
                 self._prefilled(sequence, tokens, finished)
 
     def _written(self, rows: Sequence[ScheduledRow]) -> None:
-        """A step with these rows begins: what it will have written limits where a later one may start."""
+        """A step with these rows begins; the tokens it writes limit where a later step may start."""
         rewind = self._config.rewind
         for row in () if rewind.free else rows:
             known = self._known[row.sequence]
             known.floor = max(known.floor, rewind.floor(row.start + len(row.tokens)))
 
     def _draftable(self, room: int) -> int:
-        """Tokens that a step may draft for a sequence, and take back, where it has `room` for so many."""
+        """Drafts that a step may add for a sequence, and take back, given `room` for so many."""
         most = self._config.rewind.most
         return room if most is None else min(room, most)
 
     def _prefilled(self, sequence: ScheduledSequence, tokens: Mapping[int, Sequence[int]], finished: Set[int]) -> None:
-        """All of a prompt is in the cache: its sequence decodes, or ended with its first token."""
+        """The whole prompt is cached: the sequence decodes, or ended with its first token."""
         self._leave_prefill(sequence)
         if sequence.id in finished:
             self._end(sequence)
@@ -291,7 +284,6 @@ class Scheduler(ABC):
     def _decoded(
         self, sequences: Sequence[ScheduledSequence], tokens: Mapping[int, Sequence[int]], finished: Set[int]
     ) -> None:
-        """A decode row of each of `sequences` ran."""
         for sequence in sequences:
             if sequence.gone:
                 continue
@@ -302,11 +294,9 @@ class Scheduler(ABC):
                 self._leave(sequence)
 
     def _leave_prefill(self, sequence: ScheduledSequence) -> None:
-        """`sequence` is no longer in prefill."""
         self._prefilling.remove(sequence)
 
     def _leave(self, sequence: ScheduledSequence) -> None:
-        """A decoding sequence ended."""
         self._decoding.remove(sequence)
         self._end(sequence)
 
@@ -318,8 +308,10 @@ class Scheduler(ABC):
 
 
 def check_config(plan: Plan, config: SchedulerConfig) -> None:
-    """Raise InputError, naming the field, for a config that is out of range or does not fit the plan, and ArtifactError
-    for a plan with gaps that no exact shape fills."""
+    """Raise InputError naming a field that is out of range or does not fit the plan.
+
+    Raises ArtifactError for a plan with gaps that no exact shape fills.
+    """
     limits = plan.limits
     for name, value, least, most, why in (
         ("max_num_seqs", config.max_num_seqs, 1, limits.max_num_seqs, "the plan's max_num_seqs"),
@@ -333,7 +325,7 @@ def check_config(plan: Plan, config: SchedulerConfig) -> None:
         if value < least:
             raise InputError(f"{name} {value} must be at least {least}" + (f" ({why})" if most is None and why else ""))
         if most is not None and value > most:
-            raise InputError(f"{name} {value} is more than {why}, {most}; lower it or plan anew")
+            raise InputError(f"{name} {value} is more than {why}, {most}; lower it or plan again")
     if config.cache_tokens is not None:
         if not config.ragged:
             raise InputError(
@@ -346,4 +338,4 @@ def check_config(plan: Plan, config: SchedulerConfig) -> None:
             )
     gaps = [] if config.exact else prove(plan.limits, plan.buckets)
     if gaps:
-        raise ArtifactError(f"the plan has no bucket for {gaps[0]}; plan anew and compile again")
+        raise ArtifactError(f"the plan has no bucket for {gaps[0]}; plan and compile again")

@@ -1,5 +1,4 @@
-"""The scheduler for buckets and exact rectangles, and its choice of prompt steps, within the prompt tokens that may
-run between two decode steps."""
+"""The scheduler for buckets and exact rectangles, with its choice of prefills within the prefill budget."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PromptStep:
-    """Spans of prompts that run together in `bucket` (None: exact); `tokens` are computed, padding included."""
+    """Prompt spans that run together in `bucket` (None: exact); `tokens` counts computed tokens, including padding."""
 
     bucket: Bucket | None
     sequences: tuple[ScheduledSequence, ...]
@@ -29,10 +28,10 @@ class PromptStep:
 
 
 class PromptSteps:
-    """Prompt steps of a plan; keeps no state of requests but the spans noted in them.
+    """Chooses prefill steps of a plan; its only request state is the spans noted in them.
 
-    While sequences decode, a prompt runs along the buckets of at most `prefill_budget` tokens. Where those do not
-    reach its end, it runs along the buckets up to the smallest size that do.
+    While sequences decode, a prompt uses buckets of at most `prefill_budget` tokens. If those do not reach its end, it
+    uses buckets up to the smallest size that does.
     """
 
     def __init__(self, plan: Plan, config: SchedulerConfig) -> None:
@@ -49,9 +48,9 @@ class PromptSteps:
             self._view(self._caps[0]).lookup("prompt", 1, 1, 0)
 
     def start(self, length: int, cached: int, decoding: bool) -> int:
-        """The first token that has to be computed of a prompt of `length`, of which `cached` are in the cache.
+        """The first token to compute of a prompt of `length` with `cached` tokens in the cache.
 
-        Less than `cached` where no bucket can begin there.
+        It is less than `cached` if no bucket can begin there.
         """
         if self._exact:
             return cached
@@ -59,7 +58,7 @@ class PromptSteps:
         return path[0].spans[0][0]
 
     def step(self, prompts: Sequence[ScheduledSequence], decoding: bool) -> PromptStep:
-        """The next step of the first of `prompts`, shared with others of them where that costs less."""
+        """The next step of the first of `prompts`, shared with others if that costs less."""
         first = prompts[0]
         if self._exact:
             chunk = min(self._chunk, self._budget) if decoding else self._chunk
@@ -75,7 +74,7 @@ class PromptSteps:
         return PromptStep(step.bucket, tuple(chosen[row] for row in step.rows), step.spans, step.bucket.tokens)
 
     def ran(self, sequence: ScheduledSequence, span: Span) -> None:
-        """Note that `span` of a prompt is in the cache."""
+        """Note that `span` of a prompt is cached."""
         sequence.cached = span[1]
         if sequence.spans:
             sequence.spans.pop()
@@ -88,13 +87,13 @@ class PromptSteps:
         return sequence.spans[-1]
 
     def _cap(self, length: int, decoding: bool) -> int:
-        """The most tokens of a bucket that a prompt of `length` may use."""
+        """The largest bucket, in tokens, that a prompt of `length` may use."""
         if not decoding:
             return self._largest
         return self._caps[bisect_left(self._reaches, length)]
 
     def _view(self, cap: int) -> Plan:
-        """The plan with only those prompt buckets that have at most `cap` tokens."""
+        """The plan restricted to prompt buckets of at most `cap` tokens."""
         if cap >= self._largest:
             return self._plan
         view = self._views.get(cap)
@@ -106,9 +105,10 @@ class PromptSteps:
 
 
 def _caps(plan: Plan, budget: int) -> tuple[list[int], list[int]]:
-    """Bucket sizes in tokens, ascending, the first of them `budget` if any bucket is that small, and the longest prompt
-    that buckets up to each size can run, as coverage proves. Only sizes that reach
-    further than smaller ones."""
+    """Bucket sizes in tokens, ascending, and the longest prompt that buckets up to each size can run.
+
+    The first size is `budget` if any bucket is that small. Sizes that reach no further than smaller ones are omitted.
+    """
     reach: dict[int, int] = {}
     for bucket in plan.prompt:
         cap = max(bucket.tokens, budget)
@@ -123,11 +123,12 @@ def _caps(plan: Plan, budget: int) -> tuple[list[int], list[int]]:
 
 
 class BucketScheduler(Scheduler):
-    """Prompt steps and decode steps take turns. `drafter` guesses where any shape runs and a single sequence decodes:
-    rows of several tokens over a past run one at a time there, which costs more than a step of one token each.
+    """Alternates prefill and decode steps.
 
-    Raises InputError, naming the field, for a config that is out of range or does not fit the plan, and ArtifactError
-    for a plan with gaps, since decode steps cannot be split: they run over the first slots.
+    `drafter` is used only if any shape runs and a single sequence decodes: rows of several tokens over a past run one
+    at a time there, which costs more than a step of one token each. Raises InputError naming a field that is out of
+    range or does not fit the plan, and ArtifactError for a plan with gaps, because decode steps run over the first
+    slots and cannot be split.
     """
 
     _slots: SlotTable
@@ -147,7 +148,7 @@ class BucketScheduler(Scheduler):
         self._spent = 0
         """Prompt tokens since the last decode step, while some sequence could decode."""
         self._rows: tuple[Sequence[ScheduledSequence], PromptStep | None] = ((), None)
-        """Of the step that runs."""
+        """Of the running step."""
 
     def _new_slots(self) -> SlotTable:
         return SlotTable(self._config.slots, self._config.min_prefix)
@@ -156,18 +157,20 @@ class BucketScheduler(Scheduler):
         self, sequence: int, prompt: Sequence[int], *, priority: int = 0, group: int | None = None,
         budget: int | None = None, handed: bool = False, adapter: int = 0,
     ) -> None:  # fmt: skip
-        """As Scheduler has it; sequences of a group behind the first wait until its prompt is in the cache, and copy
-        it. Every slot has room for max_model_len, whatever the budget."""
+        """Queue a sequence. Later sequences of a group wait until its prompt is cached, and copy it.
+
+        Every slot has room for max_model_len, whatever the budget.
+        """
         length = len(prompt)
         alone = handed or self._config.rewind.states
         if alone or (group is not None and (length < 2 or not self._prefill.start(length, length - 1, False))):
-            group = None  # no prefix of it can be shared, so prefill them together
+            group = None  # it has no shareable prefix, so prefill its sequences together
         super().add(
             sequence, prompt, priority=priority, group=group, budget=budget, handed=handed, adapter=adapter
         )  # fmt: skip
 
     def next(self) -> ScheduledBatch | None:
-        """The next step; see Scheduler."""
+        """The next step, or None if there is nothing to run."""
         self._require_complete()
         admitted = self._admit() if len(self._queue) else ()
         if admitted and (handed := tuple([s for s in self._prefilling if s.handed])):
@@ -179,7 +182,7 @@ class BucketScheduler(Scheduler):
         return self._decode(admitted) if self._decoding else None
 
     def complete(self, work: ScheduledBatch, tokens: Mapping[int, Sequence[int]], finished: Set[int]) -> None:
-        """Say what `work` gave; see Scheduler."""
+        """Report a step's results."""
         self._completed(work)
         sequences, step = self._rows
         if work.handed:
@@ -202,7 +205,7 @@ class BucketScheduler(Scheduler):
                 self._arranged = False
 
     def _admit(self) -> tuple[tuple[int, int], ...]:
-        """Move sequences from the queue to slots; returns their ids and the prompt tokens that a prefix saves each."""
+        """Move sequences from the queue to slots; returns their ids and the prompt tokens that a prefix saves."""
         admitted = []
         while len(self._prefilling) + len(self._decoding) < self._config.max_num_seqs:
             sequence = self._queue.pop(self._leading)
@@ -217,7 +220,7 @@ class BucketScheduler(Scheduler):
         return tuple(admitted)
 
     def _prefix(self, sequence: ScheduledSequence) -> Prefix | None:
-        """The cached prefix of the prompt, cut to a place where a step can begin; None if it is not worth a copy."""
+        """The cached prefix of the prompt, cut to where a step can begin; None if it is not worth a copy."""
         shares = sequence.group is not None
         least = 1 if shares else self._config.min_prefix
         if not least or sequence.prompt_length <= least:
@@ -233,12 +236,12 @@ class BucketScheduler(Scheduler):
         return Prefix(slot, usable, kept is not None and kept.length == length, floor)
 
     def _shared(self, sequence: ScheduledSequence) -> bool:
-        """Whether the cache already held all of the prompt that can be reused, so others of its group need not wait."""
+        """Whether the cache already held all reusable prompt tokens, so that others of its group need not wait."""
         length = sequence.prompt_length
         return sequence.cached >= self._prefill.start(length, length - 1, bool(self._decoding))
 
     def _prompt_step(self) -> PromptStep | None:
-        """The prompt step to run now; None when it is the decoding sequences' turn."""
+        """The prefill step to run now; None if it is the decoding sequences' turn."""
         prompts = self._prefilling
         ready = self._decoding
         if ready and not self._arranged:
@@ -290,7 +293,7 @@ class BucketScheduler(Scheduler):
         )
 
     def _arrange(self) -> list[ScheduledSequence]:
-        """Bring the decoding sequences to the first slots; those that can decode now, in order of slots."""
+        """Move the decoding sequences to the first slots; returns those that can decode now, by slot."""
         if self._arranged:
             return self._decoding
         ready = self._slots.arrange(self._decoding)
@@ -300,14 +303,13 @@ class BucketScheduler(Scheduler):
         return ready
 
     def _leave_prefill(self, sequence: ScheduledSequence) -> None:
-        """`sequence` is no longer in prefill, so that others of its group need not wait."""
         super()._leave_prefill(sequence)
         if sequence.group is not None:
             self._leading.discard(sequence.group)
             self._queue.release(sequence.group)
 
     def _leave(self, sequence: ScheduledSequence) -> None:
-        """A decoding sequence ended. In the last slot it leaves no hole."""
+        """A decoding sequence ended. If it was in the last slot, it leaves no hole."""
         last = self._arranged and self._decoding[-1] is sequence
         super()._leave(sequence)
         self._arranged = last or not self._decoding

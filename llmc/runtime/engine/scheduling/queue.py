@@ -1,4 +1,4 @@
-"""A sequence as the scheduler keeps it from its arrival to its end, and the queue in which it waits for a slot."""
+"""A sequence as the scheduler keeps it, and the queue in which it waits for a slot."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ Span = tuple[int, int]
 
 @dataclass(slots=True, eq=False)
 class ScheduledSequence:
-    """`tokens` are the prompt and the answer so far; slot `slot` holds the first `cached` of them (−1: no slot yet).
+    """`tokens` are the prompt and the output so far; slot `slot` holds the first `cached` of them (−1: no slot yet).
 
-    `rank` and `arrival` order the queue, lowest first. `gone` is set when it finished or was cancelled. `spans` are
-    the prompt's spans that are left to compute along `cap`, last first; empty: to be worked out anew. `reserved`:
-    tokens of a shared pool that are kept for it. `handed`: another executor computed its prompt. `floor`: the first
-    place but 0 where a step may start in its slot, once the step that runs is done. `adapter`: which of the bundle's
-    adapters it is computed with, 0 for none.
+    `rank` and `arrival` order the queue, lowest first. `gone`: finished or cancelled. `spans`: the prompt's spans left
+    to compute with buckets up to `cap`, last first; empty: to be computed again. `reserved`: shared-pool tokens
+    reserved for it. `handed`: another executor computed its prompt. `floor`: the lowest start other than 0 in its slot
+    after the running step. `adapter`: the bundle's adapter number, 0 for none.
     """
 
     id: int
@@ -43,10 +42,10 @@ _Entry = tuple[int, int, ScheduledSequence]
 
 
 class WaitingQueue:
-    """A heap by rank, then arrival. The rank is arrival number + overtake · priority. So a sequence that comes later by
-    more than overtake · (difference of priorities) arrivals never goes first, and no sequence starves.
+    """A heap by rank, then arrival. The rank is arrival number + overtake · priority.
 
-    Sequences of a blocked group step aside, without holding up those behind them, until `release`.
+    A sequence that arrives more than overtake · (priority difference) later never goes first, so none starves.
+    Sequences of a blocked group step aside until `release`, without delaying those behind them.
     """
 
     def __init__(self) -> None:
@@ -63,20 +62,20 @@ class WaitingQueue:
         self._count += 1
 
     def discard(self, sequence: ScheduledSequence) -> None:
-        """Forget a waiting sequence, which the caller has marked as gone; amortised O(1)."""
+        """Remove a waiting sequence that the caller has marked as gone; amortised O(1)."""
         self._count -= 1
         if len(self._heap) > 2 * self._count + 16:
             self._heap = [entry for entry in self._heap if not entry[2].gone]
             heapify(self._heap)
 
     def first(self) -> ScheduledSequence | None:
-        """The first sequence, which stays; None when there is none."""
+        """The first sequence, without removing it, or None."""
         while self._heap and self._heap[0][2].gone:
             heappop(self._heap)
         return self._heap[0][2] if self._heap else None
 
     def pop(self, blocked: Set[int]) -> ScheduledSequence | None:
-        """Take the first sequence whose group is not in `blocked`; None when there is none."""
+        """Remove and return the first sequence whose group is not in `blocked`, or None."""
         while self._heap:
             entry = heappop(self._heap)
             sequence = entry[2]
@@ -90,6 +89,6 @@ class WaitingQueue:
         return None
 
     def release(self, group: int) -> None:
-        """Let the sequences of `group`, which is no longer blocked, take their places again."""
+        """Requeue the sequences of `group`, which is no longer blocked."""
         for entry in self._aside.pop(group, ()):
             heappush(self._heap, entry)

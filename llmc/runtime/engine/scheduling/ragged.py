@@ -1,14 +1,13 @@
-"""The scheduler for executors that take rows of any lengths in one step; the types are in base.py.
+"""The scheduler for executors that take rows of any lengths in one step; base.py has the types.
 
-A step has a row for each decoding sequence, and beside them as much of the prompts, first come first served, as fits
-`prefill_budget`: no sequence waits for a step of others, and prompts make a step longer by at most the budget (chunked
-prefill as in vLLM, dynamic split-fuse in DeepSpeed). Where nothing decodes, prompts fill the step up to the plan's
-largest prompt bucket, or `prompt_chunk`.
+A step has a row for each decoding sequence, plus prompt tokens up to `prefill_budget`, first come first served. No
+sequence waits for others' steps, and prompts lengthen a step by at most the budget (chunked prefill as in vLLM, dynamic
+split-fuse in DeepSpeed). If nothing decodes, prompts fill the step up to the plan's largest prompt bucket, or
+`prompt_chunk`.
 
-A sequence leaves the queue when its first tokens run. It waits where the step before it in the queue computes tokens of
-its own beginning: the next step finds them in the cache, so that prompts that begin alike and come together compute
-their beginning once. With a shared pool of tokens the first of the queue also waits until its whole reservation fits
-(SlotPool); the sequences behind it wait too.
+A sequence leaves the queue when its first tokens run. If the current step computes tokens of its prefix, it waits one
+step to find them in the cache, so prompts with a common prefix that arrive together compute it once. With a shared
+token pool, the first in the queue also waits until its whole reservation fits (SlotPool); those behind it wait too.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ if TYPE_CHECKING:
     from llmc.buckets.plan import Plan
 
 _Part = tuple[ScheduledSequence, int]
-"""A prompt, and how many of its tokens are in the cache once the step ran."""
+"""A prompt, and how many of its tokens are cached after the step."""
 
 
 class RaggedScheduler(Scheduler):
-    """See the module's docstring. `drafter` guesses for steps in which every row decodes.
+    """Schedules rows of any lengths, as the module docstring describes. `drafter` is used if every row decodes.
 
-    Raises InputError, naming the field, for a config that is out of range or does not fit the plan.
+    Raises InputError naming a field that is out of range or does not fit the plan.
     """
 
     _slots: SlotPool
@@ -42,14 +41,14 @@ class RaggedScheduler(Scheduler):
         super().__init__(plan, config)
         self._drafter = drafter
         self._most = min(plan.limits.max_num_batched_tokens, max(bucket.tokens for bucket in plan.prompt))
-        """Prompt tokens of a step in which nothing decodes."""
+        """Largest number of prompt tokens in a step without decode rows."""
         if config.prompt_chunk is not None:
             self._most = min(self._most, config.prompt_chunk)
 
     def _empty(self) -> None:
         super()._empty()
         self._rows: tuple[list[ScheduledSequence], list[_Part]] = ([], [])
-        """Of the step that runs, what decodes, and the prompts."""
+        """Of the running step: what decodes, and the prompts."""
 
     def _new_slots(self) -> SlotPool:
         config = self._config
@@ -61,13 +60,13 @@ class RaggedScheduler(Scheduler):
         offsets = length + (room if budget is None else min(room, budget)) - 1
         if self._slots.room is not None and offsets > self._slots.room:
             raise InputError(
-                f"a prompt of {length} tokens and its answer take {offsets} tokens; the KV cache holds "
-                f"{self._slots.room}: give it more space, or ask for less"
+                f"a prompt of {length} tokens and its output take {offsets} tokens; the KV cache holds "
+                f"{self._slots.room}: give it more space, or request fewer tokens"
             )
         return self._slots.blocks(offsets)
 
     def next(self) -> ScheduledBatch | None:
-        """The next step; see Scheduler."""
+        """The next step, or None if there is nothing to run."""
         self._require_complete()
         if handed := self._admit_handed():
             self._rows = handed, []
@@ -97,7 +96,7 @@ class RaggedScheduler(Scheduler):
         return self._running
 
     def complete(self, work: ScheduledBatch, tokens: Mapping[int, Sequence[int]], finished: Set[int]) -> None:
-        """Say what `work` gave; see Scheduler."""
+        """Report a step's results."""
         self._completed(work)
         decoding, parts = self._rows
         if work.handed:
@@ -112,14 +111,14 @@ class RaggedScheduler(Scheduler):
                 self._prefilled(sequence, tokens, finished)
 
     def _take(self, parts: list[_Part], sequence: ScheduledSequence, room: int) -> int:
-        """Add as much of a prompt to the step as there is room for; returns how many tokens."""
+        """Add as much of a prompt to the step as fits; returns the number of tokens."""
         count = min(room, sequence.prompt_length - sequence.cached)
         if count:
             parts.append((sequence, sequence.cached + count))
         return count
 
     def _admit(self, parts: list[_Part], room: int) -> tuple[tuple[int, int], ...]:
-        """Move sequences from the queue into the step while there is room; their ids and what a prefix saves each."""
+        """Move sequences from the queue into the step while they fit; returns their ids and what a prefix saves."""
         admitted = []
         while room and len(self._prefilling) + len(self._decoding) < self._config.max_num_seqs:
             sequence = self._queue.first()
@@ -136,7 +135,7 @@ class RaggedScheduler(Scheduler):
         return tuple(admitted)
 
     def _admit_handed(self) -> list[ScheduledSequence]:
-        """Move prompts that were computed elsewhere, as far as they are first in the queue and fit, to slots."""
+        """Move transferred prompts from the front of the queue to slots, as far as they fit."""
         admitted: list[ScheduledSequence] = []
         while len(self._prefilling) + len(self._decoding) < self._config.max_num_seqs:
             sequence = self._queue.first()
@@ -149,11 +148,11 @@ class RaggedScheduler(Scheduler):
         return admitted
 
     def _least(self, sequence: ScheduledSequence) -> int:
-        """Tokens of the shortest prefix that is worth sharing; 0: none is."""
+        """The shortest prefix worth sharing, in tokens; 0: none."""
         return 1 if sequence.group is not None else self._config.min_prefix
 
     def _prefix(self, sequence: ScheduledSequence) -> Match | None:
-        """The slot that holds most of the beginning of the prompt; None if that is not worth a copy."""
+        """The slot that holds the longest prefix of the prompt; None if it is not worth a copy."""
         least = self._least(sequence)
         if not least or sequence.prompt_length <= least:
             return None
@@ -161,7 +160,7 @@ class RaggedScheduler(Scheduler):
         return match if match is not None and match.length >= least else None
 
     def _comes(self, sequence: ScheduledSequence, found: int, parts: Sequence[_Part]) -> bool:
-        """Whether `parts` compute enough of the beginning of the prompt, beyond the `found` tokens, to wait for."""
+        """Whether `parts` compute enough of the prompt's prefix, beyond `found` tokens, to wait for."""
         least = self._least(sequence)
         if not least or sequence.prompt_length - 1 < found + least:
             return False

@@ -1,8 +1,8 @@
-"""What each cache slot holds, the search for a cached beginning of a prompt, and the copies between slots.
+"""The contents of each cache slot, the search for cached prefixes, and the copies between slots.
 
-A slot is held by a live sequence, or keeps the tokens of one that ended (retained), or is free. Every change is made
-here at once and noted as a copy, so that `take_copies` gives them in an order in which each source is still intact.
-Retained tokens give way, least recently used first, when a new sequence needs their room or their slot.
+A slot belongs to a live sequence, retains an ended sequence's tokens, or is free. Every change takes effect here at
+once and is recorded as a copy; `take_copies` returns copies in an order in which each source is still intact. Retained
+tokens are evicted, least recently used first, when a new sequence needs their room or slot.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from llmc.runtime.engine.scheduling.queue import ScheduledSequence
 class Copy:
     """Copy the first `length` cached tokens of slot `source` to slot `target`, which then holds nothing else.
 
-    Where slots share a pool of tokens, the two may be the same slot, which is then cut to `length` tokens.
+    With a shared token pool, both may be the same slot, which is then cut to `length` tokens.
     """
 
     source: int
@@ -32,8 +32,10 @@ class Copy:
 
 @dataclass(slots=True, eq=False)
 class Retained:
-    """The first `length` of `tokens`, kept in a slot after their sequence ended; `used` orders by last use, and `floor`
-    is the first place but 0 where a step may start. `adapter`: what they were computed with."""
+    """The first `length` of `tokens`, kept in a slot after their sequence ended.
+
+    `used` orders by last use; `floor` is the lowest start of a step other than 0; `adapter` is what computed them.
+    """
 
     tokens: array[int]
     length: int
@@ -43,12 +45,12 @@ class Retained:
 
     @classmethod
     def of(cls, sequence: ScheduledSequence, used: int) -> Retained:
-        """What a sequence that ended leaves in its slot."""
+        """Create from a sequence that ended."""
         return cls(sequence.tokens, sequence.cached, used, sequence.floor, sequence.adapter)
 
 
 class CacheSlots:
-    """`count` slots; tokens of ended sequences are retained when they are at least `least_retained` (0: never)."""
+    """`count` slots; an ended sequence's tokens are retained if at least `least_retained` (0: never)."""
 
     def __init__(self, count: int, least_retained: int) -> None:
         self.live: list[ScheduledSequence | None] = [None] * count
@@ -58,14 +60,14 @@ class CacheSlots:
         self._clock = 0
 
     def take_copies(self) -> tuple[Copy, ...]:
-        """The copies since the last call, in the order in which they have to run."""
+        """The copies since the last call, in the order in which they must run."""
         if not self._copies:
             return ()
         copies, self._copies = tuple(self._copies), []
         return copies
 
     def retire(self, sequence: ScheduledSequence) -> bool:
-        """`sequence` ended: its slot retains what it cached, or is free. Returns whether it retains that."""
+        """Free the slot of an ended sequence or retain its tokens; returns whether they are retained."""
         self.live[sequence.slot] = None
         keeps = bool(self._least) and sequence.cached >= max(self._least, sequence.floor)
         if keeps:
@@ -82,7 +84,7 @@ class CacheSlots:
 
 
 def common_prefix(prompt: NDArray[np.int64], held: array[int], limit: int) -> int:
-    """How many of the first `limit` tokens are equal; both have at least `limit`. A few microseconds."""
+    """How many of the first `limit` tokens are equal; both must have at least `limit`. Takes a few microseconds."""
     if limit < 1 or held[0] != prompt[0]:
         return 0
     # an array cannot be extended while a view of it lives, so no view may leave this function
@@ -92,7 +94,7 @@ def common_prefix(prompt: NDArray[np.int64], held: array[int], limit: int) -> in
 
 
 class Match(NamedTuple):
-    """A prompt begins with the first `length` tokens of a slot, after which a step may start, and from `floor` on."""
+    """A prompt begins with the first `length` tokens of a slot. A step may start after them, and from `floor` on."""
 
     slot: int
     length: int
@@ -100,11 +102,11 @@ class Match(NamedTuple):
 
 
 def longest_match(slots: CacheSlots, sequence: ScheduledSequence, within_group: bool) -> Match | None:
-    """The longest common prefix of a prompt and a slot's cached tokens, at most all of the prompt but one token; None
-    when there is none, or none after which a step may start in its slot.
+    """The longest prefix of a prompt, at most all but one token, that a slot holds and a step may start after.
 
-    Only what was computed with the sequence's own adapter counts. Retained tokens win over equally long ones of live
-    sequences, and low slots over high ones. `within_group`: only live sequences of the same group count.
+    None if there is none. Only tokens computed with the sequence's own adapter count. Retained tokens win over equally
+    long ones of live sequences, and low slots over high ones. `within_group`: only live sequences of the same group
+    count.
     """
 
     def shared(held: array[int], length: int, floor: int) -> int:
@@ -132,8 +134,10 @@ def longest_match(slots: CacheSlots, sequence: ScheduledSequence, within_group: 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """The first `length` cached tokens of `slot` serve a new prompt; `whole`: the slot retains no token beyond those
-    that the prompt begins with. `floor`: that of the slot."""
+    """The first `length` cached tokens of `slot` serve a new prompt. `floor` is the slot's.
+
+    `whole`: the slot retains no further token.
+    """
 
     slot: int
     length: int
@@ -144,16 +148,16 @@ class Prefix:
 class SlotTable(CacheSlots):
     """Slots of which decode graphs take the first n: `arrange` keeps decoding sequences there.
 
-    Copies are the price of that, and are kept few: sequences move only before a decode step or an admission, each at
-    most once, and a new sequence gets the lowest slot that no live one holds, in which it is likely to decode. Retained
-    tokens are moved out of the way as long as a slot has nothing newer, since recomputing a token costs hundreds of
-    times as much as copying it.
+    This costs copies, which are kept few: sequences move only before a decode step or an admission, at most once each,
+    and a new sequence gets the lowest slot without a live one, in which it is likely to decode. Retained tokens are
+    moved out of the way while some slot holds nothing newer, because recomputing a token costs hundreds of times as
+    much as copying it.
     """
 
     def admit(self, sequence: ScheduledSequence, prefix: Prefix | None) -> None:
         """Give `sequence` a slot that holds `prefix`, if there is one.
 
-        At least one slot must have no live sequence, and every decoding one must be in its place (`arrange`).
+        At least one slot must have no live sequence, and decoding sequences must be arranged (`arrange`).
         """
         target = next(slot for slot, held in enumerate(self.live) if held is None)
         source = None if prefix is None else self.retained[prefix.slot]
@@ -175,10 +179,10 @@ class SlotTable(CacheSlots):
         sequence.floor = 0 if prefix is None else prefix.floor
 
     def placeable(self, decoding: list[ScheduledSequence]) -> list[ScheduledSequence]:
-        """Those of `decoding` that `arrange` can bring to the first slots, by slot.
+        """Those of `decoding` that `arrange` can move to the first slots, by slot.
 
-        All, as long as some slot has no live sequence. When every slot is live, a started prompt may be in the way of
-        one in a higher slot, which then has to wait for it.
+        These are all, if some slot has no live sequence. Otherwise a started prompt may block a sequence in a higher
+        slot, which waits for it.
         """
         ready = sorted(decoding, key=lambda sequence: sequence.slot)
         if None in self.live:
@@ -192,10 +196,10 @@ class SlotTable(CacheSlots):
         return ready
 
     def arrange(self, decoding: list[ScheduledSequence]) -> list[ScheduledSequence]:
-        """Bring those of `decoding` that can be to slots 0 … n − 1, and return them in that order.
+        """Move the placeable sequences of `decoding` to slots 0 … n − 1 and return them in that order.
 
-        Each that has to move is copied once; what is in its way is moved out first, retained tokens only if there is
-        a better place for them.
+        Each moves with one copy. What is in its way is moved out first, retained tokens only if there is a better slot
+        for them.
         """
         ready = self.placeable(decoding)
         count = len(ready)
@@ -211,7 +215,7 @@ class SlotTable(CacheSlots):
         return ready
 
     def _fill(self, mover: ScheduledSequence, hole: int, floor: int) -> None:
-        """Move `mover` to slot `hole`, and what is there to a slot from `floor` on."""
+        """Move `mover` to slot `hole`, and the contents of `hole` to a slot from `floor` on."""
         occupant, left = self.live[hole], mover.slot
         if occupant is None:
             self._clear(hole, floor)
@@ -237,14 +241,12 @@ class SlotTable(CacheSlots):
         return slot
 
     def _clear(self, slot: int, floor: int) -> None:
-        """Make `slot`, which no live sequence holds, free."""
         if self.retained[slot] is not None:
             self._save(slot, floor)
             self.retained[slot] = None
 
     def _save(self, slot: int, floor: int) -> None:
-        """Copy what `slot` retains to the highest free slot from `floor` on, or over the oldest tokens that are older
-        than it; nowhere if there are none."""
+        """Copy what `slot` retains to the highest free slot from `floor` on, or over the oldest older tokens."""
         kept = self.retained[slot]
         if kept is None:
             return
@@ -265,13 +267,12 @@ class SlotTable(CacheSlots):
 
 
 class SlotPool(CacheSlots):
-    """Slots that sequences stay in; with `cache_tokens`, the pool of so many tokens that they share, in blocks of
-    `block_tokens`. What slots hold is then cut and emptied by copies as soon as it may be.
+    """Slots that sequences stay in. With `cache_tokens`, they share that many tokens in blocks of `block_tokens`.
 
-    Every slot counts with its tokens rounded up to whole blocks, whatever blocks it shares with others: a live one with
-    all that its sequence may come to (its reservation), one that retains an ended sequence's tokens with those. The sum
-    is never more than the pool, so that no sequence that was admitted ever lacks room, and none has to be preempted.
-    Nothing is known of what slots hold before, so that the first copies empty them.
+    Slots are then cut and emptied by copies as early as possible. Each slot counts with its tokens rounded up to whole
+    blocks, even if it shares blocks: a live slot with its sequence's reservation, a retaining slot with the retained
+    tokens. The sum never exceeds the pool, so an admitted sequence never lacks room or is preempted. Initial contents
+    are unknown, so the first copies empty the slots.
     """
 
     def __init__(
@@ -285,7 +286,7 @@ class SlotPool(CacheSlots):
 
     @property
     def room(self) -> int | None:
-        """Tokens of the longest sequence that fits the pool alone; None: any fits."""
+        """The longest sequence that fits the pool on its own, in tokens; None: any fits."""
         return None if self._tokens is None else self._tokens // self._block * self._block
 
     def blocks(self, tokens: int) -> int:
@@ -293,14 +294,14 @@ class SlotPool(CacheSlots):
         return -(-tokens // self._block) * self._block
 
     def fits(self, sequence: ScheduledSequence) -> bool:
-        """Whether the pool has room for the sequence's reservation, once nothing is retained any more."""
+        """Whether the pool has room for the sequence's reservation, if all retained tokens are dropped."""
         return self._tokens is None or self._reserved() + sequence.reserved <= self._tokens
 
     def admit(self, sequence: ScheduledSequence, prefix: Match | None) -> None:
-        """Give `sequence`, which fits, a slot; with `prefix`, one that holds that much of that slot.
+        """Give `sequence`, which must fit, a slot; with `prefix`, a slot that holds it.
 
-        At least one slot must have no live sequence. Retained tokens of which nothing else would be left, or beside
-        which there is no room, are taken over where they are.
+        At least one slot must have no live sequence. Retained tokens are taken over in their slot if nothing else of
+        them would remain or there is no room for a copy.
         """
         source, length, floor = prefix or (-1, 0, 0)
         kept = self.retained[source] if prefix else None
@@ -324,7 +325,7 @@ class SlotPool(CacheSlots):
         sequence.floor = floor
 
     def retire(self, sequence: ScheduledSequence) -> bool:
-        """As CacheSlots has it; what is not retained is given back."""
+        """Free the slot of an ended sequence or retain its tokens, and return the rest to the pool."""
         keeps = super().retire(sequence)
         self._cut(sequence.slot, sequence.cached if keeps else 0)
         return keeps
@@ -336,13 +337,13 @@ class SlotPool(CacheSlots):
         return self._reserved() + sum(self.blocks(kept.length) for kept in self.retained if kept is not None)
 
     def _room_beside(self, kept: Retained, slot: int, sequence: ScheduledSequence) -> bool:
-        """Whether `sequence` has a slot other than `slot`, and room beside what that one retains."""
+        """Whether `sequence` has a slot other than `slot`, and room in addition to what that one retains."""
         if all(held is not None for other, held in enumerate(self.live) if other != slot):
             return False
         return self._tokens is None or self._reserved() + self.blocks(kept.length) + sequence.reserved <= self._tokens
 
     def _vacant(self, source: int) -> int:
-        """The lowest free slot, or else the one with the oldest retained tokens, but for `source`."""
+        """The lowest free slot, otherwise the one with the oldest retained tokens, except `source`."""
         ranked = [
             (-1 if kept is None else kept.used, slot)
             for slot, (held, kept) in enumerate(zip(self.live, self.retained, strict=True))
@@ -351,7 +352,7 @@ class SlotPool(CacheSlots):
         return min(ranked)[1]
 
     def _make_room(self, source: int) -> None:
-        """Drop retained tokens, the oldest first, until the pool holds all; those of `source` stay."""
+        """Drop retained tokens, oldest first, except those of `source`, until the pool holds the rest."""
         if self._tokens is None:
             return
         excess = self._held() - self._tokens
@@ -365,11 +366,11 @@ class SlotPool(CacheSlots):
                 self.drop(slot)
 
     def drop(self, slot: int) -> None:
-        """Retain nothing in the slot, and give its tokens back."""
+        """Retain nothing in the slot and return its tokens to the pool."""
         super().drop(slot)
         self._cut(slot, 0)
 
     def _cut(self, slot: int, length: int) -> None:
-        """Give back what the slot holds beyond `length`; where there is no pool, the next step there does."""
+        """Return the slot's tokens beyond `length`. Without a pool, the slot's next step overwrites them."""
         if self._tokens is not None:
             self._copies.append(Copy(slot, slot, length))

@@ -1,1 +1,1 @@
-"""numpy as a device."""
+"""The fake device, computed in numpy."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class FakeEncoder(Encoder):
-    """See the module's docstring. As many streams as threads, which share nothing."""
+    """Replays fake encoder executables. It has as many independent streams as threads."""
 
     description: ClassVar[ExecutorDescription] = ExecutorDescription({"weights": "data", EXECUTABLES: "data"})
 
@@ -33,7 +33,7 @@ class FakeEncoder(Encoder):
         return self.threads
 
     def encode(self, inputs: Mapping[str, NDArray[np.int64]], stream: int = 0) -> NDArray[np.float32]:
-        """Every token is a sum over the live ones, the farther the less; what is not live is selected away."""
+        """Each token's output is a sum over live tokens, weighted by distance. Padding is masked by selection."""
         ids, lengths = inputs[TOKEN_IDS], inputs[LENGTHS]
         program, (embedding, head) = self._open(self.executable_for(*ids.shape))
         compiled = program["batch"], program["query"]
@@ -51,7 +51,7 @@ class FakeEncoder(Encoder):
         return found
 
     def _load(self, executable: Executable) -> tuple[dict[str, Any], list[NDArray[np.float32]]]:
-        """Its fields, and the embedding and head, mapped read-only."""
+        """Its fields, and the embedding and lm_head, mapped read-only."""
         program, weights = json.loads(self.bundle.files.read(executable.blob)), self.bundle.files.path("weights")
         placements = [program["tensors"][name] for name in ("embedding", "head")]
         return program, [np.memmap(weights, np.float32, "r", at["offset"], tuple(at["shape"])) for at in placements]

@@ -1,10 +1,9 @@
 """numpy as a device: replays what the fake target compiles, and holds the engine to the contract of an executor.
 
-The model and the format of an executable are in llmc/compiler/targets/fake.py, its arithmetic in fake/program.py. A
-specialised executable computes at its full static shape, including padding and unused cache, and masks values without a
-live token, as compiled graphs do. So a wrong mask, slot or past changes results here too. Errors that a real device
-would not notice are refused: a shape other than the compiled one, a past that the slot does not hold, tokens beyond the
-cache.
+The model and executable format are in llmc/compiler/targets/fake.py, the arithmetic in fake/program.py. A specialised
+executable computes at its full static shape, including padding and unused cache, and masks values without a live token,
+as compiled graphs do. A wrong mask, slot or past therefore changes results. Errors that a real device would not notice
+raise: a shape other than the compiled one, a past that the slot does not hold, tokens beyond the cache.
 
 The suffix of the device's name selects how steps are taken, as real devices differ in this (fake/device.py).
 """
@@ -36,18 +35,19 @@ NUMBER = 4
 """Bytes of a float32."""
 
 FAKE_VERSION = "1.0"
-"""Version of the fake device's toolchain: a bundle runs on the very version that it was compiled with."""
+"""Version of the fake device's toolchain. A bundle runs only with the version that compiled it."""
 
 
 def host() -> Mapping[str, str]:
-    """The card and its driver, on a host that has one."""
+    """The fake GPU and its driver, if this host has one."""
     return {} if device.here is None else {"card": device.here.name, "driver": device.here.driver}
 
 
 class FakeExecutor(StaticExecutor):
-    """See the module's docstring. The cache is one array [slots, places, hidden_size]: the model has no keys.
+    """Runs steps in numpy. The cache is one array [slots, token slots, hidden_size], because the model has no keys.
 
-    Where the manifest says that the cache is a state, it is [slots, 1, hidden_size]: the vectors' faded sum alone.
+    If the manifest declares the cache as recurrent state, it is [slots, 1, hidden_size]: the decayed sum of the
+    vectors.
     """
 
     description: ClassVar[ExecutorDescription] = ExecutorDescription(
@@ -85,13 +85,13 @@ class FakeExecutor(StaticExecutor):
         )  # fmt: skip
 
     def make_cache(self, slots: int) -> None:
-        """An empty cache of so many slots."""
+        """Create an empty cache of `slots` slots."""
         self.slots = slots
         self._vectors = np.zeros((slots, self._offsets(self.capacity), self.hidden), np.float32)
         self._held = SlotLengths(slots, self.bundle.cache_shape.rewind)
 
     def _offsets(self, tokens: int) -> int:
-        """Places of a slot for so many tokens; a state takes one."""
+        """Token slots of a slot with so many tokens; a state takes one."""
         return 1 if self._has_states else self.bundle.cache_shape.kv[0].token_slots(tokens)
 
     @property
@@ -104,11 +104,11 @@ class FakeExecutor(StaticExecutor):
         return self._vectors
 
     def program(self, bucket: Bucket) -> FakeProgram:
-        """The executable of a bucket, opened."""
+        """The opened executable of a bucket."""
         return self._open(self._find(bucket.phase, bucket.batch, bucket.query, bucket.context))
 
     def run(self, step: Step) -> Array:
-        """One step at the executable's shape; rows without a request come back as NaN, since nobody may use them."""
+        """Run a step at the executable's shape. Rows without a request return NaN, because nobody may use them."""
         program, past = self._begin(step)
         given = step.token_ids, step.past_lengths, step.new_lengths, past
         if self._device is not None:
@@ -121,7 +121,7 @@ class FakeExecutor(StaticExecutor):
         return self.logits()
 
     def run_each(self, step: Step) -> Array:
-        """As `run`, over each beginning of each row in turn: slow, and independent of how `run` sums."""
+        """Run each prefix of each row in turn: slow, and independent of how `run` sums."""
         if not self.capabilities.scores_each:
             return super().run_each(step)
         if not self.capabilities.ragged and len(step.slots) > 1 and step.query > 1:
@@ -143,15 +143,17 @@ class FakeExecutor(StaticExecutor):
     def replay(
         self, program: FakeProgram, token_ids: Ints, past_lengths: Ints, new_lengths: Ints, past: Array
     ) -> tuple[Array, Array]:
-        """The device's arithmetic, see FakeProgram.replay: a broken device overrides it."""
+        """Run FakeProgram.replay; tests of a broken device override this."""
         if self._has_states:
             logits, state = program.advance(token_ids, past_lengths, new_lengths, past[:, 0])
             return logits, state[:, None]
         return program.replay(token_ids, past_lengths, new_lengths, past)
 
     def _begin(self, step: Step) -> tuple[FakeProgram, Array]:
-        """The executable for a step that can run, and its rows' pasts, [B, context, hidden_size] or fewer places, or
-        their states, NaN for rows without a request."""
+        """The executable for a valid step, and its rows' pasts, [B, context, hidden_size] or fewer token slots.
+
+        Recurrent state instead of pasts if the model has it; NaN for rows without a request.
+        """
         self._check_past(step)
         program = self._open(self._executable(step))
         if self.bundle.adapters:
@@ -166,7 +168,6 @@ class FakeExecutor(StaticExecutor):
         return program, past
 
     def _end(self, step: Step, new: Array) -> None:
-        """Put the new vectors into the cache."""
         for row, slot in enumerate(step.slots):
             start, count = int(step.past_lengths[row]), int(step.new_lengths[row])
             if self._has_states:
@@ -183,8 +184,7 @@ class FakeExecutor(StaticExecutor):
         self._held.copied(source, target, length)
 
     def export_prefix(self, slot: int, length: int) -> list[Array]:
-        """A copy of the token vectors, [1, length, hidden_size]; they are all that this model remembers. With a window
-        zeros for tokens before it."""
+        """A copy of the token vectors, [1, length, hidden_size], this model's whole cache. Zeros before a window."""
         self._held.require(slot, length)
         if self._has_states:
             return [self._cache[slot].copy()[None]]
@@ -198,14 +198,14 @@ class FakeExecutor(StaticExecutor):
         self._held.imported(slot, length)
 
     def nan_fill(self, slot: int, start: int, value: float) -> None:
-        """Overwrite what no live token owns: of a state, the slot's that holds none."""
+        """Overwrite what no live token owns, and the state of an empty slot."""
         if start == 0:
             self._cache[slot] = value
         elif not self._has_states:
             self._cache[slot, free_offsets(self._cache.shape[1], start, self._held.used[slot])] = value
 
     def memory(self) -> dict[str, int]:
-        """Bytes of cache and logits, and the number of executables open; weights are mapped, not held."""
+        """Bytes of cache and logits, and the number of open executables. Weights are mapped, not held."""
         return {
             "cache": 0 if self._vectors is None else self._vectors.nbytes,
             "logits": self._buffer.nbytes,
@@ -217,13 +217,11 @@ class FakeExecutor(StaticExecutor):
         self._logits = None
 
     def _find(self, phase: str, batch: int, query: int, context: int) -> Executable:
-        """The one for every shape, where there is one."""
         if self.capabilities.exact:
             return self.bundle.executable("any", None, None, None)
         return super()._find(phase, batch, query, context)
 
     def _open(self, executable: Executable) -> FakeProgram:
-        """The executable, read and verified when it is used first."""
         program = self._programs.get(executable.blob)
         if program is None:
             try:
@@ -252,13 +250,12 @@ class FakeExecutor(StaticExecutor):
         return program
 
     def _require_card(self, executable: Executable, made_for: object) -> None:
-        """What a card runs is its code: not loaded from a bundle that counts as data, nor on another card."""
+        """Target-compiled executables are code: reject them in a data-only bundle, and on another fake GPU."""
         self.bundle.files.require_native(f"executable {executable}")
         if device.here is None or made_for != device.here.name:
-            raise ValueError(f"it is for the card {made_for!r:.80}")
+            raise ValueError(f"it is for the GPU {made_for!r:.80}")
 
     def _check_past(self, step: Step) -> None:
-        """Raise InputError for a step that no cache of this size and content can serve."""
         if not self.capabilities.ragged:
             self._check_rectangle(step)
         self._check_step(step, self._held, first_slots=not self.capabilities.ragged)
@@ -273,7 +270,7 @@ class FakeExecutor(StaticExecutor):
             )
 
     def _require_room(self, changed: dict[int, int]) -> None:
-        """Raise InputError when the slots' tokens, once `changed`, are more than the pool."""
+        """Raise InputError if the slots' tokens, once `changed`, exceed the pool."""
         room = self.capabilities.cache_tokens
         if room is None:
             return
@@ -285,7 +282,7 @@ class FakeExecutor(StaticExecutor):
 
 @dataclass(frozen=True)
 class FakeGraph:
-    """What a bucket's graph reads from: token_ids [B, Q], past_lengths [B], new_lengths [B], past [B, context, H]."""
+    """A bucket graph's input buffers: token_ids [B, Q], past_lengths [B], new_lengths [B], past [B, context, H]."""
 
     token_ids: Ints
     past_lengths: Ints
@@ -294,7 +291,7 @@ class FakeGraph:
 
     @classmethod
     def of(cls, bucket: Bucket, hidden: int) -> FakeGraph:
-        """Empty buffers of the bucket's shape."""
+        """Create empty buffers of the bucket's shape."""
         batch = bucket.batch
         return cls(
             np.zeros((batch, bucket.query), np.int64), np.zeros(batch, np.int64), np.zeros(batch, np.int64),
@@ -302,7 +299,7 @@ class FakeGraph:
         )  # fmt: skip
 
     def load(self, step: Step, past: Array) -> tuple[Ints, Ints, Ints, Array]:
-        """Copy a step's inputs in, and return them from there."""
+        """Copy a step's inputs into the buffers and return these."""
         self.token_ids[...] = step.token_ids
         self.past_lengths[...] = step.past_lengths
         self.new_lengths[...] = step.new_lengths
@@ -311,15 +308,15 @@ class FakeGraph:
 
 
 class FakeGraphDevice:
-    """The GraphDevice of a fake executor with `total` bytes; raises OutOfDeviceMemoryError for fewer than weights take.
+    """The GraphDevice of a fake executor with `total` bytes; raises OutOfDeviceMemoryError if the weights do not fit.
 
         total = weights + workspace + KV cache + graphs + free          bytes
 
-    A step that replays no graph computes in the workspace, which grows to the largest such step and never shrinks, as
-    an allocator's pool does. A graph holds buffers of its own in its bucket's shape, as the graphs of real devices do:
-    a replay copies its inputs in there, and computes from there.
+    A step without a graph computes in the workspace, which grows to the largest such step and never shrinks, like an
+    allocator's pool. A graph owns buffers in its bucket's shape, as graphs of real devices do: a replay copies its
+    inputs there and computes from there.
 
-    A test overrides what it wants to be told: `size_of`, what a graph takes; `free_memory`, what the device says.
+    Tests override `size_of`, a graph's size, and `free_memory`, the device's answer.
     """
 
     graphs = "fake graphs"
@@ -334,29 +331,25 @@ class FakeGraphDevice:
 
     @property
     def block_bytes(self) -> int:
-        """A vector a token."""
         return self._executor.bundle.plan.limits.block_size * self._hidden * NUMBER
 
     def total_memory(self) -> int:
-        """As the device was named."""
         return self._total
 
     def free_memory(self) -> int:
-        """What nothing has taken."""
         return self._left
 
     def size_of(self, bucket: Bucket) -> int:
-        """Inputs and outputs at the bucket's shape, see FakeProgram.replay."""
+        """Bytes of inputs and outputs at the bucket's shape (FakeProgram.replay)."""
         vectors = bucket.batch * (bucket.context + bucket.query) * self._hidden
         integers = 2 * bucket.batch * (bucket.query + 2)
         return NUMBER * (vectors + integers + bucket.batch * self._vocab)
 
     def expected(self, bucket: Bucket) -> int:
-        """What a graph takes follows from its shape."""
         return self.size_of(bucket)
 
     def run(self, bucket: Bucket) -> None:
-        """Compute the bucket on zeros in the workspace. Raises OutOfDeviceMemoryError where that has no room."""
+        """Compute the bucket on zeros in the workspace. Raises OutOfDeviceMemoryError if it does not fit."""
         self._work(bucket)
         blank = FakeGraph.of(bucket, self._hidden)
         blank.new_lengths.fill(1)
@@ -365,7 +358,7 @@ class FakeGraphDevice:
         executor.replay(program, blank.token_ids, blank.past_lengths, blank.new_lengths, blank.past)
 
     def allocate(self, blocks: int) -> None:
-        """As many slots as these blocks hold whole."""
+        """Create as many slots as these blocks hold completely."""
         executor = self._executor
         tokens = blocks * executor.bundle.plan.limits.block_size
         if tokens < executor.capacity:
@@ -377,13 +370,13 @@ class FakeGraphDevice:
         executor.make_cache(tokens // executor.capacity)
 
     def hold_cache(self, tokens: int) -> None:
-        """Take the bytes of a KV cache of so many tokens; raises OutOfDeviceMemoryError where there are not so many."""
+        """Reserve the bytes of a KV cache of `tokens` tokens; raises OutOfDeviceMemoryError if it does not fit."""
         size = tokens * self._hidden * NUMBER
         self._require(size, f"a KV cache of {tokens} tokens takes {size_text(size)}; compile for fewer or shorter ones")
         self._cache = size
 
     def capture(self, bucket: Bucket) -> int:
-        """Run the bucket once as it is, then keep its buffers."""
+        """Run the bucket once without a graph, then keep its buffers."""
         self._executor.run(pad(bucket, [0], [[0] * bucket.query], [0]))
         size = self.size_of(bucket)
         self._require(size, f"the graph of {bucket} takes {size_text(size)}")
@@ -391,7 +384,7 @@ class FakeGraphDevice:
         return size
 
     def inputs(self, step: Step, past: Array) -> tuple[Ints, Ints, Ints, Array]:
-        """What a step is computed from: the buffers of its bucket's graph, or the step itself, in the workspace."""
+        """The buffers from which a step is computed: its bucket's graph buffers, or the step in the workspace."""
         bucket = Bucket(step.phase, step.batch, step.query, step.context)
         if bucket in self._captured:
             return self._captured[bucket][0].load(step, past)

@@ -1,4 +1,4 @@
-"""The toy model of the fake device in numpy: what one executable computes; llmc/compiler/targets/fake.py defines it."""
+"""The fake device's toy model in numpy: what one executable computes. llmc/compiler/targets/fake.py defines it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def of_adapter(name: str, number: int) -> str:
-    """What a tensor is called with an adapter merged into it, or with none (0)."""
+    """Name of a tensor with adapter `number` merged into it, or without (0)."""
     return f"{name}@{number}" if number else name
 
 
@@ -29,7 +29,8 @@ def of_adapter(name: str, number: int) -> str:
 class FakeProgram:
     """An opened executable: its sizes (None: dynamic), its constants, and its tensors [V, H], mapped read-only.
 
-    `embeddings` and `heads` are without adapters, and with each; `adapters` says which of them each row takes, [B]."""
+    `embeddings` and `heads` (lm_head) are without adapters, then with each; `adapters` [B] selects them by row.
+    """
 
     batch: int | None
     query: int | None
@@ -44,7 +45,7 @@ class FakeProgram:
 
     @classmethod
     def load(cls, fields: dict[str, Any], weights: Path) -> FakeProgram:
-        """From an executable's JSON and the weights file. Raises KeyError, TypeError or ValueError if malformed."""
+        """Parse an executable's JSON and the weights file. Raises KeyError, TypeError or ValueError if malformed."""
         import numpy as np
 
         if fields["format"] != FORMAT:
@@ -63,9 +64,9 @@ class FakeProgram:
     def replay(self, token_ids: Ints, past_lengths: Ints, new_lengths: Ints, past: Array) -> tuple[Array, Array]:
         """Logits after each row's last live token, [B, V], and the vectors of the new tokens, [B, Q, H].
 
-        token_ids [B, Q], past_lengths [B], new_lengths [B], past [B, context, H], with a window perhaps a ring of fewer
-        places. Raises ArtifactError for sizes other than the compiled ones. Sums are float64, so
-        that padding does not change a row's last digits.
+        token_ids [B, Q], past_lengths [B], new_lengths [B], past [B, context, H]; with a window, past may be a ring
+        buffer of fewer token slots. Sums are float64, so that padding does not change a row's last digits. Raises
+        ArtifactError for sizes other than the compiled ones.
         """
         import numpy as np
 
@@ -83,9 +84,10 @@ class FakeProgram:
         return self._logits(state), new
 
     def advance(self, token_ids: Ints, past_lengths: Ints, new_lengths: Ints, state: Array) -> tuple[Array, Array]:
-        """The same of a bundle that keeps Σ decay^age · vector of all tokens instead of their vectors, [B, H] float32.
+        """Logits, and the state after each row's last live token, for a bundle with recurrent state.
 
-        Logits, and the state after each row's last live token. Rows at past 0 start from zeros, whatever `state` holds.
+        The state is Σ decay^age · vector of all tokens, [B, H] float32. Rows at past 0 start from zeros, whatever
+        `state` holds.
         """
         import numpy as np
 
@@ -99,7 +101,7 @@ class FakeProgram:
         return self._logits(summed), summed.astype(np.float32)
 
     def _embedded(self, token_ids: Ints) -> Array:
-        """Of each token, [B, Q, H], with its row's adapter."""
+        """Embeddings [B, Q, H], with each row's adapter."""
         import numpy as np
 
         if self.adapters is None:
@@ -107,7 +109,7 @@ class FakeProgram:
         return np.stack([self.embeddings[a][ids] for a, ids in zip(self.adapters, token_ids, strict=True)])
 
     def _logits(self, state: NDArray[np.float64]) -> Array:
-        """Of each row's state, [B, V], with its adapter."""
+        """Logits [B, V] of each row's state, with its adapter."""
         import numpy as np
 
         if self.adapters is None:
@@ -129,7 +131,7 @@ class FakeProgram:
 def _faded(vectors: Array, live: NDArray[np.bool_], age: Ints, decay: float) -> NDArray[np.float64]:
     """Σ decay^age · vector over the live tokens of each row, [B, H]; `vectors` [B, n, H], `live` and `age` [B, n].
 
-    What is not live is selected away, not multiplied by zero: unused cache may hold NaN.
+    Tokens that are not live are masked by selection, because unused cache may hold NaN.
     """
     import numpy as np
 

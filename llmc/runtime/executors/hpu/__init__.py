@@ -1,1 +1,1 @@
-"""Portable programs on an Intel Gaudi card."""
+"""Portable programs on an Intel Gaudi accelerator."""

@@ -1,8 +1,8 @@
-"""Portable programs on a Gaudi card, in the guide's four modes; on the CPU where this host has no card.
+"""Portable programs on a Gaudi accelerator in the Gaudi guide's four modes, or on the CPU of a host without one.
 
-A step is one graph of fixed shapes (executors/whole_step). A host without habana_frameworks, or without a card,
-replays the same programs on its CPU, as the executor "torch" does, and says so (`in_place_of`): their numbers are
-proven there, and times mean nothing.
+A step is one graph of fixed shapes (executors/whole_step). A host without habana_frameworks or a Gaudi replays the same
+programs on its CPU, like the executor "torch", and reports that (`in_place_of`). This proves their numbers; times are
+meaningless.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _DRIVER = "sys/module/habanalabs/version"
 
 
 def host(settings: Settings | None = None) -> Mapping[str, str]:
-    """What recipes are tied to, without opening the card: card, driver, Synapse and mode by name; empty on a host
-    without a Gaudi card or without its software.
+    """The facts that recipes depend on: accelerator, driver, Synapse and mode. Empty without a Gaudi or its software.
 
-    The card's code name is in sysfs (torvalds/linux, Documentation/ABI/testing/sysfs-driver-habanalabs: device_type,
-    below /sys/class/accel/accel<n>/device since 6.3, before below /sys/class/habanalabs/hl<n>), the driver's version is
-    that of its kernel module, and Synapse's is that of the Python plug-in, which is released with it. Recipes of one
-    mode are of no use in another: lazy graphs are cut elsewhere than compiled ones.
+    Does not open the accelerator. Its code name is in sysfs (torvalds/linux,
+    Documentation/ABI/testing/sysfs-driver-habanalabs: device_type, below /sys/class/accel/accel<n>/device since 6.3,
+    before below /sys/class/habanalabs/hl<n>). The driver's version is that of its kernel module; Synapse's is that of
+    the Python plug-in released with it. Recipes of one mode do not work in another, because lazy graphs are cut
+    differently.
     """
     cards = sorted({text for pattern in _TYPES for path in accelerators.ROOT.glob(pattern) if (text := _text(path))})
     try:
@@ -72,27 +72,27 @@ def _text(path: Path) -> str:
 
 
 class HpuGraphs(CardGraphs):
-    """With as many blocks as the bundle pins, where it does."""
+    """Graph device that respects the number of blocks that the bundle pins."""
 
     graphs: ClassVar[str] = "HPUGraphs"
     kind: ClassVar[str] = "HPU"
 
     def allocate(self, blocks: int) -> None:
-        """The blocks that the bundle pins, or these."""
+        """Allocate the blocks that the bundle pins, otherwise `blocks`."""
         super().allocate(self._executor.bundle.option(KV_BLOCKS, 0) or blocks)
 
 
 @dataclass(frozen=True)
 class HpuMode:
-    """How a Gaudi runs a step: the guide's table, by PT_HPU_LAZY_MODE and --enforce-eager.
+    """How a Gaudi runs a step, by PT_HPU_LAZY_MODE and --enforce-eager.
 
         PT_HPU_LAZY_MODE   eager   mode
-        0                  no      torch.compile, one graph a bucket, compiled by hpu_backend; today's default
+        0                  no      torch.compile, one graph per bucket, compiled by hpu_backend; today's default
         0                  yes     PyTorch eager mode
         1                  no      HPU graphs, captured under the memory budget; what is not captured runs lazily
         1                  yes     PyTorch lazy mode
 
-    `lazy` is the bridge's mode; `eager`: nothing is compiled as a whole, or captured. Source: the Gaudi guide of vLLM,
+    `lazy` is the bridge's mode; `eager`: nothing is compiled as a whole, or captured. Source: vLLM's Gaudi guide,
     "Execution modes"; the default of 0 is vllm-gaudi's since 2025.
     """
 
@@ -101,12 +101,12 @@ class HpuMode:
 
     @classmethod
     def of(cls, settings: Settings) -> HpuMode:
-        """As the environment and the flags say."""
+        """The mode that the environment and the flags select."""
         return cls(settings.hpu_lazy_mode, settings.enforce_eager)
 
     @property
     def compiles(self) -> bool:
-        """Whether torch.compile makes a graph of each bucket."""
+        """Whether torch.compile builds a graph for each bucket."""
         return not self.lazy and not self.eager
 
     @property
@@ -123,15 +123,15 @@ class HpuMode:
 
 
 class CompilationWatch:
-    """Counts what the card compiles, by what made it do so: the bridge's counter `graph_compilation` around each step.
+    """Counts the accelerator's compilations by cause, with the bridge's counter `graph_compilation` around each step.
 
-    A step after the start that compiled has met a shape that nothing warmed: it is named and counted, by the executor's
-    counter, which the engine warns of. The guide's variables log more:
+    A compilation after the start means a shape that was not warmed up: it is named and counted in the executor's
+    counter, of which the engine warns. The guide's variables log more:
 
         VLLM_HPU_LOG_STEP_GRAPH_COMPILATION[_ALL]   the stats of each step that compiled [of each step]
-        VLLM_HPU_LOG_STEP_CPU_FALLBACKS[_ALL]       of each step of which operators ran on the host [of each step]
+        VLLM_HPU_LOG_STEP_CPU_FALLBACKS[_ALL]       of each step with operators that ran on the host [of each step]
 
-    The lines are vLLM's: HabanaAI/vllm-fork, vllm/executor/habana_executor.py (2024).
+    The log lines are vLLM's: HabanaAI/vllm-fork, vllm/executor/habana_executor.py (2024).
     """
 
     def __init__(self, card: HpuCard, counter: CompilationCounter, settings: Settings) -> None:
@@ -140,7 +140,7 @@ class CompilationWatch:
 
     @contextmanager
     def step(self, what: str) -> Iterator[None]:
-        """Count what is compiled inside as `what`'s."""
+        """Attribute compilations inside the block to `what`."""
         with ExitStack() as stack:
             compiled = stack.enter_context(self._card.counting(COMPILED))
             fallbacks = stack.enter_context(self._card.counting(FELL_BACK)) if self._fallbacks != "none" else None
@@ -154,7 +154,7 @@ class CompilationWatch:
 
 
 class GraphCompilations(Monitor):
-    """The bridge's global counter: every graph that its compiler compiled in this process, whoever asked for it."""
+    """The bridge's global counter: every graph compiled in this process, whatever caused it."""
 
     name = "hpu.metrics graph_compilation"
 
@@ -163,12 +163,12 @@ class GraphCompilations(Monitor):
         self._first = card.compilations()
 
     def what(self) -> Sequence[str]:
-        """The bridge counts, and does not name them."""
+        """One generic name per graph, because the bridge counts graphs without naming them."""
         return ("a graph",) * (self._card.compilations() - self._first)
 
 
 class HpuExecutor(TorchExecutor):
-    """The CPU in the place of a card, or, where this host has one, `HpuOnCard`."""
+    """Runs on the CPU; on a host with a Gaudi the constructor returns `HpuOnCard` instead."""
 
     description: ClassVar[ExecutorDescription] = replace(
         TorchExecutor.description, opens={**TorchExecutor.description.opens, RECIPES: "code"}, host=host
@@ -178,14 +178,14 @@ class HpuExecutor(TorchExecutor):
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
-        """As torch's executor on a CPU; on a Gaudi host the bridge decides which torch there is."""
+        """Check as torch's executor does on a CPU; on a Gaudi host the bridge determines the torch release."""
         if is_installed():
             warn_of_other_torch(bundle, "Gaudi host")
         else:
             super().check(bundle)
 
     def __new__(cls, bundle: Bundle, *_: object) -> HpuExecutor:
-        """What is opened as a portable half runs on the CPU, whatever is here."""
+        """A bundle opened as its portable half runs on the CPU of any host."""
         mode, card = HpuMode.of(bundle.settings), None
         if not bundle.settings.open_portable and is_installed():
             location(bundle, str(mode))  # before the bridge is imported
@@ -197,7 +197,7 @@ class HpuExecutor(TorchExecutor):
 
 
 class HpuOnCard(CardExecutor, HpuExecutor):
-    """The card."""
+    """Runs on the Gaudi."""
 
     _stands_for: ClassVar[str] = ""
     card: HpuCard
@@ -215,7 +215,7 @@ class HpuOnCard(CardExecutor, HpuExecutor):
         return self._watch.step(what)
 
     def _run_of(self, executable: Executable, opened: OpenedProgram) -> Run:
-        """In torch.compile mode compiled: without running, where the bridge can."""
+        """In torch.compile mode, compile; without running if the bridge can."""
         flat = flat_step(opened.program, executable.context or 0, self._cache.arrays)
         run = step_program(flat, opened.weights, self._cache)
         if self.mode.compiles:
@@ -230,11 +230,11 @@ class HpuOnCard(CardExecutor, HpuExecutor):
         return run
 
     def open_all(self) -> None:
-        """Every executable, and the cache; a warning where the bundle's recipes were of no use."""
+        """Open every executable and the cache; warn if the bundle's recipes were not used."""
         super().open_all()
         if RECIPES in self.bundle.manifest.files and (compiled := self._compile_events.count()):
             _log.warning(
-                "%s: %d graphs were compiled at this start, though the bundle has recipes: they are of no use here, or "
+                "%s: %d graphs were compiled at this start although the bundle has recipes: they do not fit here, or "
                 "the Gaudi software does not read them; finish it again: llmc compile --resume -o %s",
                 self.bundle.path, compiled, self.bundle.path,
             )  # fmt: skip
@@ -265,6 +265,6 @@ class HpuOnCard(CardExecutor, HpuExecutor):
         return given
 
     def close(self) -> None:
-        """Give back what the card holds; recipes that were compiled meanwhile are on disk then."""
+        """Release the accelerator's memory, after recipes compiled meanwhile were written to disk."""
         self.card.flush_recipes()
         super().close()

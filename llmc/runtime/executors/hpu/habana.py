@@ -1,9 +1,9 @@
-"""The Gaudi SDK (`habana_frameworks.torch`), reached here and nowhere else.
+"""The only module that uses the Gaudi SDK (`habana_frameworks.torch`).
 
 Names and behaviour: HabanaAI/gaudi-pytorch-bridge, python_packages/habana_frameworks/torch (hpu/graphs.py at 39403e4,
 hpu/memory.py, hpu/metrics/metrics.py, utils/internal.py, dynamo/compile_backend/backends.py), and vllm-project/
 vllm-gaudi, vllm_gaudi/v1/worker/hpu_model_runner.py, for PT_COMPILE_ONLY_MODE. Importing the bridge reads
-PT_HPU_LAZY_MODE, once for the process.
+PT_HPU_LAZY_MODE, once per process.
 """
 
 from __future__ import annotations
@@ -24,24 +24,23 @@ PACKAGE = "habana_frameworks"
 LAZY = "PT_HPU_LAZY_MODE"
 COMPILE_ONLY = "PT_COMPILE_ONLY_MODE"
 COMPILED, FELL_BACK = "graph_compilation", "cpu_fallback"
-"""Metrics of the bridge: graphs that its compiler compiled, and operators that ran on the host instead."""
+"""Bridge metrics: compiled graphs, and operators that ran on the host instead."""
 
 _OUT_OF_MEMORY = ("PT_DEVMEM", "Allocation failed", "out of memory", "Out of memory", "synOutOfDeviceMemory")
-"""What the bridge's errors say where the card has no room."""
+"""Texts in the bridge's errors that mean out of memory."""
 
 Stats = Sequence[tuple[str, float]]
 
 
 def is_installed() -> bool:
-    """Whether this host has the SDK; nothing of it is imported."""
+    """Whether this host has the SDK. Imports nothing of it."""
     return find_spec(PACKAGE) is not None
 
 
 def open_card(lazy: bool) -> HpuCard | None:
-    """The card of this process, in lazy mode or not; None where the SDK or a card is missing.
+    """Open this process's accelerator, in lazy mode or not; None without the SDK or a Gaudi.
 
-    Raises DeviceError for an SDK that does not fit this torch or its driver, and where the process already runs it in
-    the other mode.
+    Raises DeviceError if the SDK does not fit this torch or its driver, or if the process already uses the other mode.
     """
     if not is_installed():
         return None
@@ -55,7 +54,7 @@ def open_card(lazy: bool) -> HpuCard | None:
         ) from e
     if bool(is_lazy()) != lazy:
         raise DeviceError(
-            f"this process uses Gaudi with {LAZY}={int(is_lazy())} already, which cannot be changed; start another one"
+            f"this process already uses Gaudi with {LAZY}={int(is_lazy())}, which cannot change; start another one"
         )
     if not bridge.hpu.is_available():
         return None
@@ -63,12 +62,12 @@ def open_card(lazy: bool) -> HpuCard | None:
         return HpuCard(bridge, lazy)
     except RuntimeError as e:
         raise DeviceError(
-            f"the Gaudi card cannot be opened: {e}; see `hl-smi` for its driver, and whether another process holds it"
+            f"the Gaudi cannot be opened: {e}; see `hl-smi` for its driver, and whether another process holds it"
         ) from e
 
 
 class HpuCard:
-    """A card that was acquired. `device` is torch's name of it. Raises RuntimeError where that fails."""
+    """An acquired accelerator. `device` is torch's name of it. Raises RuntimeError if acquiring fails."""
 
     def __init__(self, bridge: Any, lazy: bool) -> None:
         import torch
@@ -81,19 +80,19 @@ class HpuCard:
     # memory
 
     def memory(self) -> tuple[int, int]:
-        """Bytes free now, and bytes that the card has."""
+        """Free and total bytes of the accelerator."""
         self.synchronize()
         free, total = self._bridge.hpu.mem_get_info()
         return int(free), int(total)
 
     def put(self, tensor: Any) -> Any:
-        """A copy of a tensor of the host on the card. Raises OutOfDeviceMemoryError."""
+        """Copy a host tensor to the accelerator. Raises OutOfDeviceMemoryError."""
         with self.guarded():
             return tensor.to(self.device)
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """An error of the bridge that says that the card is full becomes OutOfDeviceMemoryError."""
+        """Convert the bridge's out-of-memory errors inside the block to OutOfDeviceMemoryError."""
         try:
             yield
         except RuntimeError as e:
@@ -105,11 +104,11 @@ class HpuCard:
     # execution
 
     def synchronize(self) -> None:
-        """Wait for all that was asked of the card."""
+        """Wait for all submitted work."""
         self._bridge.hpu.synchronize()
 
     def mark_step(self) -> None:
-        """In lazy mode: what was gathered is one graph, which is compiled and run. Otherwise nothing."""
+        """In lazy mode, compile and run the accumulated operators as one graph; otherwise do nothing."""
         if self.lazy:
             self._bridge.core.mark_step()
 
@@ -119,7 +118,7 @@ class HpuCard:
 
     @contextmanager
     def compile_only(self) -> Iterator[bool]:
-        """Inside, graphs are compiled and not run, and what calls return means nothing. False: this release cannot."""
+        """Inside the block, graphs are compiled but not run; results are meaningless. Yields False if unsupported."""
         from habana_frameworks.torch.internal import bridge_config
 
         try:
@@ -127,7 +126,7 @@ class HpuCard:
             setting.__enter__()
         except KeyError:
             _log.warning(
-                "this release of the Gaudi software has no %s: graphs are compiled when they run first", COMPILE_ONLY
+                "this release of the Gaudi software has no %s: graphs are compiled on their first run", COMPILE_ONLY
             )
             yield False
             return
@@ -137,7 +136,7 @@ class HpuCard:
             setting.__exit__(None, None, None)
 
     def capture(self, run: Callable[..., Sequence[Any]], inputs: Sequence[Any]) -> HpuGraph:
-        """Run once and record what the card does. Raises OutOfDeviceMemoryError, and leaves nothing behind then."""
+        """Run once and record the accelerator's work. Raises OutOfDeviceMemoryError, leaving nothing behind."""
         graph = self._bridge.hpu.HPUGraph()
         try:
             with self.guarded(), self._bridge.hpu.graph(graph, stream=self._bridge.hpu.default_stream()):
@@ -155,13 +154,15 @@ class HpuCard:
 
     @contextmanager
     def counting(self, metric: str) -> Iterator[Callable[[], Stats]]:
-        """What a metric counts inside; with PT_HPU_METRICS_GC_DETAILS=1 its stats have a part for each graph."""
+        """Measure a metric inside the block. With PT_HPU_METRICS_GC_DETAILS=1 its stats list each graph."""
         with self._metrics().metric_localcontext(metric) as local:
             yield local.stats
 
     def flush_recipes(self) -> None:
-        """Wait until what was compiled is in the recipe cache's folder, if there is one: the bridge writes it in a
-        thread of its own. A release that cannot be asked writes it until the process ends."""
+        """Wait until compiled recipes are in the recipe cache's folder, if there is one.
+
+        The bridge writes them in its own thread. Releases without this call write until the process ends.
+        """
         from habana_frameworks.torch.utils import debug
 
         flush = getattr(debug, "_flush_disk_cache", None)
@@ -175,23 +176,23 @@ class HpuCard:
 
 
 class HpuGraph:
-    """A captured HPU graph, which reads its inputs where they were, and leaves its outputs where they are."""
+    """A captured HPU graph, which reads and writes fixed addresses."""
 
     def __init__(self, graph: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         self._graph, self._inputs, self._outputs = graph, inputs, outputs
 
     def replay(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """The outputs for inputs on the host, which are copied to where it reads; valid until the next replay."""
+        """Copy `inputs` from the host and replay; the outputs are valid until the next replay."""
         for location, value in zip(self._inputs, inputs, strict=True):
             location.copy_(value)
         self._graph.replay()
         return self._outputs
 
     def reset(self) -> None:
-        """Give its memory back."""
+        """Release its memory."""
         self._graph.reset()
 
 
 def number(stats: Stats) -> int:
-    """How many of a metric's stats."""
+    """The count in a metric's stats."""
     return int(dict(stats)["TotalNumber"])

@@ -1,13 +1,13 @@
-"""Gaudi's recipe cache in a finished bundle: put on a local disk before the bridge is imported.
+"""Gaudi's recipe cache in a target-compiled bundle, copied to a local disk before the bridge is imported.
 
     "recipes.json" = {"schema": 1, "facts": {name: text}, "files": {path: [digest, bytes], …}}
 
-The files are blobs of the bundle, by digest. Their paths are those below the cache's folder. The bridge reads
-PT_HPU_RECIPE_CACHE_CONFIG=<folder>,<delete>,<MiB> when its cache is made, takes <folder> as the beginning of a name
-(in inference mode it puts the rank behind it), locks files there with flock, writes them in a thread of its own, and
-compiles again what it cannot read, with a warning in its own log (HabanaAI/gaudi-pytorch-bridge, habana_serialization/
-recipe_cache_config.cpp, recipe_cache.cpp, backend/kernel/hpu_recipe_cache.cpp; 2024 to 2026). So <folder> ends in "/",
-and is on a local disk. Captured HPU graphs are in no file: they are captured again at each start.
+Files are blobs of the bundle, by digest; paths are relative to the cache's folder. The bridge reads
+PT_HPU_RECIPE_CACHE_CONFIG=<folder>,<delete>,<MiB> when it creates its cache. It uses <folder> as a name prefix (in
+inference mode it appends the rank), locks files there with flock, writes them in its own thread, and recompiles what it
+cannot read, with a warning in its own log (HabanaAI/gaudi-pytorch-bridge, habana_serialization/
+recipe_cache_config.cpp, recipe_cache.cpp, backend/kernel/hpu_recipe_cache.cpp; 2024 to 2026). <folder> therefore ends
+in "/" and is on a local disk. Captured HPU graphs are not in files; they are captured again at each start.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 KV_BLOCKS = "kv_blocks"
-"""The option of a bundle that pins the blocks of its KV cache, of the plan's block_size tokens. Recipes are of no use
-for another number (HabanaAI/vllm-fork#1054)."""
+"""Bundle option that pins the number of KV cache blocks, each of the plan's block_size tokens. Recipes do not work with
+another number (HabanaAI/vllm-fork#1054).
+"""
 
 LEAST_MIB = 8192
 BRIDGE = "habana_frameworks.torch"
@@ -52,14 +53,14 @@ _log = logging.getLogger("llmc")
 
 @dataclass(frozen=True)
 class Recipes:
-    """The files of a cache by path, and what their names say of them (GaudiCache.facts)."""
+    """The cache's files by path, and what their names state (GaudiCache.facts)."""
 
     files: Mapping[str, Blob]
     facts: Mapping[str, str]
 
     @classmethod
     def parse(cls, data: bytes, source: str) -> Recipes:
-        """From the bundle's file, which may come from anywhere. Raises ArtifactError."""
+        """Parse a bundle's file, which is untrusted. Raises ArtifactError."""
         try:
             found = loads(data)
             if found["schema"] != SCHEMA:
@@ -77,39 +78,38 @@ class Recipes:
         return cls(files, facts)
 
     def to_bytes(self) -> bytes:
-        """The file."""
         return canonical_json(
             {"schema": SCHEMA, "facts": dict(self.facts), "files": {path: [*blob] for path, blob in self.files.items()}}
         )
 
     @property
     def contents(self) -> Contents:
-        """As a packed cache (artifacts/third_party), to be unpacked."""
+        """As a packed third-party cache (artifacts/third_party), to be unpacked."""
         files = {path: PackedFile(blob, False) for path, blob in self.files.items()}
         return Contents(GaudiCache.name, self.facts, files, (), "", {}, {})
 
 
 def pinned_slots(bundle: Bundle, capacity: int) -> int | None:
-    """The sequences of `capacity` tokens that the bundle's KV cache is pinned to; None where nothing is pinned."""
+    """The number of sequences of `capacity` tokens that the bundle pins its KV cache to; None if not pinned."""
     blocks = bundle.option(KV_BLOCKS, 0)
     return max(1, blocks * bundle.plan.limits.block_size // capacity) if blocks else None
 
 
 def location(bundle: Bundle, mode: str) -> Path | None:
-    """Put a finished bundle's recipes where the bridge will look for them, and tell it, before it is imported.
+    """Copy a bundle's recipes to where the bridge will look, before it is imported, and set its variable.
 
-    The folder is that of PT_HPU_RECIPE_CACHE_CONFIG where it is set, else one of this user's. Files are copied, since
-    the bridge writes to them; those that are there with the same content stay, others, also torn ones, are replaced.
-    None for a bundle without recipes, and, with a warning, where its recipes are for another `mode`. Raises
-    ArtifactError for recipes that are damaged, InputError where the variable asks for the folder to be deleted,
-    DeviceError without a local disk, CapacityError or UnwritableError.
+    The folder is PT_HPU_RECIPE_CACHE_CONFIG's, otherwise one of this user. Files are copied because the bridge writes
+    to them. Files with the same content stay; other files, including torn ones, are replaced. Returns None for a bundle
+    without recipes and, with a warning, if they are for another `mode`. Raises ArtifactError for damaged recipes,
+    InputError if the variable requests deleting the folder, DeviceError without a local disk, CapacityError or
+    UnwritableError.
     """
     if RECIPES not in bundle.manifest.files:
         return None
     made_for = bundle.manifest.options.get(FINISHED_FOR, {}).get("mode", mode)
     if made_for != mode:
         _log.warning(
-            "%s: its recipes are for the mode %s, of no use in %s: graphs are compiled at this start", bundle.path,
+            "%s: its recipes are for the mode %s and do not work in %s: graphs are compiled at this start", bundle.path,
             made_for, mode,
         )  # fmt: skip
         return None
@@ -122,7 +122,7 @@ def location(bundle: Bundle, mode: str) -> Path | None:
 
 
 def _chosen(bundle: Bundle, name: str) -> Path:
-    """The folder of recipes that the bridge is to use: the variable's, else one of this user's, called `name`."""
+    """The recipe folder: the variable's, otherwise one of this user called `name`."""
     requested = GaudiCache().location(variables((VARIABLE,)))
     if requested is not None:
         folder = Path(requested)
@@ -136,8 +136,10 @@ def _chosen(bundle: Bundle, name: str) -> Path:
 
 
 def local_folder(settings: Settings, name: str) -> Path:
-    """A folder `name`, not made, that only this user writes to, on a local disk. Raises DeviceError where there is
-    none."""
+    """The path of a folder `name` on a local disk that only this user writes to, not yet created.
+
+    Raises DeviceError if there is none.
+    """
     refused = []
     for parent in _own_parents(settings):
         if is_local(_existing(parent)):
@@ -160,12 +162,12 @@ def _own_parents(settings: Settings) -> Iterator[Path]:
 
 
 def set_variable(folder: Path, size: int) -> None:
-    """Tell the bridge, which reads the variable once, to use `folder`, with room for `size` bytes as much again."""
+    """Make the bridge use `folder`, with room for `size` more bytes. The bridge reads the variable once."""
     config = f"{folder}/,false,{max(LEAST_MIB, 2 * size >> 20)}"
     before = variables((VARIABLE,)).get(VARIABLE, "")
     if BRIDGE in sys.modules and before.partition(",")[0].rstrip("/") != str(folder):
         _log.warning(
-            "%s was imported before the bundle's recipes were in place: what it compiles is counted as compiled; set "
+            "%s was imported before the bundle's recipes were in place, so it may compile graphs again; set "
             "%s=%s before the start", BRIDGE, VARIABLE, config,
         )  # fmt: skip
     os.environ[VARIABLE] = config
@@ -176,13 +178,10 @@ def _existing(folder: Path) -> Path:
 
 
 class _Blobs:
-    """A bundle's blobs, for unpacking."""
-
     def __init__(self, files: BundleFiles) -> None:
         self._files = files
 
     def path(self, blob: Blob, /) -> Path:
-        """Verified; raises ArtifactError for one that is damaged, or that the bundle does not list."""
         found = self._files.path(blob.digest)
         if self._files.manifest.blobs[blob.digest] != blob.size:
             raise ArtifactError(f"{self._files.folder}: {RECIPES} is wrong about the size of {blob.digest}")

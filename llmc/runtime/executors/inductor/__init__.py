@@ -1,1 +1,1 @@
-"""Portable programs, and the AOTInductor packages made of them, on an NVIDIA card."""
+"""Portable programs, and AOTInductor packages compiled from them, on an NVIDIA GPU."""

@@ -1,9 +1,9 @@
-"""What a step is given and gives, at addresses that no step changes.
+"""A step's inputs and outputs at fixed addresses, which captured graphs require.
 
-A captured graph reads and writes where it was captured. One tensor on the card holds the inputs of a step of any
-bucket, as slices of the largest bucket's, which vLLM does too (vllm/v1/worker/gpu_model_runner.py, v0.11: static input
-buffers, sliced); a step's outputs are copied into the first rows of tensors that all buckets share, by its graph. The
-host's sides of both are pinned, so inputs are one copy to the card, and outputs come back without another.
+One GPU tensor holds the inputs of any bucket's step, as slices of the largest bucket's, as in vLLM
+(vllm/v1/worker/gpu_model_runner.py, v0.11: static input buffers, sliced). A step's graph copies its outputs into the
+first rows of tensors that all buckets share. The host buffers of both are pinned, so inputs are one copy to the GPU,
+and outputs return without another copy.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from llmc.runtime.step import Step
 
 ALIGNED = 32
-"""Numbers (int64) that inputs begin at multiples of: 256 bytes, as torch's allocator places tensors."""
+"""Alignment of inputs, in int64 values: 256 bytes, as torch's allocator aligns tensors."""
 
 
 class StaticInputs:
-    """Room for the inputs of any bucket of a plan, on the card and pinned on the host, over arrays of such `lengths`
-    (step_program.inputs)."""
+    """Buffers for the inputs of any bucket of a plan, on the GPU and pinned on the host.
+
+    `lengths` are those of the cache arrays (step_program.inputs).
+    """
 
     def __init__(self, card: CudaCard, plan: Plan, lengths: Sequence[int]) -> None:
         import torch
@@ -36,9 +38,9 @@ class StaticInputs:
         self._views: dict[tuple[int, int], tuple[list[Any], list[Any]]] = {}
 
     def put(self, step: Step) -> list[Any]:
-        """The step's inputs, as step_program.inputs has them, on the card by the time that work after this runs.
+        """Start copying the step's inputs (step_program.inputs) to the GPU; later GPU work sees them.
 
-        The host's side is in use until then: a step waits for its outputs before the next one begins.
+        The host buffer is in use until then: a step waits for its outputs before the next one begins.
         """
         batch, query = step.token_ids.shape
         there, here = self.views(batch, query)
@@ -49,7 +51,7 @@ class StaticInputs:
         return there
 
     def views(self, batch: int, query: int) -> tuple[list[Any], list[Any]]:
-        """Where the inputs of a step of [batch, query] tokens are, on the card and on the host."""
+        """The GPU and host buffers of a step of [batch, query] tokens."""
         found = self._views.get((batch, query))
         if found is None:
             found = self._cut(self._there, batch, query), self._cut(self._here, batch, query)
@@ -57,16 +59,16 @@ class StaticInputs:
         return found
 
     def drop(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self._views.clear()
         self._there = self._here = None
 
     def _sizes(self, batch: int, query: int) -> list[int]:
-        """Numbers of token_ids, past, new and slots, and of sources and places for each length."""
+        """Sizes of token_ids, past, new and slots, and of sources and places for each length."""
         return [batch * query, batch, batch, batch, *(batch * query for _ in range(2 * len(self._lengths)))]
 
     def _offsets(self, batch: int, query: int) -> list[int]:
-        """Where each begins, and where they end."""
+        """Where each begins, and where the last ends."""
         found = [0]
         for count in self._sizes(batch, query):
             found.append(found[-1] + -(-count // ALIGNED) * ALIGNED)
@@ -79,7 +81,7 @@ class StaticInputs:
 
 
 class StaticOutputs:
-    """The outputs of the last step: tensors of `rows` rows, one for each that a step gives."""
+    """The outputs of the last step: tensors of `rows` rows."""
 
     def __init__(self, card: CudaCard, rows: int) -> None:
         self._card, self._rows = card, rows
@@ -87,19 +89,19 @@ class StaticOutputs:
         self._here: list[Any] = []
 
     def make(self, like: Sequence[Any]) -> None:
-        """Make room for outputs of such shapes, but for their rows, and dtypes; the first step's. Once is enough."""
+        """Allocate outputs with the shapes (except rows) and dtypes of the first step's. Once is enough."""
         if not self._there:
             shapes = [(self._rows, *tensor.shape[1:]) for tensor in like]
             self._there = [self._card.empty(shape, t.dtype) for shape, t in zip(shapes, like, strict=True)]
             self._here = [self._card.pinned(shape, t.dtype) for shape, t in zip(shapes, like, strict=True)]
 
     def keep(self, found: Sequence[Any]) -> None:
-        """Copy a step's outputs here, on the card."""
+        """Copy a step's outputs here, on the GPU."""
         for index, tensor in zip(self._there, found, strict=True):
             index.narrow(0, 0, tensor.shape[0]).copy_(tensor)
 
     def fetch(self, which: Sequence[int], rows: int, batch: int) -> list[Any]:
-        """The first `rows` rows of outputs, by number, brought to the host: of each a tensor of `batch` rows."""
+        """Copy the first `rows` rows of the outputs numbered `which` to the host, each as a tensor of `batch` rows."""
         with self._card.guarded():
             for i in which:
                 self._here[i].narrow(0, 0, rows).copy_(self._there[i].narrow(0, 0, rows), non_blocking=True)
@@ -107,5 +109,5 @@ class StaticOutputs:
         return [self._here[i].narrow(0, 0, batch) for i in which]
 
     def drop(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self._there, self._here = [], []

@@ -1,11 +1,11 @@
-"""torch.cuda, reached here and nowhere else in this executor.
+"""The only module of this executor that uses torch.cuda.
 
-Names and behaviour: pytorch/pytorch v2.11 to v2.13, torch/cuda/graphs.py, torch/cuda/memory.py (MemPool,
-use_mem_pool), aten/src/ATen/cuda/CUDAGraph.cpp and c10/cuda/CUDACachingAllocator.cpp.
+Names and behaviour: pytorch/pytorch v2.11 to v2.13, torch/cuda/graphs.py, torch/cuda/memory.py (MemPool, use_mem_pool),
+aten/src/ATen/cuda/CUDAGraph.cpp and c10/cuda/CUDACachingAllocator.cpp.
 
-All work goes to one stream, and all that steps allocate into one memory pool, captured or not: a graph's addresses are
-fixed when it is captured, and are free for others between its replays, because work of one stream runs in order. What
-has to outlive a step is not in the pool.
+All work uses one stream, and all step allocations, captured or not, one memory pool. A graph's addresses are fixed when
+it is captured and free for others between its replays, because work of one stream runs in order. Whatever outlives a
+step is outside the pool.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from llmc.errors import DeviceError, OutOfDeviceMemoryError
 _log = logging.getLogger("llmc")
 
 _OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
-"""What errors of CUDA and of its libraries say where the card has no room."""
+"""Texts in errors of CUDA and its libraries that mean out of memory."""
 
 
 def is_available() -> bool:
-    """Whether this torch can use a card here. False with a build of torch without CUDA, or without a driver for it."""
+    """Whether this torch can use a GPU here. False if torch was built without CUDA or there is no driver for it."""
     import torch
 
     return bool(torch.cuda.is_available())
 
 
 def cuda_version() -> str | None:
-    """The CUDA that this torch was built with, as "13.0"; None: a build without."""
+    """The CUDA version that this torch was built with, such as "13.0"; None if built without."""
     import torch
 
     found: str | None = torch.version.cuda
@@ -39,7 +39,7 @@ def cuda_version() -> str | None:
 
 
 class CudaCard:
-    """This process's current card. Raises DeviceError where it cannot be opened."""
+    """This process's current GPU. Raises DeviceError if it cannot be opened."""
 
     def __init__(self) -> None:
         import torch
@@ -53,41 +53,40 @@ class CudaCard:
             self._pool = torch.cuda.MemPool()
         except RuntimeError as e:
             raise DeviceError(
-                f"the NVIDIA card cannot be opened: {e}; see `nvidia-smi` for its driver, and whether another process "
+                f"the NVIDIA GPU cannot be opened: {e}; see `nvidia-smi` for its driver, and whether another process "
                 "holds it"
             ) from e
 
     # memory
 
     def memory(self) -> tuple[int, int]:
-        """Bytes free now, and bytes that the card has, as its driver says: what torch keeps cached is not free."""
+        """Free and total bytes by the driver. torch's cached memory is not free."""
         self.synchronize()
         free, total = self._torch.cuda.mem_get_info(self.device)
         return int(free), int(total)
 
     def put(self, tensor: Any) -> Any:
-        """A copy of a tensor of the host on the card. Raises OutOfDeviceMemoryError."""
+        """Copy a host tensor to the GPU. Raises OutOfDeviceMemoryError."""
         with self.guarded():
             return tensor.to(self.device)
 
     def empty(self, shape: Sequence[int], dtype: Any) -> Any:
-        """A new tensor on the card, outside the pool. Raises OutOfDeviceMemoryError."""
+        """A new GPU tensor outside the pool. Raises OutOfDeviceMemoryError."""
         with self.guarded():
             return self._torch.zeros(tuple(shape), dtype=dtype, device=self.device)
 
     def pinned(self, shape: Sequence[int], dtype: Any) -> Any:
-        """A new tensor of the host that the card copies from and to without waiting."""
+        """A new pinned host tensor for asynchronous copies."""
         return self._torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
     def give_back(self) -> None:
-        """Give the driver back what torch keeps cached of memory that was freed; the pool keeps its own."""
+        """Return torch's cached free memory to the driver; the pool keeps its own."""
         self.synchronize()
         self._torch.cuda.empty_cache()
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Inside, work goes to the card's stream, with nothing kept for gradients, and an error that says that the card
-        is full is an OutOfDeviceMemoryError."""
+        """Run the block on this GPU's stream without gradients, and raise OutOfDeviceMemoryError if memory runs out."""
         try:
             with self._torch.cuda.stream(self._stream), self._torch.inference_mode():
                 yield
@@ -101,25 +100,25 @@ class CudaCard:
 
     @contextmanager
     def in_pool(self) -> Iterator[None]:
-        """Inside, what is allocated is the pool's, which graphs share. As `guarded`, too."""
+        """Inside the block, allocations come from the pool, which graphs share. Includes `guarded`."""
         with self.guarded(), self._torch.cuda.use_mem_pool(self._pool, self.device):
             yield
 
     # execution
 
     def synchronize(self) -> None:
-        """Wait for all that was asked of the card."""
+        """Wait for all submitted work."""
         self._torch.cuda.synchronize(self.device)
 
     def mark_step(self) -> None:
-        """Nothing: operators are launched when they are called."""
+        """Do nothing: operators are launched when called."""
 
     def capture(self, run: Callable[[], object]) -> Any:
-        """The graph of what `run` launches, nothing of which runs now; its memory is the pool's.
+        """Capture what `run` launches as a graph, without running it; its memory is in the pool.
 
-        `run` has run before, so that libraries have made what they make once. The graph reads and writes the tensors
-        that `run` did, which have to live as long. Raises OutOfDeviceMemoryError, and DeviceError for what cannot be
-        captured; then, and after an interrupt, nothing is left of it.
+        `run` must have run before, so that libraries are initialised. The graph reads and writes `run`'s tensors, which
+        must outlive it. Raises OutOfDeviceMemoryError, and DeviceError for what cannot be captured; then, and after an
+        interrupt, nothing of it remains.
         """
         graph = self._torch.cuda.CUDAGraph()
         with self.guarded():
@@ -139,8 +138,11 @@ class CudaCard:
         return graph
 
     def _abandon(self, graph: Any) -> None:
-        """End a capture that failed, and let the pool know: `capture_end` of one that CUDA has invalidated raises
-        before it does so, and the next capture would be refused ("already recording to mempool_id")."""
+        """End a failed capture and notify the pool.
+
+        `capture_end` of a capture that CUDA has invalidated raises before it does so. The next capture would then fail
+        ("already recording to mempool_id").
+        """
         from torch.cuda import memory
 
         try:
@@ -149,12 +151,12 @@ class CudaCard:
             try:
                 memory._cuda_endAllocateToPool(self._index, self._pool.id)
             except RuntimeError:
-                pass  # it was told, and `reset` gives the graph's part back
+                pass  # the pool was notified, and `reset` returns the graph's part
             else:
                 memory._cuda_releasePool(self._index, self._pool.id)
         graph.reset()
 
     def close(self) -> None:
-        """Give the pool and all that is cached back; graphs were reset before."""
+        """Release the pool and all cached memory, after graphs were reset."""
         self._pool = None
         self.give_back()

@@ -1,10 +1,9 @@
-"""Portable programs on an NVIDIA card: captured as CUDA graphs, compiled, or eagerly (`InductorMode`); on the CPU where
-this host has no card.
+"""Portable programs on an NVIDIA GPU: as CUDA graphs, compiled, or eagerly (`InductorMode`).
 
-A step is one graph of fixed shapes (executors/whole_step), its inputs and outputs at fixed addresses (buffers.py). Of
-its outputs the host is given the top logits alone where a request samples from them; the others stay on the card until
-somebody asks. A host without a card that its torch can use replays the same programs on its CPU, as the executor
-"torch" does, and says so (`in_place_of`): their numbers are proven there, and times mean nothing.
+A step is one graph of fixed shapes (executors/whole_step), with inputs and outputs at fixed addresses (buffers.py). The
+host fetches only the top logits if a request samples from them; other outputs stay on the GPU until needed. A host
+without a GPU that its torch can use replays the same programs on its CPU, like the executor "torch", and reports that
+(`in_place_of`). This proves their numbers; times are meaningless.
 """
 
 from __future__ import annotations
@@ -52,8 +51,11 @@ _log = logging.getLogger("llmc")
 
 @contextmanager
 def watched(counter: CompilationCounter, what: str) -> Iterator[None]:
-    """Count what torch.compile compiles inside as `what`'s: graphs that were handed to a compiler in this process
-    (torch 2.11 to 2.13, torch/_dynamo/utils.py, `counters["stats"]["unique_graphs"]`)."""
+    """Count what torch.compile compiles inside the block as `what`'s.
+
+    These are graphs handed to a compiler in this process (torch 2.11 to 2.13, torch/_dynamo/utils.py,
+    `counters["stats"]["unique_graphs"]`).
+    """
     before = _graphs()
     yield
     for _ in range(_graphs() - before):
@@ -66,25 +68,27 @@ def _graphs() -> int:
 
 
 PIECE = 2 << 20
-"""Bytes that CUDA takes of a card at once (cuMemGetAllocationGranularity of NVIDIA's cards, CUDA 12 and 13): what the
-graph of the most operators is expected to take, before one of its phase was measured."""
+"""CUDA's allocation granularity in bytes (cuMemGetAllocationGranularity of NVIDIA GPUs, CUDA 12 and 13). It is the
+expected size of the graph with the most operators, before one of its phase was measured.
+"""
 
 LOGITS, VALUES, IDS, TIED = range(4)
-"""What a step gives: logits [B, V]; where programs return them, the top [B, K], and how many logits of a row are no
-less than the last of its top [B]."""
+"""A step's outputs: logits [B, V]; if programs return them, the top [B, K], and how many logits of a row are no less
+than the last of its top [B].
+"""
 
 
 @dataclass(frozen=True)
 class InductorMode:
-    """How an NVIDIA card runs a step, by --enforce-eager and LLMC_CUDA_GRAPHS.
+    """How an NVIDIA GPU runs a step, by --enforce-eager and LLMC_CUDA_GRAPHS.
 
         eager   graphs   mode
         no      yes      CUDA graphs: packages, or compiled programs, captured under the memory budget; today's default
         no      no       torch.compile: the same, launched kernel by kernel
         yes     any      PyTorch eager mode: operator by operator
 
-    A bundle that was finished on its card brings a package for each bucket (package.py); of any other torch.compile
-    makes a graph of each bucket at the start, which is counted.
+    A bundle compiled on its target has a package for each bucket (package.py). For other bundles torch.compile builds a
+    graph for each bucket at the start, which is counted.
     """
 
     eager: bool
@@ -92,7 +96,7 @@ class InductorMode:
 
     @classmethod
     def of(cls, settings: Settings) -> InductorMode:
-        """As the environment and the flags say."""
+        """The mode that the environment and the flags select."""
         return cls(settings.enforce_eager, settings.cuda_graphs)
 
     @property
@@ -107,11 +111,11 @@ class InductorMode:
 
 
 class CudaGraphs(CardGraphs):
-    """The card as a device that captures graphs (buckets/warmup/device.py), in the mode of CUDA graphs.
+    """The GPU as a device that captures graphs (buckets/warmup/device.py), in CUDA graph mode.
 
-    Every step, captured or not, allocates from one pool (cuda.py). The profile run makes it as large as the largest
-    prompt and the largest decode bucket need, so what a graph adds is what CUDA holds for its kernels: in proportion to
-    the operators of its program, however many tokens they are for.
+    All steps allocate from one pool (cuda.py). The profile run makes it as large as the largest prompt and decode
+    buckets need. A graph therefore adds only what CUDA holds for its kernels, in proportion to its operators, whatever
+    its number of tokens.
     """
 
     graphs: ClassVar[str] = "CUDAGraphs"
@@ -128,7 +132,7 @@ class CudaGraphs(CardGraphs):
         return max(map(self._executor.operators, self._executor.bundle.plan.buckets))
 
     def run(self, bucket: Bucket) -> None:
-        """Run the bucket, and the decode bucket that reads most, over a cache of one sequence, which is given back."""
+        """Run the bucket, and the decode bucket that reads most, over a temporary cache of one sequence."""
         decode = max(self._executor.bundle.plan.decode, key=lambda b: (b.batch * b.context, b.batch))
         self._cache.make(1)
         try:
@@ -140,21 +144,21 @@ class CudaGraphs(CardGraphs):
 
 
 class InductorExecutor(TorchExecutor):
-    """The CPU in the place of a card, or, where this host has one, `InductorOnCard`."""
+    """Runs on the CPU; on a host with a GPU the constructor returns `InductorOnCard` instead."""
 
     description: ClassVar[ExecutorDescription] = replace(
         TorchExecutor.description, opens={**TorchExecutor.description.opens, EXECUTABLES: "by first bytes"},
         host=toolchain.host,
     )  # fmt: skip
 
-    _stands_for: ClassVar[str] = "NVIDIA card"
+    _stands_for: ClassVar[str] = "NVIDIA GPU"
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
-        """As torch's executor on a CPU; a card may have another release of torch than the bundle's.
+        """Check as torch's executor does on a CPU; on a GPU, torch may be of another release than the bundle's.
 
-        Raises DeviceError for a driver that is too old for this torch, OutOfDeviceMemoryError for a card that has no
-        room for weights and the cache of one sequence, naming what is missing.
+        Raises DeviceError if the driver is too old for this torch, and OutOfDeviceMemoryError, naming the missing
+        bytes, if the GPU has no room for weights and the cache of one sequence.
         """
         found = () if bundle.settings.open_portable else gpus()
         built = cuda.cuda_version()
@@ -162,7 +166,7 @@ class InductorExecutor(TorchExecutor):
             require_gpu(str(bundle.path), Needs(cuda=int(built.split(".")[0]), memory=_memory(bundle)), found)
         elif found:
             _log.warning(
-                "%s: this host has %s, and its torch is a build without CUDA: install one with it",
+                "%s: this host has %s, but its torch was built without CUDA: install one with CUDA",
                 bundle.path,
                 found[0],
             )
@@ -172,7 +176,7 @@ class InductorExecutor(TorchExecutor):
             super().check(bundle)
 
     def _program(self, executable: Executable, data: bytes) -> bytes:
-        """Also the one that a package was compiled from."""
+        """The portable program, also from a package's file."""
         if not data.startswith(FORM.magic[:-1]):
             return data
         self.bundle.files.require_native(str(executable))
@@ -181,13 +185,13 @@ class InductorExecutor(TorchExecutor):
         return bytes(package.program)
 
     def _keep_package(self, executable: Executable, package: Package) -> None:
-        """A card runs it, nothing else."""
+        """Do nothing: only a GPU runs packages."""
 
     def _source(self, executable: Executable) -> str:
         return f"{self.bundle.path}: {executable}"
 
     def __new__(cls, bundle: Bundle, *_: object) -> InductorExecutor:
-        """What is opened as a portable half runs on the CPU, whatever is here."""
+        """A bundle opened as its portable half runs on the CPU of any host."""
         on_card = not bundle.settings.open_portable and cuda.is_available()
         created: InductorExecutor = object.__new__(InductorOnCard if on_card else InductorExecutor)
         if isinstance(created, InductorOnCard):
@@ -196,7 +200,7 @@ class InductorExecutor(TorchExecutor):
 
 
 class InductorOnCard(CardExecutor, InductorExecutor):
-    """The card."""
+    """Runs on the GPU."""
 
     _stands_for: ClassVar[str] = ""
     card: CudaCard
@@ -210,13 +214,13 @@ class InductorOnCard(CardExecutor, InductorExecutor):
         self._results = StaticOutputs(self.card, max(bucket.batch for bucket in bundle.plan.buckets))
         self._ran: set[str] = set()
         self._fresh: tuple[int, int] | None = None
-        """Live rows and rows of a step whose logits nobody has asked for yet."""
+        """Live rows and rows of a step whose logits were not fetched yet."""
 
     def _watched(self, what: str) -> AbstractContextManager[None]:
         return watched(self.compilations, what)
 
     def operators(self, bucket: Bucket) -> int:
-        """How many operators a bucket's program has."""
+        """Number of operators of a bucket's program."""
         executable = self.bundle.executable(bucket.phase, bucket.batch, bucket.query, bucket.context)
         return self._open(executable).program.operators
 
@@ -230,8 +234,7 @@ class InductorOnCard(CardExecutor, InductorExecutor):
         self._packages[executable.blob] = package.open(source, self.card.device)
 
     def _run_of(self, executable: Executable, opened: OpenedProgram) -> Run:
-        """The package; where there is none, or the mode is eager, the program, compiled by its first call unless the
-        mode is eager."""
+        """The package; without one or in eager mode, the program, compiled by its first call unless eager."""
         if (package := self._packages.pop(executable.blob, None)) is not None:
             return step_program(package, opened.weights, self._cache)
         flat = flat_step(opened.program, executable.context or 0, self._cache.arrays)
@@ -239,7 +242,6 @@ class InductorOnCard(CardExecutor, InductorExecutor):
         return run if self.mode.eager else whole_graph(run)
 
     def _computed(self, executable: Executable, given: Sequence[Any]) -> list[Any]:
-        """Run a step on the card: what it gives."""
         found = list(self._runs[executable.blob](*given))
         self._require_logits(found[LOGITS].shape[-1])
         if k := self.bundle.sample_top_k:
@@ -247,7 +249,7 @@ class InductorOnCard(CardExecutor, InductorExecutor):
         return found
 
     def _replay(self, step: Step, opened: OpenedProgram) -> list[Any]:
-        """Run a step on the card, where what it gives stays."""
+        """Run a step on the GPU; outputs stay there."""
         del opened  # with its cache and in its mode, see _run_of
         self._logits, self._fresh = None, (len(step.slots), step.batch)
         if not step.slots:
@@ -278,7 +280,7 @@ class InductorOnCard(CardExecutor, InductorExecutor):
         return self.logits()
 
     def run_top(self, step: Step) -> TopLogits:
-        """One step; only the top of its logits comes to the host, unless others equal the last of it."""
+        """Run a step. Only top logits are copied to the host, unless others equal the last of them."""
         k = self._require_top()
         self._run(step)
         live, batch = len(step.slots), step.batch
@@ -307,7 +309,7 @@ class InductorOnCard(CardExecutor, InductorExecutor):
 
 
 def _memory(bundle: Bundle) -> Mapping[str, int]:
-    """What serving takes at the least, in bytes: weights, and the cache of one sequence, in bf16 or f32."""
+    """The least memory for serving, in bytes: weights, and the cache of one sequence in bf16 or f32."""
     cache = cache_arrays(bundle, bundle.plan.limits.max_model_len)
     weights = bundle.manifest.files.get("weights", "")
     return {

@@ -1,18 +1,18 @@
-"""A bucket's step that AOTInductor compiled, in a bundle: a package of code, and the program that it was compiled from.
+"""A bucket's step compiled by AOTInductor: a code package and the program that it was compiled from.
 
     file        the container of envelope.py, of form "LLMCAOT1"
     header      {"made_for": {name: value, …}, "sizes": {name: number, …}, "cache": [text, …], "device": "cuda" | "cpu"}
     "package"   the .pt2, see below: code; no weights
     "program"   the portable program, a torch.export archive (portable_program.py): data
 
-`made_for` is what the code depends on: `torch`, and on a card its `cuda`, `compute_capability`, `card` and `driver`.
-`sizes` are those of the step: batch, query, context, and capacity, the tokens of a slot. `cache` has a text for each
-array of the cache (whole_step/cache.py), with its kind, dtype and sizes.
+`made_for` is what the code depends on: `torch`, and on a GPU its `cuda`, `compute_capability`, `card` and `driver`.
+`sizes` are the step's batch, query, context, and capacity, the tokens of a slot. `cache` describes each array of the
+cache (whole_step/cache.py) with its kind, dtype and sizes.
 
-Why weights are inputs, and not AOTInductor's user-managed constants: both share one copy of the weights among packages.
-As inputs they need no names in the package, none of the model's bytes while it is compiled, and nothing that has to
-outlive a call. A call costs 0.3 µs more for each (torch 2.13 on a CPU, 23 weights: 112 and 103 µs); a captured graph
-pays nothing. Sizes of both are alike: 2.1 MB, of which llmc keeps 1.9. Both update the cache in place.
+Weights are inputs rather than AOTInductor's user-managed constants. Both ways share one copy of the weights among
+packages. As inputs, they need no names in the package, none of the model's bytes during compilation, and nothing that
+must outlive a call. A call costs 0.3 µs more for each (torch 2.13 on a CPU, 23 weights: 112 and 103 µs); a captured
+graph pays nothing. Both have similar sizes: 2.1 MB, of which llmc keeps 1.9. Both update the cache in place.
 
 A .pt2 is a zip with a shared library of code, which is rewritten and checked here without opening it.
 
@@ -25,9 +25,9 @@ torch/csrc/inductor/aoti_package/model_package_loader.cpp; both were run here):
     ROOT/data/aotinductor/model/*.cubin                               a CUDA kernel each
     ROOT/data/aotinductor/model/NAME.wrapper.cpp                      sources, and commands with the paths of the host
 
-torch's loader runs a compiler where a package has sources and no library. `torch._inductor.aoti_load_package` looks for
-exported programs, sample inputs and weights besides, and unpickles them. So none of these is allowed here. Sources are
-emptied: torch 2.11 looks for the metadata by their name.
+torch's loader runs a compiler if a package has sources but no library. `torch._inductor.aoti_load_package` also looks
+for exported programs, sample inputs and weights, and unpickles them. These are therefore rejected. Sources are emptied
+but kept, because torch 2.11 finds the metadata by their name.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ NAMES = {
     "driver": "driver",
     "card": "card",
 }
-"""What a package is made for, as errors call it, in the order of their weight."""
+"""Facts that a package depends on, with their names in errors, most important first."""
 
 CAPACITY = "kv_capacity"
-"""The option of a finished bundle: tokens of a slot of the cache, which packages have for good."""
+"""Option of a target-compiled bundle: tokens of a cache slot, which packages fix."""
 
 ROOT = "step/"
 FOLDER = "data/aotinductor/model/"
 NAME = "model"
-"""What torch calls a package's only model."""
+"""torch's name of a package's only model."""
 
 MAX_BYTES = 4 << 30
 _FIXED = ("archive_format", "archive_version", "byteorder", ".data/version")
@@ -82,7 +82,7 @@ Run: TypeAlias = Callable[..., Sequence[Any]]
 
 @dataclass(frozen=True)
 class Package:
-    """A file that was read and checked; nothing of it ran."""
+    """A parsed and checked file; nothing of it ran."""
 
     device: str
     made_for: Mapping[str, str]
@@ -93,7 +93,7 @@ class Package:
 
     @classmethod
     def parse(cls, data: bytes, source: str) -> Package:
-        """Take a file apart; raises ArtifactError, naming `source`, for anything else."""
+        """Parse a file; raises ArtifactError naming `source` if it is invalid."""
         envelope = ExecutableFile.parse(data, source, FORM)
         header = envelope.header
         device, made_for, sizes, cache = (header.get(name) for name in ("device", "made_for", "sizes", "cache"))
@@ -103,7 +103,7 @@ class Package:
         if device not in DEVICES or not words or not numbers or not arrays:
             raise ArtifactError(
                 f"{source}: damaged, or not made by llmc: its header lacks device, made_for, sizes or cache; finish "
-                "the bundle again on its card's host"
+                "the bundle again on its GPU's host"
             )
         sections = envelope.section(PROGRAM), envelope.section(PACKAGE)
         found = cls(device, made_for, sizes, tuple(cache), *sections)  # type: ignore[arg-type]
@@ -119,8 +119,10 @@ class Package:
         return write_envelope(header, {PACKAGE: bytes(self.package), PROGRAM: bytes(self.program)}, FORM)
 
     def require_here(self, here: Mapping[str, str], source: str) -> None:
-        """Raise ArtifactError where this host (`toolchain.host`) has another torch, CUDA, compute capability, driver or
-        card than the package was made for; the first that differs is named."""
+        """Raise ArtifactError naming the first fact of this host (`toolchain.host`) that differs from the package's.
+
+        Facts are torch, CUDA, compute capability, driver and GPU.
+        """
         again = "finish the bundle again here: llmc compile --resume -o BUNDLE"
         for name, called in NAMES.items():
             wanted = self.made_for.get(name)
@@ -135,8 +137,7 @@ class Package:
             )
 
     def require_sizes(self, sizes: Mapping[str, int], arrays: Sequence[CardArray], source: str) -> None:
-        """Raise ArtifactError where a step, or the cache, is not the one that was compiled: code would read beyond its
-        tensors."""
+        """Raise ArtifactError if a step or the cache differs from the compiled one: code would exceed its tensors."""
         pairs = [(f"{name} {self.sizes[name]}", f"{name} {sizes[name]}") for name in SIZES]
         pairs.append((f"a cache of {'; '.join(self.cache)}", f"a cache of {'; '.join(map(str, arrays))}"))
         for compiled, opened in pairs:
@@ -147,11 +148,10 @@ class Package:
                 )
 
     def open(self, source: str, device: Any) -> Run:
-        """The step as a function, which takes and gives what whole_step's `flat_step` does, on torch's `device`. Its
-        code is loaded now; call `BundleFiles.require_native` before.
+        """Load the code as a function with the inputs and outputs of whole_step's `flat_step`, on torch's `device`.
 
-        Run from one thread at a time, and without locks of its own, as the capture of a CUDA graph requires. The cache
-        may have any number of slots. Raises ArtifactError where torch cannot open it.
+        Call `BundleFiles.require_native` before. Run it from one thread at a time; it takes no locks, as CUDA graph
+        capture requires. The cache may have any number of slots. Raises ArtifactError if torch cannot open it.
         """
         from torch._C import _aoti
 
@@ -169,7 +169,7 @@ class Package:
         except RuntimeError as e:
             reason = str(e).strip().partition("\n")[0]
             raise ArtifactError(
-                f"{source}: torch cannot open its package ({reason:.300}); finish the bundle again on its card's host"
+                f"{source}: torch cannot open its package ({reason:.300}); finish the bundle again on its GPU's host"
             ) from e
         finally:
             Path(file.name).unlink()
@@ -177,7 +177,7 @@ class Package:
 
 
 def sizes_of(executable: Executable, capacity: int) -> dict[str, int]:
-    """The sizes of an executable's step over a cache whose slots hold `capacity` tokens."""
+    """The sizes of an executable's step over a cache with slots of `capacity` tokens."""
     return {
         "batch": executable.batch or 1, "query": executable.query or 1, "context": executable.context or 0,
         "capacity": capacity,
@@ -185,7 +185,7 @@ def sizes_of(executable: Executable, capacity: int) -> dict[str, int]:
 
 
 class _Step:
-    """A loaded package: torch removes the folder that it was unpacked to when this goes."""
+    """A loaded package. torch removes its unpacked folder when this is dropped."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -196,9 +196,9 @@ class _Step:
 
 
 def tidied(data: bytes) -> bytes:
-    """A package as torch wrote it, with sources emptied and entries in order: equal contents give equal bytes.
+    """A package as torch wrote it, with sources emptied and sorted entries: equal contents give equal bytes.
 
-    Raises ArtifactError for one that has anything that `check_archive` refuses.
+    Raises ArtifactError for contents that `check_archive` rejects.
     """
     out = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as archive, zipfile.ZipFile(out, "w") as written:
@@ -212,7 +212,7 @@ def tidied(data: bytes) -> bytes:
 
 
 def check_archive(data: bytes | memoryview, source: str) -> None:
-    """Raise ArtifactError, naming `source` and what is wrong, unless `data` is such a package; nothing of it is run."""
+    """Raise ArtifactError, naming `source` and the problem, unless `data` is a valid package. Runs nothing of it."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             infos = archive.infolist()
@@ -222,7 +222,7 @@ def check_archive(data: bytes | memoryview, source: str) -> None:
             if len(set(names)) < len(names):
                 raise ValueError("a file occurs twice")
             if odd := [name for name in names if not _is_member(name)]:
-                raise ValueError(f"{odd[0]!r:.80} has no place in it")
+                raise ValueError(f"{odd[0]!r:.80} is not allowed in it")
             if any(info.compress_type != zipfile.ZIP_STORED for info in infos):
                 raise ValueError("a file in it is compressed")
             if any(info.file_size for info in infos if info.filename.endswith(_SOURCE)):
@@ -233,7 +233,7 @@ def check_archive(data: bytes | memoryview, source: str) -> None:
                 raise ValueError(f"{broken!r:.80} is damaged")
     except (ValueError, zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError) as e:
         raise ArtifactError(
-            f"{source}: no AOTInductor package of llmc: {e}; finish the bundle again on its card's host"
+            f"{source}: not an AOTInductor package of llmc: {e}; finish the bundle again on its GPU's host"
         ) from e
 
 

@@ -1,4 +1,4 @@
-"""What AOTInductor packages are tied to: torch and its CUDA, the card, its driver. Read without importing torch."""
+"""What AOTInductor packages depend on: torch and its CUDA, the GPU and its driver. Read without importing torch."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from llmc.runtime.nvidia import gpus
 
 OLDEST, NEWEST = (2, 11), (2, 13)
 WANTED = "AOTInductor of torch 2.11 to 2.13 is needed"
-"""torch's releases whose packages llmc makes and opens: 2.11.0 and 2.13.0 were run on a CPU."""
+"""torch releases whose packages llmc creates and opens. 2.11.0 and 2.13.0 were run on a CPU."""
 
 INSTALL = "pip install torch==2.13.0"
 _CUDA = re.compile(r"^cuda\b[^=]*=\s*['\"]([0-9.]+)['\"]", re.MULTILINE)
 
 
 def torch_version() -> str:
-    """As its package says, without a build's suffix ("2.13.0"); "" where it is not installed."""
+    """torch's version without the build suffix ("2.13.0"); "" if not installed."""
     try:
         return version("torch").partition("+")[0]
     except PackageNotFoundError:
@@ -28,7 +28,7 @@ def torch_version() -> str:
 
 
 def torch_cuda() -> str:
-    """The CUDA that torch was built for ("13.0"); "" for a build for CPUs, or none."""
+    """The CUDA version that torch was built for ("13.0"); "" for a CPU build or without torch."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return ""
@@ -39,21 +39,21 @@ def torch_cuda() -> str:
 
 
 def cuda_in(version_file: str) -> str:
-    """The CUDA that torch's version.py names; "" where it names none."""
+    """The CUDA version in torch's version.py, or ""."""
     found = _CUDA.search(version_file)
     return found[1] if found else ""
 
 
 def is_known(torch: str) -> bool:
-    """Whether a version of torch is one of the releases above."""
+    """Whether a torch version belongs to one of the releases above."""
     numbers = tuple(int(part) for part in torch.split(".")[:2] if part.isdecimal())
     return OLDEST <= numbers <= NEWEST
 
 
 def host() -> Mapping[str, str]:
-    """The first card that this process may use, and its software, by name; empty where it has none, or torch has not.
+    """The first GPU that this process may use, and its software, by name. Empty without a usable GPU or CUDA torch.
 
-    A driver that does not answer is no card.
+    A driver that does not answer counts as no GPU.
     """
     torch, cuda = torch_version(), torch_cuda()
     if not torch or not cuda:

@@ -1,1 +1,1 @@
-"""HyperAccel's LPUs, through HyperDex in a process of its own."""
+"""HyperAccel LPUs, through HyperDex in its own process."""

@@ -1,7 +1,7 @@
-"""LPUs: HyperDex's runtime generates on the device; llmc queues, ends and shows the text.
+"""LPUs: HyperDex's runtime generates on the device; llmc queues requests, ends them and decodes the text.
 
-With NUM_GPU_DEVICES the prompt is computed on GPUs and the LPUs decode: HyperDex's own hybrid mode, which moves keys
-and values by itself (Hyper-Accel/docs, docs/huggingface_api.md at b0ba3ab).
+With NUM_GPU_DEVICES, GPUs prefill and the LPUs decode. This is HyperDex's own disaggregated mode, which transfers KV by
+itself (Hyper-Accel/docs, docs/huggingface_api.md at b0ba3ab).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 _GREEDY_BELOW = 1e-5
 OPEN_S = 1800.0
-"""After this, loading a model counts as hung."""
+"""Seconds after which loading a model counts as hung."""
 
 
 class LpuExecutor(GeneratingExecutor):
-    """One model, compiled for a number of LPUs and one max_length, one sequence at a time.
+    """One model, compiled for a number of LPUs and one max_length, running one sequence at a time.
 
     Parameters and their defaults are those of HyperAccel's vLLM guide ("Option for Sampling Params").
     """
@@ -52,7 +52,7 @@ class LpuExecutor(GeneratingExecutor):
             self._opened = stack.pop_all()
 
     def _open(self) -> HyperDex:
-        """The process with the model on its devices; one that is gone is started again."""
+        """The process with the model on its devices, restarted if it has ended."""
         if self._hyperdex is None:
             settings = self.bundle.settings
             hyperdex = HyperDex(find_hyperdex(settings), DeviceError)
@@ -69,14 +69,14 @@ class LpuExecutor(GeneratingExecutor):
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
-        """HyperDex has to be here, in the version that compiled; NUM_LPU_DEVICES and NUM_GPU_DEVICES have to fit."""
+        """Require the HyperDex version that compiled the bundle, and matching NUM_LPU_DEVICES and NUM_GPU_DEVICES."""
         settings = bundle.settings
         artifact = Artifact.of(bundle)
         require_version(bundle, PACKAGE, find_hyperdex(settings).version, "HyperDex")
         wanted = settings.num_lpu_devices
         if wanted not in (None, artifact.devices):
             raise ArtifactError(
-                f"{bundle.path}: compiled for {artifact.devices} LPUs, and NUM_LPU_DEVICES is {wanted}; set that to "
+                f"{bundle.path}: compiled for {artifact.devices} LPUs, but NUM_LPU_DEVICES is {wanted}; set that to "
                 f"{artifact.devices}, or compile with --device lpu:{wanted}"
             )
         if settings.num_gpu_devices and artifact.low_memory_usage:
@@ -86,7 +86,7 @@ class LpuExecutor(GeneratingExecutor):
             )
 
     def generate(self, prompt: Sequence[int], most: int, sampling: Sampling) -> Generator[int, None, None]:
-        """By HyperDex's generate_yield, a token for each request to its process."""
+        """Generate with HyperDex's generate_yield, one token per request to its process."""
         hyperdex = self._open()
         try:
             hyperdex.ask("begin", self._seconds, prompt=list(prompt), arguments=self._arguments(most, sampling))
@@ -104,7 +104,7 @@ class LpuExecutor(GeneratingExecutor):
             raise
 
     def _arguments(self, most: int, sampling: Sampling) -> dict[str, Any]:
-        """For generate_yield: HyperDex is greedy without do_sample, and has no number for "all" of top_k."""
+        """Arguments of generate_yield. HyperDex is greedy without do_sample, and top_k has no value for "all"."""
         greedy = sampling["temperature"] < _GREEDY_BELOW
         return {
             **sampling,
@@ -121,12 +121,12 @@ class LpuExecutor(GeneratingExecutor):
             hyperdex.close()
 
     def memory(self) -> dict[str, int]:
-        """Bytes of the artifact; what the devices hold of it, HyperDex does not tell."""
+        """Bytes of the artifact. HyperDex does not report the devices' memory."""
         sizes = self.bundle.manifest
         return {"executables": sum(sizes.blobs[sizes.files[name]] for name in self._artifact.files.values())}
 
     def open_all(self) -> None:
-        """It is open."""
+        """Do nothing: the model is open."""
 
     def close(self) -> None:
         hyperdex, self._hyperdex = self._hyperdex, None

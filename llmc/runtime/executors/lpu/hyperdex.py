@@ -1,9 +1,9 @@
-"""Which HyperDex there is, and a process that runs it (worker.py), with limits: it may be killed, hang or fail, and
-each has its message. HyperDex itself is not imported here.
+"""Finds HyperDex and runs it in a process (worker.py) with limits. HyperDex itself is not imported here.
 
-HyperDex wants a Python and a torch of its own, and a device that hangs cannot be interrupted, so it never runs in this
-process. Its group gets no Ctrl-C of the terminal: a signal in the middle of a transfer leaves the card in an error
-(Hyper-Accel/docs, docs/troubleshooting.md at 1924e4e).
+The process may be killed, hang or fail; each case has its message. HyperDex needs its own Python and torch, and a
+hanging device cannot be interrupted, so it never runs in this process. Its process group gets no Ctrl-C from the
+terminal, because a signal during a transfer leaves the device in an error state (Hyper-Accel/docs,
+docs/troubleshooting.md at 1924e4e).
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ if TYPE_CHECKING:
     from llmc.settings import Settings
 
 RESET = "run hyperdex-reset before the next try"
-"""What clears a card that stopped in the middle (troubleshooting.md, as above)."""
+"""Clears a device that stopped during a transfer (troubleshooting.md, as above)."""
 
 _CLOSE_S = 5.0
 _LINE = 1 << 20
 
 PACKAGE = "hyperdex-toolchain"
-"""Its distribution, as Hyper-Accel/docs, docs/install_hyperdex.md at 0ad882a names it."""
+"""HyperDex's distribution name (Hyper-Accel/docs, docs/install_hyperdex.md at 0ad882a)."""
 
 INSTALL = 'uv pip install -i "$HYPERACCEL_INDEX" vllm-orion==0.9.0+orion.toolchain151.fpga'
-"""The line of HyperAccel's vLLM guide, which installs HyperDex-Toolchain 1.5.1 with it; "hybrid" in place of "fpga" is
-the one with GPUs. HYPERACCEL_INDEX is HyperAccel's private package index with one's credentials, see there."""
+"""Install command from HyperAccel's vLLM guide, including HyperDex-Toolchain 1.5.1; "hybrid" instead of "fpga" is the
+one with GPUs. HYPERACCEL_INDEX is HyperAccel's private package index with your credentials.
+"""
 
 _ASK = f"from importlib.metadata import version; print(version({PACKAGE!r}))"
 _LIMIT_S = 60.0
@@ -50,15 +51,14 @@ _LIMIT_S = 60.0
 
 @dataclass(frozen=True)
 class HyperDexToolchain:
-    """The Python that runs HyperDex, and HyperDex's version without its local part ("+cpu", "+cu126": the torch it was
-    built with)."""
+    """The Python that runs HyperDex, and HyperDex's version without its local part (the torch build, "+cu126")."""
 
     python: str
     version: str
 
 
 def find_hyperdex(settings: Settings) -> HyperDexToolchain:
-    """The HyperDex of LLMC_HYPERDEX_PYTHON, or of this Python. Raises DeviceError, with the line that installs it."""
+    """The HyperDex of LLMC_HYPERDEX_PYTHON, or of this Python. Raises DeviceError with the install command."""
     if settings.hyperdex_python is None:
         try:
             found = metadata.version(PACKAGE)
@@ -75,7 +75,7 @@ def find_hyperdex(settings: Settings) -> HyperDexToolchain:
 
 @functools.cache
 def _version_of(python: Path, changed: int) -> str:
-    """Asked once for each Python, by its time of change."""
+    """Cached for each Python by its modification time."""
     try:
         done = subprocess.run(
             [str(python), "-c", _ASK], capture_output=True, text=True, errors="replace", timeout=_LIMIT_S, check=False
@@ -101,9 +101,9 @@ def _missing(where: str) -> DeviceError:
 
 
 class HyperDex:
-    """The process. Every failure is a `failure`, which names the log; the log of one that failed is kept.
+    """HyperDex's process. Every failure raises a `failure` that names the log; a failed process's log is kept.
 
-    After a failure the process is gone, except where HyperDex itself reported it.
+    After a failure the process is gone, unless HyperDex itself reported the failure.
     """
 
     def __init__(self, toolchain: HyperDexToolchain, failure: type[LlmcError]) -> None:
@@ -123,7 +123,7 @@ class HyperDex:
             raise failure(f"{toolchain.python} cannot be run ({e.strerror}); see LLMC_HYPERDEX_PYTHON") from e
 
     def ask(self, do: str, seconds: float, **arguments: Any) -> dict[str, Any]:
-        """What the worker answers within `seconds`; `do` names the worker's method, in messages, too."""
+        """Send a request and return the answer within `seconds`. `do` names the worker's method, also in messages."""
         line = json.dumps({"do": do, **arguments}).encode() + b"\n"
         try:
             pipe = self._pipe(self._process.stdin)
@@ -154,7 +154,7 @@ class HyperDex:
             answer = None
         if not isinstance(answer, dict):
             self.kill()
-            self._fail(f"HyperDex's process gave no answer but {line[:80]!r} ({do})")
+            self._fail(f"HyperDex's process gave the invalid answer {line[:80]!r} ({do})")
         return answer
 
     def _ended(self, do: str) -> NoReturn:
@@ -183,13 +183,13 @@ class HyperDex:
         return pipe
 
     def kill(self) -> None:
-        """End it now, with all that it started."""
+        """Kill the process and everything that it started."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def close(self) -> None:
-        """Let it end by itself, for some seconds; its log goes, unless it says of a failure."""
+        """Let the process end within some seconds; its log is deleted unless it reports a failure."""
         with suppress(OSError):
             self._pipe(self._process.stdin).close()
         try:

@@ -1,8 +1,8 @@
-"""Runs under HyperDex's own Python: compiles a model for LPUs, or opens one and generates. Imports nothing of llmc.
+"""Runs under HyperDex's Python: compiles a model for LPUs, or opens one and generates. Imports nothing of llmc.
 
-Standard input and output carry one JSON object a line, a request and its answer; what HyperDex prints goes to standard
-error, which is the log. An answer has "error" where the request failed. Names, arguments and order of HyperDex's calls
-are those of Hyper-Accel/docs, docs/huggingface_api.md at b0ba3ab (HyperDex-Toolchain 1.5.1), and of Hyper-Accel/vllm,
+Standard input and output carry one JSON object per line, requests and answers. HyperDex's output goes to standard
+error, which is the log. An answer has "error" if the request failed. Names, arguments and order of HyperDex's calls are
+those of Hyper-Accel/docs, docs/huggingface_api.md at b0ba3ab (HyperDex-Toolchain 1.5.1), and of Hyper-Accel/vllm,
 vllm/worker/lpu_model_runner.py at a10068c.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 
 class Device:
-    """One opened model, and the generation that runs on it."""
+    """An opened model and its running generation."""
 
     def __init__(self) -> None:
         self.model: Any = None
@@ -25,7 +25,7 @@ class Device:
         self.stream: Any = None
 
     def compile(self, model: str, options: dict[str, Any]) -> dict[str, Any]:
-        """Compile the checkpoint in MODEL/ckpt; HyperDex puts what it makes beside it."""
+        """Compile the checkpoint in MODEL/ckpt; HyperDex writes its output next to it."""
         from hyperdex.tools import AutoCompiler
 
         AutoCompiler().compile(model_id=model, **options)
@@ -41,12 +41,12 @@ class Device:
         return {}
 
     def begin(self, prompt: list[int], arguments: dict[str, Any]) -> dict[str, Any]:
-        """Start a generation; the one before has ended."""
+        """Start a generation; the previous one must have ended."""
         self.stream = self.model.generate_yield(prompt, streamer=self.streamer, **arguments)
         return {}
 
     def next(self) -> dict[str, Any]:
-        """The next token; null where the device has ended."""
+        """The next token; null if the device has ended."""
         found = next(self.stream, None)
         return {"token": None if found is None else int(found[0])}
 
@@ -74,7 +74,7 @@ def serve(requests: TextIO, answers: TextIO) -> None:
 
 if __name__ == "__main__":
     here = Path(__file__).resolve().parent
-    sys.path[:] = [index for index in sys.path if Path(index).resolve() != here]  # the modules beside this are llmc's
+    sys.path[:] = [index for index in sys.path if Path(index).resolve() != here]  # the modules next to this are llmc's
     own = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     serve(sys.stdin, own)

@@ -1,1 +1,1 @@
-"""Neuron: programs as HLO modules on this CPU, and NEFFs on NeuronCores, without torch."""
+"""Neuron: HLO modules on this CPU, and NEFFs on NeuronCores, without torch."""

@@ -1,4 +1,4 @@
-"""Neuron's programs: on NeuronCores from their NEFFs, on a host without any from their modules on its CPU.
+"""Neuron's programs: NEFFs on NeuronCores, or HLO modules on the CPU of a host without any.
 
 Cache, slots and steps are those of XLA's programs (xla/slot_executor.py).
 """
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 def host() -> Mapping[str, str]:
-    """The chip of this host. One that has none but is told of one, to compile for it, counts as that."""
+    """The chip of this host, or the configured one if it has none and compiles for it."""
     given = Settings.from_environment().neuron_target
     chip = chip_here() or (given if given is not None and shutil.which("neuronx-cc") is not None else "")
     return {"target": chip} if chip else {}
 
 
 class NeuronExecutor(SlotExecutor):
-    """See the module's docstring. `threads` counts where JAX has not computed in this process yet."""
+    """Runs Neuron's programs. `threads` has an effect only before JAX's first computation in this process."""
 
     description: ClassVar[ExecutorDescription] = ExecutorDescription(
         {
@@ -46,7 +46,7 @@ class NeuronExecutor(SlotExecutor):
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
-        """Refuse a host without JAX, unless it has NeuronCores."""
+        """Reject a host without JAX, unless it has NeuronCores."""
         if not chip_here():
             jax_version()
 
@@ -76,7 +76,7 @@ class NeuronExecutor(SlotExecutor):
         return HloProgram(found, self._devices, source)
 
     def _on_core(self, file: NeuronFile, name: str, source: str) -> SlotProgram:
-        """A NEFF on this host's NeuronCores; raises ArtifactError for one of another chip, or none."""
+        """Load a NEFF on this host's NeuronCores; raises ArtifactError for another chip, or none."""
         if not file.neffs or file.members.get("target") != chip_here():
             raise ArtifactError(
                 f"{source}: its NEFF is for {file.members.get('target', 'no chip')}, this host has {chip_here()}; "
@@ -88,16 +88,15 @@ class NeuronExecutor(SlotExecutor):
 
 
 class HloProgram:
-    """A module compiled for this CPU, ready to run: proves a bundle's plan, padding and numbers where there is no
-    NeuronCore.
+    """A module compiled for this CPU, to prove a bundle's plan, padding and numbers without NeuronCores.
 
-    Ranks are replicas of one module, on so many devices of the CPU; what they exchange is what NeuronCores exchange.
+    Ranks are replicas of one module, one per CPU device; their collectives are those of NeuronCores.
     """
 
     native = False
 
     def __init__(self, file: NeuronFile, devices: Sequence[Any], source: str) -> None:
-        """Raises ArtifactError for a module that XLA refuses."""
+        """Raises ArtifactError for a module that XLA rejects."""
         self.header = file.header
         mesh = mesh_of(devices)
         self._shardings = [sharding_of(mesh, tensor) for tensor in self.header.outputs]
@@ -109,7 +108,6 @@ class HloProgram:
             ) from e
 
     def run(self, arguments: Sequence[Any]) -> list[Any]:
-        """See `SlotProgram.run`."""
         from jax import make_array_from_single_device_arrays as joined
 
         parts = self._run.execute_sharded(arguments).disassemble_into_single_device_arrays()
@@ -120,7 +118,7 @@ class HloProgram:
 
 
 def compiled(hlo: bytes, devices: Sequence[Any]) -> Any:
-    """A module as an executable of PJRT, a replica on each device."""
+    """Compile a module to a PJRT executable, one replica per device."""
     from jax._src.compiler import get_compile_options
     from jaxlib import _jax
 

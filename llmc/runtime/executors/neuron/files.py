@@ -1,14 +1,14 @@
-"""The file of a Neuron executable: the container of envelope.py, with a header of its own kind.
+"""The file of a Neuron executable: the container of envelope.py, with its own header.
 
     portable   "LLMCHLO1", section "hlo": the module, as data
-    native     "LLMCNEF1", the same with "neff", or "neff.0", "neff.1", … where the ranks' differ: code
+    native     "LLMCNEF1", the same with "neff", or "neff.0", "neff.1", … if the ranks' differ: code
 
-A header is StepHeader's, of platform "neuron"; `topology` is the chip ("trn2"). Its shapes are those over all ranks;
-the module is one rank's. A native one says further `target`, `lnc` and `compiler`, which it was made for and by.
+A header is StepHeader's, of platform "neuron"; `topology` is the chip ("trn2"). Its shapes are over all ranks; the
+module is one rank's. A native header also has `target`, `lnc` and `compiler`: what it was compiled for and by.
 
-A module is data: XLA compiles it, here for the CPU. It may come from anywhere, so that nothing but the operators below
-is handed to XLA: a custom call, above all, would call a function of this process by name or by address. Fields by their
-numbers in xla/service/hlo.proto and xla/xla_data.proto (openxla/xla at jaxlib 0.10.2):
+A module is data that XLA compiles, here for the CPU. It is untrusted, so only the operators below reach XLA. A custom
+call, above all, would call a function of this process by name or address. Field numbers are those of
+xla/service/hlo.proto and xla/xla_data.proto (openxla/xla at jaxlib 0.10.2):
 
     HloModuleProto       3 computations, 4 host_program_shape, 8 input_output_alias
     HloComputationProto  2 instructions
@@ -42,20 +42,20 @@ OPERATORS = frozenset({
     "reshape", "reverse", "rsqrt", "select", "sign", "sine", "slice", "sqrt", "subtract", "tanh", "topk", "transpose",
     "tuple", "xor",
 })  # fmt: skip
-"""What a module may hold: no loop, branch, call, sort or custom call."""
+"""Operators that a module may use: no loop, branch, call, sort or custom call."""
 
 ELEMENTS = {1: "pred", 4: "int32", 8: "uint32", 11: "float32", 16: "bfloat16"}
-"""xla.PrimitiveType → its name, of those that a module may hold: nothing of 64 bits, which NeuronCores lack."""
+"""xla.PrimitiveType → name of the types that a module may use. No 64-bit types, because NeuronCores lack them."""
 
 _TUPLE = 13
 
 Argument = tuple[str, tuple[int, ...]]
-"""Type of the elements, and shape."""
+"""Element type and shape."""
 
 
 @dataclass(frozen=True)
 class HloModule:
-    """What a module takes and gives, as (type, shape), and which input each output takes the place of."""
+    """A module's inputs and outputs, as (type, shape), and the input that each output aliases."""
 
     inputs: tuple[Argument, ...]
     outputs: tuple[Argument, ...]
@@ -64,7 +64,7 @@ class HloModule:
 
     @classmethod
     def parse(cls, data: bytes, source: str) -> HloModule:
-        """Read a module. Raises ArtifactError, naming `source`, for what is none, or has something that it must not."""
+        """Parse a module. Raises ArtifactError, naming `source`, if it is invalid or contains something forbidden."""
         try:
             return cls._read(data)
         except (ValueError, IndexError, KeyError, TypeError, UnicodeDecodeError, RecursionError) as e:
@@ -93,13 +93,13 @@ class HloModule:
         pairs = tuple(sorted(_aliases(aliases)))
         for output, given in pairs:
             if outputs[output] != inputs[given]:
-                raise ValueError(f"its output {output} does not fit where input {given} lies")
+                raise ValueError(f"its output {output} does not fit the memory of input {given}")
         return cls(tuple(inputs), tuple(outputs), pairs, frozenset(operators))
 
 
 @dataclass(frozen=True)
 class NeuronFile:
-    """A file that was read and checked; `neffs` by rank, empty in a portable one."""
+    """A parsed and checked file; `neffs` by rank, empty in a portable one."""
 
     header: StepHeader
     members: Mapping[str, Any]
@@ -109,7 +109,7 @@ class NeuronFile:
 
     @classmethod
     def parse(cls, data: bytes, source: str) -> NeuronFile:
-        """Read a file of either form; raises ArtifactError. Nothing of it is run."""
+        """Parse a file of either form; raises ArtifactError. Runs nothing of it."""
         form = NATIVE if data.startswith(NATIVE.magic[:-1]) else PORTABLE
         envelope = ExecutableFile.parse(data, source, form)
         header = StepHeader.parse(envelope.header, source)
@@ -136,7 +136,7 @@ def write_portable(header: StepHeader, hlo: bytes) -> bytes:
 
 
 def write_native(file: NeuronFile, neffs: list[bytes], built: Mapping[str, Any]) -> bytes:
-    """The file of a module and its NEFFs, one for all ranks or one for each; `built` says what for and by what."""
+    """The file of a module and its NEFFs, one for all ranks or one each; `built` has `target`, `lnc` and `compiler`."""
     names = [NEFF] if len(neffs) == 1 else [f"{NEFF}.{rank}" for rank in range(len(neffs))]
     return write_envelope(
         {**file.header.to_json(), **built}, {HLO: file.hlo, **dict(zip(names, neffs, strict=True))}, NATIVE
@@ -166,12 +166,12 @@ def _operators(computation: bytes) -> Iterator[str]:
             if inner == 2:
                 opcode = wire.as_bytes(value).decode("ascii")
             elif inner == 3:
-                list(_results(wire.as_bytes(value)))  # refuses a shape that it must not have
+                list(_results(wire.as_bytes(value)))  # raises for a forbidden shape
         yield opcode
 
 
 def _results(shape: bytes) -> Iterator[Argument]:
-    """The arrays of a shape, those of a tuple one after the other."""
+    """The arrays of a shape, with tuples flattened."""
     kind = next((value for number, _, value in wire.fields(shape) if number == 2), 0)
     if kind != _TUPLE:
         yield _argument(shape)
@@ -193,7 +193,7 @@ def _argument(shape: bytes) -> Argument:
     if kind not in ELEMENTS:
         raise ValueError(f"it has elements of type {kind} (xla.PrimitiveType)")
     if any(size >= 1 << 40 for size in sizes):
-        raise ValueError("it has a dimension that no device holds")
+        raise ValueError("it has a dimension that is too large for any device")
     return ELEMENTS[kind], tuple(sizes)
 
 

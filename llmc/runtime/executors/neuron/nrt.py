@@ -1,10 +1,10 @@
-"""NEFFs on NeuronCores, through nrtpy: the one file that knows the Neuron runtime.
+"""NEFFs on NeuronCores, through nrtpy. The only module that uses the Neuron runtime.
 
 nrtpy (Neuron SDK documentation, "nrtpy" of 2026-07): NrtpyModel.load_from_neff(path, name, core_id, cc_enabled,
 rank_id, world_size), called with inputs and outputs by name; NrtpyTensor.from_numpy(array, name, core_id) and numpy();
-configure(visible_cores); NrtError with the status's name and number. Inputs are "input0" … and outputs "output0" …
-(compiler/targets/neuron/finisher.py). An output that takes an input's place is given that input's tensor. The chip
-is told from the instance type, as the kernel has it: "trn2.48xlarge".
+configure(visible_cores); NrtError with the status's name and number. Inputs are "input0" …, outputs "output0" …
+(compiler/targets/neuron/finisher.py). An output that aliases an input gets that input's tensor. The kernel's instance
+type determines the chip: "trn2.48xlarge".
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WRONG = ("NRT_INVALID", "NRT_UNSUPPORTED", "Mismatch detected between Runtime c
 
 
 def chip_here() -> str:
-    """The chip of this host, if NeuronCores and nrtpy are here; else ""."""
+    """The chip of this host if it has NeuronCores and nrtpy, otherwise ""."""
     if find_spec("nrtpy") is None or not DEVICE.exists():
         return ""
     try:
@@ -49,7 +49,7 @@ def chip_here() -> str:
 
 @dataclass(frozen=True)
 class DeviceArray:
-    """An array in the memory of NeuronCores: each rank's part."""
+    """An array in NeuronCore memory: each rank's part."""
 
     tensor: Tensor
     parts: tuple[Any, ...]
@@ -61,13 +61,13 @@ class DeviceArray:
 
 
 class NeuronArrays(DeviceArrays):
-    """Arrays of `ranks` NeuronCores, the first ones that the process sees."""
+    """Arrays of the first `ranks` NeuronCores that the process sees."""
 
     def __init__(self, bundle: Bundle, ranks: int) -> None:
         import nrtpy
 
         if ranks > 1:
-            with suppress(nrtpy.NrtpyError):  # the runtime runs in this process already, with its cores
+            with suppress(nrtpy.NrtpyError):  # the runtime already runs in this process, with its cores
                 nrtpy.configure(visible_cores=list(range(ranks)))
         self._nrtpy = nrtpy
         self._ranks = ranks
@@ -128,7 +128,7 @@ class NeffProgram:
     native = True
 
     def __init__(self, file: NeuronFile, arrays: NeuronArrays, source: str) -> None:
-        """Raises ArtifactError for a NEFF that the runtime refuses, DeviceError where the cores have no room."""
+        """Raises ArtifactError for a NEFF that the runtime rejects, DeviceError if the cores have no room."""
         self.header = file.header
         ranks = file.header.devices
         self._models = [_load(file, rank, source) for rank in range(ranks)]
@@ -145,7 +145,7 @@ class NeffProgram:
         self._threads = ThreadPoolExecutor(ranks, thread_name_prefix="llmc-rank") if ranks > 1 else None
 
     def run(self, arguments: Sequence[DeviceArray]) -> list[DeviceArray]:
-        """See `SlotProgram.run`; what was not donated is valid until the next run."""
+        """Run the program. Outputs that do not alias an input are valid until the next run."""
         outputs = [arguments[self._donated[i]] if found is None else found for i, found in enumerate(self._outputs)]
 
         def one(rank: int) -> None:

@@ -1,4 +1,4 @@
-"""What graphs for ONNX Runtime keep keys and values in, by a manifest's option `kv_cache_dtype`."""
+"""Storage formats of keys and values for ONNX Runtime's graphs, by a manifest's option `kv_cache_dtype`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _NO_NUMBER = 0x7FC00000
 
 
 def encoded(numbers: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Lines [.., width + SCALE_BYTES] of [.., width]; one with a number that is not finite reads as no numbers.
+    """Quantize values [.., width] to lines [.., width + SCALE_BYTES]. A line with a non-finite value decodes to NaN.
 
-    As llmc's attention keeps them (kernels/source/cache_lines.h), a line holds a head's key or value of one token: its
-    codes, int8 [width], and their scale, the first half of a float32 (bfloat16). The largest code is 127, so lines
-    that are read and written again stay what they were, to the bit.
+    In the format of llmc's attention (kernels/source/cache_lines.h), a line holds one head's key or value of a token:
+    int8 [width] quantized values, and their scale, the first half of a float32 (bfloat16). The largest quantized value
+    is 127, so decoding and encoding again is bitwise stable.
     """
     finite = np.isfinite(numbers).all(-1, keepdims=True)
     numbers = np.where(finite, numbers, 0).astype(np.float32)
@@ -39,7 +39,7 @@ def encoded(numbers: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 def decoded(lines: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """The numbers [.., width] of lines."""
+    """Dequantize lines to values [.., width]."""
     quantized = np.ascontiguousarray(lines[..., :-SCALE_BYTES]).view(np.int8)
     bits = np.ascontiguousarray(lines[..., -SCALE_BYTES:]).view("<u2").astype(np.uint32) << 16
     return quantized.astype(np.float32) * bits.view(np.float32)
@@ -62,8 +62,10 @@ _SIGN, _INFINITE, _NOT_A_NUMBER = 0x8000, 0x7F80, 0x7FC0
 
 
 def rounded(numbers: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """The bits of each number in a cache of bfloat16, as llmc's attention keeps it (kernels/source/cache_lines.h): zero
-    for what is below 2⁻¹²⁶, and no infinities, which attention could silently ignore."""
+    """The bits of each value in a bfloat16 cache, in the format of llmc's attention (kernels/source/cache_lines.h).
+
+    Values below 2⁻¹²⁶ are zero. There are no infinities, because attention could silently ignore them.
+    """
     bits = to_bfloat16(numbers)
     size = bits & ~np.uint16(_SIGN)
     bits[size < 0x80] &= _SIGN
@@ -85,8 +87,11 @@ class RoundedTensors(Tensors):
 
 
 class CacheFormat(NamedTuple):
-    """One: the elements of arrays and how ONNX Runtime calls their type, what holds them, elements of a line beside its
-    numbers, and the narrowest type in which these travel exactly."""
+    """A storage format.
+
+    Its fields are the array dtype, ONNX Runtime's name of it, the class that stores it, extra elements per line, and
+    the narrowest dtype that represents its values exactly.
+    """
 
     dtype: type
     onnx_type: str
@@ -104,12 +109,12 @@ FORMATS = {
 
 
 def format_of(bundle: Bundle) -> CacheFormat:
-    """The one of a bundle's graphs; float32 where its manifest names none."""
+    """The format of a bundle's graphs; float32 if its manifest names none."""
     return FORMATS.get(str(bundle.manifest.options.get("kv_cache_dtype")), FLOATS)
 
 
 def lines_of(bundle: Bundle) -> CacheShape:
-    """A bundle's cache as its graphs hold it: with keys and values as wide as lines."""
+    """A bundle's cache shape with keys and values as wide as lines."""
     shape, beside = bundle.cache_shape, format_of(bundle).beside
     if not beside:
         return shape

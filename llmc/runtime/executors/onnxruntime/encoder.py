@@ -1,6 +1,6 @@
-"""An encoder's executables on ONNX Runtime: one for every shape, or one a bucket, opened when it is first needed.
+"""An encoder's executables on ONNX Runtime: one for every shape, or one per bucket, opened on first use.
 
-Batches run one after the other, each on all CPUs: the process has one pool of threads (session.py).
+Batches run one after another, each on all CPUs, because the process has one thread pool (session.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class OnnxRuntimeEncoder(Encoder):
-    """See the module's docstring."""
+    """Runs an encoder's executables on ONNX Runtime."""
 
     description: ClassVar[ExecutorDescription] = ExecutorDescription({"weights": "data", EXECUTABLES: "data"})
 

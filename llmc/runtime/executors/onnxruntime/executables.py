@@ -1,4 +1,4 @@
-"""A bundle's ONNX executables as sessions, opened when first needed or in the background, and executors over them."""
+"""A bundle's ONNX executables as sessions, and executors over them."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from llmc.runtime.step import Part, Step
 
 LOGIT_ROWS = "logit_rows"
-"""The graphs' input that says which tokens' logits are wanted (llmc/compiler/targets/onnxruntime/to_onnx.py)."""
+"""Graph input that selects the tokens whose logits are returned (llmc/compiler/targets/onnxruntime/to_onnx.py)."""
 
 Results = dict[str, NDArray[Any]]
 _BACKGROUND_NICENESS = 10
 
 
 class Executables:
-    """The bundle's executables as sessions, opened when first needed, or in the background after `open_first`."""
+    """The bundle's executables as sessions, opened on first use, or in the background after `open_first`."""
 
     def __init__(self, bundle: Bundle, threads: int, compilations: CompilationCounter) -> None:
         self._bundle = bundle
@@ -54,11 +54,11 @@ class Executables:
 
     @property
     def open_count(self) -> int:
-        """Sessions open now."""
+        """Number of open sessions."""
         return sum(f.done() for f in self._sessions.values())
 
     def executable(self, step: Step) -> Executable:
-        """The manifest's executable for a step; raises ArtifactError when the bundle has none."""
+        """The manifest's executable for a step; raises ArtifactError if there is none."""
         if self._any is not None:
             return self._any
         return self._lookup(step.phase, step.batch, step.query, step.context)
@@ -69,7 +69,7 @@ class Executables:
         return self._bundle.executable(phase, batch, query, context)
 
     def session(self, executable: Executable) -> Any:
-        """The session of an executable, opening it if need be."""
+        """The session of an executable, opened if necessary."""
         with self._lock:
             future = self._sessions.get(executable.blob)
             mine = future is None
@@ -85,7 +85,7 @@ class Executables:
         return future.result()
 
     def open_first(self, shapes: list[tuple[str, int, int, int]]) -> None:
-        """Open what the first shape needs, what the others need in the background, and the rest at `open_rest`."""
+        """Open what the first shape needs now, what the others need in the background, and the rest at `open_rest`."""
         if self._any is not None:
             self.session(self._any)
             return
@@ -97,7 +97,7 @@ class Executables:
         self._rest = [e for e in self._bundle.manifest.executables if e not in needed]
 
     def open_rest(self) -> None:
-        """Let the background thread open whatever `open_first` left; at once the first time, nothing later."""
+        """Let the background thread open what `open_first` left. Only the first call has an effect."""
         if self._rest and self._background is not None:
             for executable in self._rest:
                 self._background.submit(self._open_quietly, executable)
@@ -143,7 +143,7 @@ class Executables:
                 self._team = Team(library, self._threads)
 
     def _require_agreement(self, session: Any, name: str) -> None:
-        """Raise ArtifactError for a graph whose caches or logits are not of the manifest's sizes and types."""
+        """Raise ArtifactError if a graph's caches or logits do not have the manifest's sizes and types."""
         bundle, wanted = self._bundle, format_of(self._bundle).onnx_type
         given = {i.name.removeprefix("past_"): i for i in session.get_inputs() if i.name.startswith("past_")}
         given.pop("lengths", None)
@@ -162,7 +162,7 @@ class Executables:
             )
 
     def open_all(self) -> None:
-        """Open every executable before returning; raises ArtifactError for one that cannot be opened."""
+        """Open every executable before returning; raises ArtifactError if one cannot be opened."""
         self.open_rest()
         for executable in self._bundle.manifest.executables:
             self.session(executable)
@@ -180,7 +180,7 @@ class Executables:
 
 
 class OnnxExecutor(SlotCacheExecutor):
-    """What executors of ONNX graphs do alike; `_run_part` takes a step that a graph can run as it is."""
+    """Common part of ONNX executors; `_run_part` takes a step that one graph can run."""
 
     description: ClassVar[ExecutorDescription] = ExecutorDescription(
         {"weights": "data", EXECUTABLES: "data", **dict.fromkeys((s.file for s in KERNEL_SETS), "code")},
@@ -198,7 +198,7 @@ class OnnxExecutor(SlotCacheExecutor):
         return str(self._executables.executable(step))
 
     def warm(self, steps: list[tuple[str, int, int, int]]) -> None:
-        """Open the first named executable now, the other named ones beside it, and the rest after the first step."""
+        """Open the first named executable now, the other named ones in parallel, and the rest after the first step."""
         self._executables.open_first(steps)
 
     def open_all(self) -> None:
@@ -209,7 +209,7 @@ class OnnxExecutor(SlotCacheExecutor):
         return self.logits()
 
     def run_top(self, step: Step) -> TopLogits:
-        """As `run`; the graph's TopK puts the lower id first where values are equal."""
+        """Run a step and return the top logits; the graph's TopK orders ties by lower id."""
         self._require_top()
         self._run(step)
         return TopLogits(self._results["top_values"], self._results["top_ids"])
@@ -221,8 +221,10 @@ class OnnxExecutor(SlotCacheExecutor):
         return self._results["logits"][: step.live_tokens]
 
     def memory(self) -> dict[str, int]:
-        """Bytes of the cache and of results, and executables open: a slot counts with what it held at its longest, the
-        layouts for decode and prompts with their largest."""
+        """Bytes of cache and results, and the number of open executables.
+
+        A slot counts with its longest content so far, the decode and prompt layouts with their largest.
+        """
         return {
             "cache": self._cache.nbytes + self._staging.nbytes,
             "logits": sum(array.nbytes for array in self._results.values()),
@@ -233,8 +235,7 @@ class OnnxExecutor(SlotCacheExecutor):
         self._executables.close()
 
     def _run(self, step: Step, each: bool = False) -> None:
-        """One step, in parts where no graph takes it whole; what graphs return for its rows, or for `each` live token,
-        is in `_results`."""
+        """Run a step, in parts if necessary; results for its rows, or `each` live token, are in `_results`."""
         self._require(step)
         parts = list(self._parts(step))
         if len(parts) == 1:
@@ -269,12 +270,11 @@ class OnnxExecutor(SlotCacheExecutor):
             np.concatenate([kept[name] for kept in whole], out=array[: sum(len(kept[name]) for kept in whole)])
 
     def _reserve(self, rows: int) -> None:
-        """Let `_results` have room for so many rows of logits, and for those of all slots."""
+        """Make room in `_results` for so many rows of logits, and for those of all slots."""
         if len(self._results.get("logits", ())) < rows:
             self._results = self._buffers(max(rows, self.slots))
 
     def _buffers(self, rows: int) -> Results:
-        """What graphs return, for so many rows of logits."""
         built: Results = {"logits": np.zeros((rows, self.bundle.size("vocab_size")), np.float32)}
         if k := self.bundle.sample_top_k:
             built["top_values"] = np.zeros((rows, k), np.float32)
@@ -283,8 +283,7 @@ class OnnxExecutor(SlotCacheExecutor):
 
 
 class BoundSession:
-    """A session bound to its cache: where it reads and where it writes each tensor, by entry; one array is both in
-    place."""
+    """A session bound to its cache: where it reads and writes each tensor, by entry. One array is both if in place."""
 
     def __init__(self, session: Any, cache: Mapping[str, tuple[NDArray[Any], NDArray[Any]]]) -> None:
         self._session = session
@@ -298,8 +297,10 @@ class BoundSession:
             _bind(self._binding.bind_output, f"present_{entry}", present)
 
     def run(self, inputs: Mapping[str, NDArray[np.int64]], results: Mapping[str, NDArray[Any]]) -> None:
-        """Replay with those of `inputs` that the graph has; the first rows of `results` take what it returns for the
-        tokens that LOGIT_ROWS names."""
+        """Replay with those of `inputs` that the graph has.
+
+        The first rows of `results` receive the results for the tokens that LOGIT_ROWS selects.
+        """
         for name, given in inputs.items():
             if name not in self._names:
                 continue
@@ -322,16 +323,14 @@ def _bind(bind: Callable[..., None], name: str, array: NDArray[Any]) -> None:
 
 
 def _heads_and_width(shape: Sequence[Any]) -> tuple[Any, ...]:
-    """Of [B, heads, S, width]."""
     return (*shape[1:2], *shape[3:])
 
 
 def _of_a_row(shape: Sequence[Any]) -> tuple[Any, ...]:
-    """Of [B, *shape]."""
     return tuple(shape[1:])
 
 
 def _yield_cpu() -> None:
-    """Let steps that are being served go before the calling thread (on Linux niceness is a thread's own)."""
+    """Lower the calling thread's priority below serving steps (on Linux, niceness is per thread)."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BACKGROUND_NICENESS)

@@ -1,13 +1,13 @@
-"""ONNX Runtime on CPU: GroupQueryAttention updates the cache in place, through IOBinding, with no allocation a step.
+"""ONNX Runtime on CPU. GroupQueryAttention updates the cache in place through IOBinding, without allocations per step.
 
-Graphs take the tokens whose logits are wanted as an input: each row's last live one, or every one (`run_each`).
+Graphs take the tokens whose logits are returned as an input: each row's last live one, or every one (`run_each`).
 
-Two kinds of bundle. With one executable for all buckets (`static_dims` empty) a step runs at its exact shape on the
-cache [slots, kv_heads, capacity, head_dim]. Specialised, each bucket has its own executable with fixed batch, query
-and cache length context + query: decode runs on a cache of the bucket's length that slots are laid out in while they
-decode (slot_cache.py); a prompt runs on a staging cache and is copied into its slots. Where graphs read a ring it is a
-rolling one (`RollingTensors`). States are read from their slots (specialised: from a copy), written apart, and then
-copied into the slots of live rows.
+There are two kinds of bundle. With one executable for all buckets (`static_dims` empty), a step runs at its exact shape
+on the cache [slots, kv_heads, capacity, head_dim]. Specialised, each bucket has its own executable with fixed batch,
+query and cache length context + query. Decode then runs on a cache of the bucket's length, in which slots are laid out
+while they decode (slot_cache.py); a prompt runs on a staging cache and is copied into its slots. Ring buffers are
+contiguous ones (`RollingTensors`). Recurrent states are read from their slots (specialised: from a copy), written
+separately, and then copied into the slots of live rows.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ Array = NDArray[np.float32]
 _MAX_BINDINGS = 64
 
 STARTS = "first_token_"
-"""Before a window: the graphs' input that says at which token of each row caches of that window begin, [B] int64."""
+"""Input prefix before a window's size: the token at which each row's caches of that window begin, [B] int64."""
 
 
 class OnnxRuntimeExecutor(OnnxExecutor):
-    """See the module's docstring."""
+    """Runs ONNX graphs with ONNX Runtime's own operators."""
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
@@ -76,8 +76,7 @@ class OnnxRuntimeExecutor(OnnxExecutor):
         self._check_step(step, self._cache.held, first_slots=not self._exact)
 
     def _parts(self, step: Step) -> Iterator[Part]:
-        """A prompt step of several rows over a past row by row, which the operator asks for; rows that are longer than
-        rings have room for in pieces."""
+        """Split a multi-row prefill over a past by rows, as the operator requires, and rows too long for rings."""
         past = step.past_lengths.any() if self._exact else step.context
         long = self._exact and bool(self._windows) and step.query > ROLLING_ROOM
         rows: Iterator[Part] = iter([(step, np.arange(len(step.slots)))])
@@ -144,7 +143,7 @@ class OnnxRuntimeExecutor(OnnxExecutor):
         self._cache.keep_states(step, self._new_states)
 
     def _offsets(self, cache: Tensors, first: int, batch: int) -> dict[str, tuple[Array, Array]]:
-        """Where a graph reads and writes each tensor of the cache, by entry: keys and values in place, states apart."""
+        """Arrays that a graph reads and writes for each cache tensor, by entry: kv in place, states apart."""
         shape, kept = self.bundle.cache_shape, self._cache.states
         kv = {t.entry: (view, view) for t, view in zip(shape.kv, cache.rows(first, batch), strict=True)}
         given = [state[first : first + batch] for state in kept] if self._exact else self._given_states
@@ -155,7 +154,7 @@ class OnnxRuntimeExecutor(OnnxExecutor):
         return kv | states
 
     def memory(self) -> dict[str, int]:
-        """And bytes of the states that graphs are given and give."""
+        """Adds the bytes of the states that graphs read and write."""
         found = super().memory()
         states = sum(state.nbytes for state in (*self._given_states, *self._new_states))
         return {**found, "cache": found["cache"] + states}
@@ -166,12 +165,12 @@ class OnnxRuntimeExecutor(OnnxExecutor):
 
 
 class RollingTensors(Tensors):
-    """Tensors for an attention operator that reads a ring from its first place on: the tokens in it move down.
+    """Tensors for an attention operator that reads a ring buffer from its start: the tokens in it move down.
 
-    ONNX Runtime's GroupQueryAttention takes the tokens of a row end to end. So a ring has more places than the manifest
-    says (`rolling_ring`), and token p lies at place p − starts[row]. When a step does not fit, the tokens that the ring
-    has to hold move to its beginning, once in ROLLING_ROOM tokens or less often. Graphs take the starts as inputs:
-    rotations know positions, the operator knows places. Before a step writes, `make_room`.
+    ONNX Runtime's GroupQueryAttention needs contiguous tokens. The ring buffer therefore has more token slots than in
+    the manifest (`rolling_ring`), and token p is in slot p − starts[row]. When a step does not fit, the tokens that
+    must be kept move to the beginning, at most once in ROLLING_ROOM tokens. Graphs take the starts as inputs, because
+    rotations use positions and the operator uses offsets. Call `make_room` before a step writes.
     """
 
     def _lay_out(self, slots: int, length: int, query: int) -> None:
@@ -188,7 +187,7 @@ class RollingTensors(Tensors):
         return super().starts(window) if found is None else found
 
     def make_room(self, row: int, past: int, end: int) -> int:
-        """Where more than a ring's spare places are new, nothing that was there is kept."""
+        """If more tokens are new than the ring buffer can spare, nothing old is kept."""
         if any(end - past > offsets - ring for ring, offsets in self._rings.values()):
             past = 0
         for window, (ring, offsets) in self._rings.items():
@@ -213,7 +212,7 @@ class RollingTensors(Tensors):
             starts[target] = starts[source] if length else 0
 
     def begin(self, part: TensorPart, row: int, first: int) -> None:
-        """What is before it would be read as if it were there."""
+        """Clear the part before `first`, which would otherwise be read."""
         if part.like.window in self._starts:
             self._starts[part.like.window][row] = first
 

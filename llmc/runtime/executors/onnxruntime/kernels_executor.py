@@ -1,10 +1,10 @@
 """ONNX Runtime on CPU with llmc's own operators (onnxruntime/kernels): one executable for every shape of step.
 
-A step's rows are laid end to end, so that nothing is padded and prompts and decode share steps (`ragged`). Attention is
-told of each row's slot, past and tokens, and appends in place to the cache, [slots, kv_heads, capacity, head_dim] for
-each layer's keys and values: in float16, bfloat16 or 8 bits (cache_formats.py), of layers with a
-window in rings. A row of more new tokens than rings have room for beside a window takes several steps. States are
-replaced in place, [slots, *shape] in float32.
+A step's rows are packed, so nothing is padded, and prefill and decode share steps (`ragged`). Attention gets each row's
+slot, past and tokens, and appends in place to the cache, [slots, kv_heads, capacity, head_dim] for each layer's keys
+and values, in float16, bfloat16 or 8 bits (cache_formats.py), in ring buffers for layers with a window. A row with more
+new tokens than a ring buffer can take beyond its window needs several steps. Recurrent states are replaced in place,
+[slots, *shape] in float32.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float32]
 ROWS = "rows"
-"""The graph's input [N, 4] int64: each row's slot, cached tokens, first token in the step, and tokens."""
+"""Graph input [N, 4] int64: each row's slot, cached tokens, first token in the step, and number of tokens."""
 
 
 DECODING = "decoding"
-"""The input [1] int64 of graphs that compute prompts otherwise than decode: how many of the first tokens decode."""
+"""Graph input [1] int64, if prefill and decode are computed differently: how many leading tokens decode."""
 
 
 class KernelExecutor(OnnxExecutor):
-    """See the module's docstring."""
+    """Runs ragged steps with llmc's kernels."""
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
-        """Refuse a bundle made with another ONNX Runtime or for kernels that this CPU cannot run."""
+        """Reject a bundle compiled with another ONNX Runtime or for kernels that this CPU cannot run."""
         require_version(bundle, "onnxruntime", ort.__version__, "onnxruntime")
         kernels_here(bundle)
 
@@ -57,7 +57,7 @@ class KernelExecutor(OnnxExecutor):
         self._session: BoundSession | None = None
         spare = bundle.cache_shape.rewind.spare
         self._most_new = None if spare is None else spare + 1
-        """New tokens of a row that a step of the graph takes; None: any number."""
+        """Largest number of new tokens per row in a step of the graph; None: any number."""
 
     def _require(self, step: Step) -> None:
         self._check_step(step, self._cache.held)

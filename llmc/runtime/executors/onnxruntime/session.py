@@ -1,9 +1,9 @@
-"""Opening ONNX Runtime sessions: options, the pool of threads, and the one arena that all sessions of a process share.
+"""Opens ONNX Runtime sessions: options, thread pool, and the one arena that all sessions of a process share.
 
-With its own pool, each open session keeps a spinning thread. One shared pool was measured to be as fast with one
-session, and twice as fast if another program keeps a core busy (benchmarks/RESULTS.md). llmc's kernels have a team of
-threads (`Team`), beside which a pool that spins would be in the way: where they come first, sessions of the process
-have pools of their own, and theirs does not spin. ONNX Runtime fixes this choice for the whole process.
+With its own pool, each open session keeps a spinning thread. One shared pool was as fast with one session, and twice as
+fast while another program kept a core busy (benchmarks/RESULTS.md). llmc's kernels have their own thread team (`Team`),
+which a spinning pool would disturb. If kernels are opened first, the process's sessions have their own pools that do
+not spin. ONNX Runtime fixes this choice for the whole process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _lock = threading.Lock()
 _shares_pool: bool | None = None
 _teams_lock = threading.Lock()
 _users: Counter[int] = Counter()
-"""Users of each library's team, by the library's handle: files that are links to one are one library."""
+"""Users of each library's team, by library handle; links to one file share a handle."""
 
 
 def open_session(
@@ -34,11 +34,11 @@ def open_session(
     library: str | None = None,
     **entries: str,
 ) -> Any:
-    """A CPU session over a model's path or bytes. The graph is not optimised again after the compile.
+    """A CPU session over a model's path or bytes. The graph is not optimised again.
 
-    `threads` sizes the pool, and counts in the first call of a process only where all share it; `saved_as` is a path
-    that ONNX Runtime writes the model to; `library` is a path of operators beside its own; `entries` are session
-    configuration entries, with "__" for ".". Raises whatever ONNX Runtime raises.
+    `threads` sizes the pool; with a shared pool only the process's first call counts. `saved_as` is a path to which
+    ONNX Runtime writes the model. `library` is a path of additional operators. `entries` are session configuration
+    entries, with "__" for ".". Raises ONNX Runtime's errors.
     """
     threads = threads or Settings.from_environment().threads
     options = ort.SessionOptions()
@@ -53,14 +53,14 @@ def open_session(
     if library is not None:
         options.register_custom_ops_library(library)
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.enable_mem_pattern = False  # it would keep a plan for each number of tokens that a step ever had
+        options.enable_mem_pattern = False  # it would keep a plan for each number of tokens ever used in a step
     for name, value in entries.items():
         options.add_session_config_entry(name.replace("__", "."), value)
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 def session_monitor() -> CallsMonitor:
-    """Sees every session that is made in the process, whoever makes it."""
+    """A monitor of every session created in the process."""
     return CallsMonitor("ONNX Runtime sessions", ort.InferenceSession, {"__init__": _session_name})
 
 
@@ -69,7 +69,7 @@ def _session_name(model: Any, *_: Any, **__: Any) -> str:
 
 
 def _shares(threads: int, wants: bool) -> bool:
-    """Whether the process's sessions share a pool: what the first one wanted."""
+    """Whether the process's sessions share a pool, as the first one chose."""
     global _shares_pool  # noqa: PLW0603
     with _lock:
         if _shares_pool is None:
@@ -83,11 +83,11 @@ def _shares(threads: int, wants: bool) -> bool:
 
 
 class Team:
-    """The share that one user has in the threads of a library of llmc's kernels, at `path`, which ONNX Runtime has
-    opened: a team of its own (kernels/source/team.c), in the place of ONNX Runtime's pool.
+    """One user's share of the thread team of the llmc kernel library at `path`, which ONNX Runtime has opened.
 
-    The team has the `threads` of whoever came last, the calling thread among them; it ends with its last user. Sessions
-    that run at once take turns: a job that finds the team at work runs on ONNX Runtime's pool.
+    The team (kernels/source/team.c) replaces ONNX Runtime's pool. It has the `threads` of its latest user, including
+    the calling thread, and ends with its last user. Concurrent sessions take turns: a job that finds the team busy runs
+    on ONNX Runtime's pool.
     """
 
     def __init__(self, path: str, threads: int) -> None:
@@ -97,7 +97,7 @@ class Team:
             self._set_threads(threads)
 
     def close(self) -> None:
-        """Give the share back, and the hold on the library."""
+        """Release the share and the library."""
         handle = self._library._handle
         with _teams_lock:
             _users[handle] -= 1
@@ -107,6 +107,6 @@ class Team:
             _ctypes.dlclose(handle)
 
     def _set_threads(self, threads: int) -> None:
-        """Libraries of before there were teams have none."""
+        """Libraries from before teams existed have none."""
         if (set_threads := getattr(self._library, "SetThreads", None)) is not None:
             set_threads(ctypes.c_uint32(threads))

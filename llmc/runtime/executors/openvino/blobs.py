@@ -1,8 +1,7 @@
-"""Models that OpenVINO compiled, read, checked and imported: by the CPU plugin, and for a GPU or an NPU.
+"""OpenVINO's compiled models, parsed, checked and imported: for the CPU plugin, and for a GPU or an NPU.
 
-The CPU plugin exports a stream without weights.
-
-The stream, as OpenVINO 2026.4 writes it (src/plugins/intel_cpu, serialize.cpp; inference, metadata):
+The CPU plugin exports a stream without weights. OpenVINO 2026.4 writes it as (src/plugins/intel_cpu, serialize.cpp;
+inference, metadata):
 
     stream   = "RR_UPCVO" version:uint32 length:uint64 metadata body
     metadata = "meta=1.0;ov=" OpenVINO's version ";isa=" the instruction set that its kernels were chosen for
@@ -10,17 +9,17 @@ The stream, as OpenVINO 2026.4 writes it (src/plugins/intel_cpu, serialize.cpp; 
     header   = custom_offset custom_size constants_offset constants_size model_offset model_size      uint64 each
     model    = the IR's XML, passed through CACHE_ENCRYPTION_CALLBACKS, which are the identity here
 
-A constant of the model whose size is 0 lies in the file that WEIGHTS_PATH names when the stream is imported, where its
-WeightlessCacheAttribute says; so blobs share one file, and neither they nor their keys know where it is.
+A constant of size 0 is in the file that WEIGHTS_PATH names at import, at its WeightlessCacheAttribute's offset. Blobs
+therefore share one file, and neither they nor their keys contain its path.
 
-A model for a GPU or an NPU comes with the portable model that it was compiled from:
+A model for a GPU or an NPU is stored with the portable model that it was compiled from:
 
     file       the container of envelope.py, of form "LLMCOVD2"
     header     {"device": "GPU" | "NPU", "made_for": {name: value, …}}
     "ir"       OpenVINO's XML over the bundle's weights file, which any host opens on its CPU
-    "native"   what `export_model` wrote, weights included
+    "native"   the output of `export_model`, including weights
 
-`made_for` are the facts of device.py that the native part depends on. A host whose device has others is refused.
+`made_for` are the facts of device.py that the native part depends on. A host whose device has other facts is rejected.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class CpuBlob:
 
     @classmethod
     def parse(cls, data: bytes) -> CpuBlob:
-        """Take a stream apart; raises ValueError for anything else."""
+        """Parse a stream; raises ValueError if it is invalid."""
         try:
             magic, number, length = _PREFIX.unpack_from(data)
             if magic != _MAGIC or number != _FORMAT or length > _LONGEST_METADATA:
@@ -82,7 +81,7 @@ class CpuBlob:
         )  # fmt: skip
 
     def with_model(self, model: bytes) -> bytes:
-        """The stream with `model` in place of its own; of constants it has one zero byte, for those that are empty."""
+        """The stream with `model` in place of its own. It has one zero byte of constants, for empty ones."""
         at, empty = _HEADER.size + len(self.custom), b"\0"
         header = _HEADER.pack(_HEADER.size, len(self.custom), at, len(empty), at + len(empty), len(model))
         metadata = self.metadata.encode()
@@ -104,15 +103,15 @@ class CpuBlob:
 
 
 def open_blob(data: bytes, weights: Path, properties: Mapping[str, Any], source: str, again: str) -> ov.CompiledModel:
-    """Import a stream whose constants lie in the file `weights`; nothing is compiled but primitives' code.
+    """Import a stream with constants in the file `weights`. Only primitives' code is compiled.
 
-    Raises ArtifactError, naming `source` and the command `again` that compiles it again, for what is no such stream or
-    was compiled by another OpenVINO or for another instruction set: it says which.
+    Raises ArtifactError, naming `source`, the problem and the command `again` to recompile, for an invalid stream or
+    one compiled by another OpenVINO or for another instruction set.
     """
     try:
         blob = CpuBlob.parse(data)
     except ValueError as e:
-        raise ArtifactError(f"{source} is no compiled OpenVINO model: {e}; compile again: {again}") from e
+        raise ArtifactError(f"{source} is not a compiled OpenVINO model: {e}; compile again: {again}") from e
     if blob.made_with != version():
         raise ArtifactError(
             f"{source}: compiled with OpenVINO {blob.made_with or 'of an unknown version'}, this host has {version()}; "
@@ -126,7 +125,7 @@ def open_blob(data: bytes, weights: Path, properties: Mapping[str, Any], source:
         lines = [line.strip() for line in str(e).splitlines() if line.strip()]
         chosen = next((found[1] for line in lines if (found := _CURRENT.search(line))), blob.isa)
         if chosen != blob.isa:
-            reason = f"it was compiled for {blob.isa or 'an unknown CPU'}, and OpenVINO chooses {chosen} on this one"
+            reason = f"it was compiled for {blob.isa or 'an unknown CPU'}, but OpenVINO chooses {chosen} on this one"
         else:
             reason = lines[-1] if lines else "no reason given"
         raise ArtifactError(
@@ -154,7 +153,7 @@ class DeviceBlob:
 
     @classmethod
     def parse(cls, data: bytes, source: str) -> DeviceBlob:
-        """Take a file apart; raises ArtifactError that names `source` for anything else."""
+        """Parse a file; raises ArtifactError naming `source` if it is invalid."""
         envelope = ExecutableFile.parse(data, source, FORM)
         device, made_for = (envelope.header.get(name) for name in ("device", "made_for"))
         facts = [*made_for.values()] if isinstance(made_for, dict) else [None]
@@ -166,10 +165,10 @@ class DeviceBlob:
         return cls(str(device), dict(made_for or {}), bytes(envelope.section(IR)), bytes(envelope.section(NATIVE)))
 
     def open_on(self, device: str, source: str, again: str) -> ov.CompiledModel:
-        """The native part on this host's device; nothing is compiled.
+        """Open the native part on this host's device. Nothing is compiled.
 
-        Raises ArtifactError, naming `source`, what differs and the command `again`, for a device of another kind,
-        platform or driver, and for what its plugin refuses.
+        Raises ArtifactError, naming `source`, the differences and the command `again`, for a device of another kind,
+        platform or driver, and if its plugin rejects the model.
         """
         here = facts_here(device)
         differs = [f"{name} {value}, here {here[name]}" for name, value in self.made_for.items()
@@ -186,7 +185,7 @@ class DeviceBlob:
 
 
 def reason_of(error: RuntimeError) -> str:
-    """OpenVINO's own words, without the lines that name places in its source."""
+    """OpenVINO's own message, without source locations."""
     lines = [line.strip() for line in str(error).splitlines()]
     words = [line for line in lines if line and not line.startswith("Exception from")]
     return " ".join(words)[:500] or "no reason given"

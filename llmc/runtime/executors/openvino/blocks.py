@@ -1,12 +1,12 @@
-"""A paged key/value cache: blocks of BLOCK tokens in the layouts of OpenVINO's CPU plugin, and who holds them.
+"""A paged KV cache: blocks of BLOCK tokens in the layouts of OpenVINO's CPU plugin, and their owners.
 
-Layout of a block, for each tensor of the cache's shape, of so many heads and width:
+Block layout of each cache tensor, for its heads and width:
     f32, bf16        [BLOCK, width] of keys, the same of values
-    u8 values        [BLOCK, 8 + width] bytes: each token has scale and zero point (float32), then its codes
+    u8 values        [BLOCK, 8 + width] bytes: each token has scale and zero point (float32), then its quantized values
     u8 keys          [8 + BLOCK, width] bytes: scale [width] and zero point [width] (float32) of the block's channels,
-                     then the codes of each token
-with value = (code − zero point) · scale. Values narrower than their keys are as wide in u8, zeros behind them: OpenVINO
-2026.4.1 computes wrong numbers of narrower ones.
+                     then each token's quantized values
+with value = (quantized − zero point) · scale. In u8, values narrower than their keys are padded with zeros to their
+width, because OpenVINO 2026.4.1 computes wrong results for narrower ones.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ BLOCK = 32
 _PARAMETERS = 8
 _CODES = 255
 PRECISIONS = {"f32": 4, "bf16": 2, "u8": 1}
-"""Precisions of a cache, and the bytes of one number."""
+"""Cache precisions and their bytes per number."""
 
 Floats = NDArray[np.float32]
 
 
 class BlockCache:
-    """Keys and values: `tensors` are bytes [blocks, heads, rows, row bytes], in the order of `kept`, key and value in
-    turn.
+    """Keys and values: byte `tensors` [blocks, heads, rows, row bytes] in the order of `kept`, key and value in turn.
 
-    Memory is taken as blocks are written.
+    Memory is allocated as blocks are written.
     """
 
     def __init__(self, precision: str, kept: Sequence[CacheTensor], blocks: int) -> None:
@@ -65,7 +64,7 @@ class BlockCache:
         return found
 
     def write(self, blocks: Sequence[int], tensors: Sequence[Floats]) -> None:
-        """Put tensors [heads, length, width] at the start of some blocks."""
+        """Write tensors [heads, length, width] to the start of some blocks."""
         for i, (tensor, given) in enumerate(zip(self.tensors, tensors, strict=True)):
             behind = self._widths[i] - self._kept[i]
             wide = np.pad(given, ((0, 0), (0, 0), (0, behind))) if behind else given
@@ -73,11 +72,11 @@ class BlockCache:
                 tensor[block] = self._encode(wide[:, at * BLOCK : (at + 1) * BLOCK], is_key=i % 2 == 0)
 
     def put(self, at: int, blocks: NDArray[np.int32], offsets: NDArray[np.int32], new: Floats) -> None:
-        """Write tokens `new` […, heads, width] of tensor `at` of a float32 cache, each to its place in a block."""
+        """Write tokens `new` […, heads, width] of tensor `at` of a float32 cache to their blocks and offsets."""
         self.tensors[at].view(np.float32)[blocks, :, offsets] = new
 
     def nan_fill(self, blocks: Sequence[int], start: int, value: float) -> None:
-        """Overwrite some blocks from token `start` on, as far as their format can hold `value`."""
+        """Fill some blocks from token `start` on with `value`, as far as their format can represent it."""
         for at, block in enumerate(blocks):
             first = max(0, start - at * BLOCK)
             if first >= BLOCK:
@@ -121,7 +120,7 @@ class BlockCache:
         return result
 
     def _encode(self, part: Floats, is_key: bool) -> NDArray[np.uint8]:
-        """[heads, n ≤ BLOCK, width] → a block, empty behind the n tokens."""
+        """[heads, n ≤ BLOCK, width] → a block, empty after the n tokens."""
         heads, n, width = part.shape
         block = np.zeros((heads, *_block_shape(self.precision, width, is_key)), np.uint8)
         if self.precision != "u8":
@@ -144,23 +143,22 @@ class BlockCache:
 
 
 def cache_names(shape: CacheShape) -> list[str]:
-    """What paged models call the keys and values of a cache, in its order."""
+    """Names of a cache's keys and values in paged models, in its order."""
     return [f"{('key', 'value')[i % 2]}_cache.{i // 2}" for i in range(len(shape.kv))]
 
 
 def rings_of(kept: Sequence[CacheTensor]) -> list[int]:
-    """Places of the rings that there are, each of which has a pool of blocks of its own."""
+    """Sizes of the ring buffers in token slots; each has its own pool of blocks."""
     return sorted({t.ring for t in kept if t.ring is not None})
 
 
 def of_ring(name: str, ring: int | None) -> str:
-    """What a model calls an input that says where rows' tokens are: of the layers of a ring, or of those that hold all
-    tokens."""
+    """Name of a model input about one ring buffer's layers, or about those that keep all tokens."""
     return name if ring is None else f"{name}.{ring}"
 
 
 def held_widths(precision: str, kept: Sequence[CacheTensor]) -> list[int]:
-    """How wide the tensors of a cache are held."""
+    """Stored widths of the cache's tensors."""
     widths = [t.shape[1] for t in kept]
     wide = precision == "u8"
     return [max(width, widths[i - 1]) if wide and i % 2 else width for i, width in enumerate(widths)]
@@ -177,7 +175,7 @@ def _block_shapes(precision: str, kept: Sequence[CacheTensor]) -> list[tuple[int
 
 
 def _block_shape(precision: str, width: int, is_key: bool) -> tuple[int, int]:
-    """Rows of a head's block, and bytes of each."""
+    """Rows of a head's block, and bytes per row."""
     more = _PARAMETERS if precision == "u8" else 0
     held = width * PRECISIONS[precision]
     return (BLOCK + more, held) if is_key else (BLOCK, held + more)

@@ -1,9 +1,9 @@
-"""OpenVINO's core, opened once in a process, and its devices, by the names that `--device openvino:…` takes.
+"""OpenVINO's core, opened once per process, and its devices by the names in `--device openvino:…`.
 
     name     = "CPU" | "GPU" [ "." index ] | "NPU" [ "." platform ]        GPU.1, NPU.4000: OpenVINO's own names
 
-OpenVINO reads what stands behind "NPU." as the platform that is compiled for (src/plugins/intel_npu: DEVICE_ID and
-NPU_PLATFORM), and finds at most one NPU in a host.
+OpenVINO takes the suffix of "NPU." as the target platform (src/plugins/intel_npu: DEVICE_ID and NPU_PLATFORM), and
+finds at most one NPU in a host.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def open_core() -> ov.Core:
-    """The core, with the CPU plugin loaded: without it a finished model's operators are unknown."""
+    """The core with the CPU plugin loaded; without the plugin, a compiled model's operators are unknown."""
     return _core()
 
 
@@ -40,7 +40,7 @@ def _core() -> ov.Core:
 
 
 def compilation_monitor() -> CallsMonitor:
-    """Sees every model that the process compiles or imports, whoever does; importing one compiles its kernels."""
+    """A monitor of every model that the process compiles or imports. Importing one compiles its kernels."""
 
     def compiled(model: Any, device: str | None = None, *_: Any, **__: Any) -> str:
         name = model.get_friendly_name() if hasattr(model, "get_friendly_name") else str(model)
@@ -58,30 +58,33 @@ def version() -> str:
 
 
 def with_threads(threads: int) -> dict[str, Any]:
-    """The CPU plugin's properties for so many threads, which it ties to CPUs unless these are better left to the system
-    (cpus.may_pin)."""
+    """The CPU plugin's properties for so many threads, pinned to CPUs unless the system should schedule them.
+
+    `cpus.may_pin` decides about pinning.
+    """
     pinned: dict[str, Any] = {} if may_pin(threads) else {"ENABLE_CPU_PINNING": False}
     return {"INFERENCE_NUM_THREADS": threads} | pinned
 
 
 WHOLE_SHAPES = {"SNIPPETS_MODE": "DISABLE"}
-"""For the CPU plugin where all sizes are numbers: OpenVINO 2026.4.1 ends the process as it fuses an MLP of two products
-with an activation between them, whose input is also added to its result."""
+"""For CPU plugin models with static shapes. OpenVINO 2026.4.1 crashes the process when it fuses an MLP of two matmuls
+with an activation between them, whose input is also added to its result.
+"""
 
 
 PRODUCT, SCALES = "FullyConnectedCompressed", 3
-"""The CPU plugin's product with a matrix in codes, and which of its inputs are their scales."""
+"""The CPU plugin's matmul with a quantized matrix, and the indices of its scale inputs."""
 _KEPT = "keep_const_precision_0"
-"""Marks constants that OpenVINO leaves in their type when it compiles (keep_const_precision.hpp)."""
+"""Marks constants whose type OpenVINO keeps when it compiles (keep_const_precision.hpp)."""
 
 
 def has_device(name: str) -> bool:
-    """Whether `name` ("CPU", "GPU", "GPU.1", "NPU") is here."""
+    """Whether `name` ("CPU", "GPU", "GPU.1", "NPU") is available."""
     return any(name in (device, device.split(".")[0]) for device in open_core().available_devices)
 
 
 def require_device(name: str) -> None:
-    """Raise DeviceError, saying which devices there are, when `name` is not here."""
+    """Raise DeviceError, listing the available devices, if `name` is not among them."""
     if not has_device(name):
         here = open_core().available_devices
         raise DeviceError(
@@ -91,14 +94,14 @@ def require_device(name: str) -> None:
 
 
 def properties_for(settings: Mapping[str, Any], rows: int | None) -> dict[str, str]:
-    """Those that the paged model of `rows` decode rows is compiled with, or the one for every shape (None)."""
+    """Compilation properties of the paged model for `rows` decode rows, or of the one for every shape (None)."""
     if rows is None:
         return dict(settings["properties"])
     return dict(next(found for most, found in settings["fixed_properties"] if most is None or rows <= most))
 
 
 class MappedWeights:
-    """A weights file in memory as a tensor; pages are read when needed, and can be dropped once they are packed."""
+    """A mapped weights file as a tensor. Pages are read on demand and can be dropped once they are packed."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
@@ -106,16 +109,16 @@ class MappedWeights:
         self.tensor = ov.Tensor(np.frombuffer(self._map, np.uint8), shared_memory=True)
 
     def drop_pages(self) -> None:
-        """Give back the pages read so far: what is asked for again is read again."""
+        """Drop the pages read so far; they are read again on demand."""
         if hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
 
 
 def read_paged(xml: bytes, weights: MappedWeights, shape: CacheShape, source: str) -> ov.Model:
-    """A finished model, told what its XML does not say: that scales stay in their type, which else become float32 in
-    memory of their own beside what products pack; and the heads of each attention, by the names of its caches.
+    """Read a compiled paged model and add what its XML lacks: the constant type of scales, and attention heads.
 
-    Raises ArtifactError for XML that OpenVINO cannot read, and for caches that `shape` does not have.
+    Scales would otherwise become float32 copies in addition to the packed matrices. Heads come from the caches' names.
+    Raises ArtifactError for XML that OpenVINO cannot read, and for caches that `shape` lacks.
     """
     try:
         model = open_core().read_model(xml, weights.tensor)
@@ -127,7 +130,7 @@ def read_paged(xml: bytes, weights: MappedWeights, shape: CacheShape, source: st
     for node, caches in attentions(model):
         pair = [cache_of(cache.get_friendly_name(), shape) for cache in caches]
         if None in pair:
-            raise ArtifactError(f"{source}: its model has a cache {caches[0].get_friendly_name()!r}, the manifest not")
+            raise ArtifactError(f"{source}: its manifest lacks the cache {caches[0].get_friendly_name()!r}")
         heads = [t.shape[0] for t in pair if t is not None]
         sizes = [width_of(node.input(i)) // heads[i - 1] for i in (1, 2)]
         facts = {"num_k_heads": heads[0], "k_head_size": sizes[0], "num_v_heads": heads[1], "v_head_size": sizes[1]}
@@ -139,18 +142,18 @@ def read_paged(xml: bytes, weights: MappedWeights, shape: CacheShape, source: st
 
 
 def attentions(model: ov.Model) -> list[tuple[Any, list[Any]]]:
-    """Each paged attention of a model, with the inputs that are its caches of keys and of values."""
+    """Each paged attention of a model, with its inputs for key caches and value caches."""
     found = [node for node in model.get_ops() if node.get_type_name() == "PagedAttentionExtension"]
     return [(node, [node.input_value(i).get_node() for i in (3, 4)]) for node in found]
 
 
 def cache_of(name: str, shape: CacheShape) -> CacheTensor | None:
-    """The tensor that a paged model calls `name`, if there is one."""
+    """The tensor that a paged model calls `name`, or None."""
     return dict(zip(cache_names(shape), shape.kv, strict=True)).get(name)
 
 
 def width_of(port: Any) -> int:
-    """The size of a port's last dimension; -1 where it is dynamic."""
+    """The size of a port's last dimension; -1 if dynamic."""
     shape = port.get_partial_shape()
     return -1 if shape.rank.is_dynamic or shape[-1].is_dynamic else int(shape[-1].get_length())
 
@@ -163,8 +166,9 @@ _FACTS: Mapping[str, Mapping[str, str]] = MappingProxyType({
     },
     "NPU": {"platform": "DEVICE_ARCHITECTURE", "driver": "NPU_DRIVER_VERSION"},
 })  # fmt: skip
-"""What a compiled model of a device depends on, and the property that states it: those that OpenVINO's own cache keys
-name (GPU: src/plugins/intel_gpu/src/plugin/plugin.cpp, caching properties)."""
+"""Facts that a device's compiled model depends on, and their properties: those in OpenVINO's own cache keys (GPU:
+src/plugins/intel_gpu/src/plugin/plugin.cpp, caching properties).
+"""
 
 
 def kind_of(device: str) -> str:
@@ -173,12 +177,12 @@ def kind_of(device: str) -> str:
 
 
 def plugin_name(device: str) -> str:
-    """What OpenVINO takes for a device of this host: an NPU without its platform."""
+    """OpenVINO's name for a device of this host: an NPU without its platform."""
     return "NPU" if kind_of(device) == "NPU" else device
 
 
 def facts_here(device: str) -> dict[str, str]:
-    """What the device of this host is, as far as its plugin says: what a compiled model depends on."""
+    """Facts about this host's device, from its plugin, that a compiled model depends on."""
     found = {}
     for name, wanted in _FACTS.get(kind_of(device), {}).items():
         try:
@@ -189,7 +193,7 @@ def facts_here(device: str) -> dict[str, str]:
 
 
 def host_of(kind: str) -> dict[str, str]:
-    """What models finished for the GPUs or the NPU of this host are tied to; empty where there is none."""
+    """Facts that models compiled on their target depend on, for this host's GPUs or NPU; empty without one."""
     found: dict[str, str] = {}
     for device in open_core().available_devices:
         if kind_of(device) == kind:

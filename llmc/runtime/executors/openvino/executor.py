@@ -1,12 +1,12 @@
 """OpenVINO with paged attention: one executable for every shape of step, and the cache in blocks.
 
-A step's rows are laid end to end, so that nothing is padded and prompts and decode share steps (`ragged`). Each slot
-has a block table; slots that begin alike share blocks, which are copied when one of them writes; layers with windows
-have tables of their own, and give blocks back (paged_cache.py). States lie in a row for each slot
-(states.py). Where the model asks for rows of one length, those of a step that have one run together, one length after
-the other.
-Executables of a fixed number of tokens, where the bundle has them, run the decode steps that they fit; a step of a few
-rows less is filled up with rows of their own in a block that no slot holds.
+A step's rows are packed, so nothing is padded, and prefill and decode share steps (`ragged`). Each slot has a block
+table. Slots with a common prefix share blocks, which are copied when one of them writes. Layers with windows have their
+own tables, and free blocks (paged_cache.py). Recurrent states have a row for each slot (states.py). If the model needs
+rows of one length, rows of equal length run together, one length after another.
+
+Executables of a fixed number of tokens, if the bundle has them, run the decode steps that they fit. A slightly smaller
+step is padded with rows in a block that no slot owns.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float32]
 MOST_FILLED = 0.25
-"""The largest part of a fixed step that may be rows of no slot."""
+"""The largest fraction of padding rows in a fixed step."""
 
 
 class OpenVinoExecutor(Executor):
-    """See the module's docstring."""
+    """Runs ragged steps on OpenVINO's paged attention."""
 
     description: ClassVar[ExecutorDescription] = ExecutorDescription(
         {"weights": "data", EXECUTABLES: "data", STARTER_NAME: "code"}, opens_in_thread=True
@@ -77,7 +77,7 @@ class OpenVinoExecutor(Executor):
         return str(self.bundle.executable(*shape))
 
     def open_all(self) -> None:
-        """Open what was not needed yet: the model behind a starter, and the executables of fixed sizes."""
+        """Open the rest: the model behind a starter, and the executables of fixed sizes."""
         self._leave_starter()
         self._models.open_fixed()
 
@@ -89,7 +89,7 @@ class OpenVinoExecutor(Executor):
         return self._run(step, each=True)
 
     def run_top(self, step: Step) -> TopLogits:
-        """As `run`; the graph's TopK is stable: of equal values the lower id comes first."""
+        """Run a step and return the top logits; the graph's TopK is stable, so ties are ordered by lower id."""
         k = self._require_top()
         self._run(step, each=False)
         if self._top is None:
@@ -138,7 +138,7 @@ class OpenVinoExecutor(Executor):
         return logits
 
     def _infer_rows(self, step: Step, at: NDArray[np.int64], fixed: int, each: bool) -> tuple[Array, TopLogits | None]:
-        """Logits of some rows of a step, which run together."""
+        """Logits of some rows of a step, run together."""
         slots = [step.slots[row] for row in at]
         past, new = step.past_lengths[at], step.new_lengths[at]
         rows = StepRows.of(
@@ -160,7 +160,7 @@ class OpenVinoExecutor(Executor):
         return size if size and size - rows <= MOST_FILLED * size else 0
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Share the blocks; nothing but states is copied before one of the two writes."""
+        """Share the blocks. Only states are copied before one of the two slots writes."""
         self._cache.held.require(source, length)
         if self._starter is not None:
             self._starter.executor.copy_prefix(source, target, length)
@@ -186,7 +186,7 @@ class OpenVinoExecutor(Executor):
             self._models.states.write(slot, [tensor for t, tensor in said if t.kind == "state"])
 
     def _leave_starter(self) -> None:
-        """Take the cached tokens over from the starter, once the paged model is open."""
+        """Take over the starter's cached tokens, once the paged model is open."""
         if self._starter is not None:
             starter, self._starter = self._starter, None
             starter.hand_over(self._cache.held.used, self.bundle.cache_shape.rewind, self._take)
@@ -194,15 +194,14 @@ class OpenVinoExecutor(Executor):
                 self._cache.held.wrote(slot, 0, used)
 
     def nan_fill(self, slot: int, start: int, value: float) -> None:
-        """Overwrite what the slot does not own of its last block, and every block that is taken from now on; at 0 its
-        states too."""
+        """Fill what the slot does not own of its last block, and every block taken from now on; at 0 also states."""
         self._leave_starter()
         self._cache.nan_fill(slot, start, value)
         if self._models.states is not None and start == 0:
             self._models.states.nan_fill(slot, value)
 
     def memory(self) -> dict[str, int]:
-        """Bytes of the blocks and states that are held, of the whole pool and all states, and executables open."""
+        """Bytes of used blocks and states, of the whole pool and all states, and the number of open executables."""
         states, cache = self._models.states, self._cache
         of_states = 0 if states is None else states.slot_bytes
         return {
@@ -219,12 +218,12 @@ class OpenVinoExecutor(Executor):
 
 
 class Starter:
-    """Serves from executables that open at once, while OpenVINO makes its own ready in a thread of its own.
+    """Serves from executables that open at once, while OpenVINO prepares its own in a thread.
 
-    A paged model takes OpenVINO half a second or more to open, since it packs the weights again. A bundle compiled with
-    a starter holds, as `starter.json`, the manifest of a second bundle over the same blobs: the same model for a
-    runtime that opens in a tenth of a second. Steps run there, row by row, until the paged model is open; then the
-    cached tokens of all slots are handed over, and the starter is closed.
+    OpenVINO takes half a second or more to open a paged model, because it packs the weights again. A bundle compiled
+    with a starter holds, as `starter.json`, the manifest of a second bundle over the same blobs: the same model for a
+    runtime that opens in a tenth of a second. Steps run there, row by row, until the paged model is open. Then the
+    cached tokens of all slots are transferred, and the starter is closed.
     """
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int, open_other: Callable[[], None]) -> None:
@@ -236,17 +235,17 @@ class Starter:
         self._opened: Future[None] | None = None
 
     def open_other(self) -> None:
-        """Begin to open the other executor's models, if that has not begun."""
+        """Start opening the other executor's models, if not yet started."""
         if self._opened is None:
             self._opened = self._pool.submit(self._open)
 
     @property
     def other_is_open(self) -> bool:
-        """Whether `hand_over` would not wait."""
+        """Whether `hand_over` would return without waiting."""
         return self._opened is not None and self._opened.done()
 
     def run(self, step: Step) -> NDArray[np.float32]:
-        """Logits after the last token of each live row, [rows, V], one row after the other."""
+        """Logits after the last token of each live row, [rows, V], one row after another."""
         return self._rows(step, self.executor.run)
 
     def run_each(self, step: Step) -> NDArray[np.float32]:
@@ -269,10 +268,10 @@ class Starter:
     def hand_over(
         self, used: Sequence[int], rewind: Rewind, take: Callable[[int, int, list[NDArray[np.float32]]], None]
     ) -> None:
-        """Wait until the other executor's models are open, and let `take` have the tokens of every slot: of rings what
-        any start that the other's `rewind` allows may see.
+        """Wait until the other executor's models are open, and pass the tokens of every slot to `take`.
 
-        Raises what opening them raised.
+        Of ring buffers, it passes what any start that the other's `rewind` allows may see. Raises errors from opening
+        them.
         """
         self.open_other()
         assert self._opened is not None
@@ -283,7 +282,7 @@ class Starter:
         self.close()
 
     def _prefix(self, slot: int, length: int, floor: int) -> list[NDArray[np.float32]]:
-        """What a slot has: of rings all between the windows after `floor` tokens and after `length`."""
+        """A slot's content; of ring buffers everything between the windows after `floor` tokens and after `length`."""
         shape = self.executor.bundle.cache_shape
         whole, at = self.executor.export_prefix(slot, length), length
         while shape.rewind.rings and at > max(floor, 1):

@@ -1,9 +1,8 @@
-"""The openvino package without its model converter, which serving never needs.
+"""Imports openvino without its model converter, which serving never needs.
 
-Importing openvino imports openvino.tools.ovc where that can be imported: 140 modules (numpy.ma, urllib, ssl, http), two
-thirds of the time. The package works without the converter if it cannot be imported. So the import of the converter is
-made to fail while openvino is imported. `openvino.convert_model` still exists, and imports the converter when it is
-called. An openvino that is imported already, or not installed, is left alone.
+Importing openvino imports openvino.tools.ovc if possible: 140 modules (numpy.ma, urllib, ssl, http), two thirds of the
+time. The package works without it, so its import is made to fail while openvino is imported. `openvino.convert_model`
+still exists, and imports the converter when called. If openvino is already imported or not installed, nothing changes.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ _CONVERTER = "openvino.tools.ovc"
 
 
 def import_light() -> None:
-    """Import openvino without its converter, unless it is imported already."""
+    """Import openvino without its converter, unless already imported."""
     silence_converter()
     if "openvino" in sys.modules or _CONVERTER in sys.modules:
         return
-    hidden: dict[str, Any] = sys.modules  # None for a module means: cannot be imported
+    hidden: dict[str, Any] = sys.modules  # None marks a module as not importable
     hidden[_CONVERTER] = None
     try:
         with suppress(ImportError):  # the code that needs openvino reports the error

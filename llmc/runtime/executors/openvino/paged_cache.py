@@ -1,9 +1,9 @@
-"""Keys and values of a paged model in pools of blocks: one pool for the layers that hold all tokens, and one for those
-of each ring, whose slots give back the blocks that no window reaches.
+"""A paged model's keys and values in pools of blocks.
 
-Models read a pool by inputs of its own (`of_ring`). A row's blocks begin with the first that it still holds, and its
-past counts from there: attention sees how far tokens are apart, and not where they are. How many blocks there are
-follows from the slots, or from the space they are given (VLLM_OPENVINO_KVCACHE_SPACE).
+One pool serves the layers that keep all tokens, and one those of each ring buffer. Slots of the latter free the blocks
+that no window reaches. Models read each pool through its own inputs (`of_ring`). A row's blocks begin with the first
+that it still holds, and its past counts from there, because attention depends only on token distances. The number of
+blocks follows from the slots, or from the space given (VLLM_OPENVINO_KVCACHE_SPACE).
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ Longs = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RowBlocks:
-    """Inputs that say where the tokens of B rows are in a pool: past [B], tokens of each row that are there, begins
-    [B + 1], where each row's begin in `blocks`, all int32; longest [] int32, those of the longest row with its new
-    ones."""
+    """Inputs that locate the tokens of B rows in a pool, all int32.
+
+    past [B]: tokens of each row in the pool; begins [B + 1]: where each row's blocks begin in `blocks`; longest []:
+    tokens of the longest row including its new ones.
+    """
 
     past: Ints
     blocks: Ints
@@ -41,7 +43,7 @@ class RowBlocks:
 
     @classmethod
     def of(cls, tables: Sequence[Sequence[int]], firsts: Sequence[int], past: Longs, new: Longs) -> RowBlocks:
-        """From each row's block table, and the block of its tokens that the table begins with."""
+        """Create from each row's block table, and the index of the table's first block in its row."""
         there = past - np.array(firsts, np.int64) * BLOCK
         total = there + new
         counts = -(-total // BLOCK)
@@ -52,12 +54,12 @@ class RowBlocks:
 
     @classmethod
     def none(cls) -> RowBlocks:
-        """Of no rows."""
+        """Create for no rows."""
         ints = np.zeros(0, np.int32)
         return cls(ints, ints, np.zeros(1, np.int32), np.array(1, np.int32))
 
     def filled(self, more: int, block: int) -> RowBlocks:
-        """With `more` rows of one token, each in `block`."""
+        """Append `more` rows of one token, each in `block`."""
         ints, ones = np.zeros(more, np.int32), np.arange(1, more + 1, dtype=np.int32)
         return RowBlocks(
             np.append(self.past, ints), np.append(self.blocks, ints + np.int32(block)),
@@ -66,7 +68,7 @@ class RowBlocks:
 
     @property
     def tables(self) -> Ints:
-        """[B, M], the blocks of each row, and others behind them."""
+        """[B, M]: the blocks of each row, followed by arbitrary ones."""
         counts = np.diff(self.begins)
         tables = np.zeros((len(counts), int(counts.max())), np.int32)
         tables[np.arange(tables.shape[1]) < counts[:, None]] = self.blocks
@@ -75,10 +77,10 @@ class RowBlocks:
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """The model's inputs for one step (compiler/targets/openvino/paged.py names them); T tokens of B rows.
+    """The model's inputs for one step (named in compiler/targets/openvino/paged.py); T tokens of B rows.
 
     token_ids, positions [T] int64; begins [B + 1] int32, where each row's tokens begin; slots [B] int32; adapters [B]
-    int64, of each row; pools: where they are in each pool of the cache, of which the first has all tokens.
+    int64 by row; pools: row locations in each pool of the cache, of which the first has all tokens.
     """
 
     token_ids: Longs
@@ -93,7 +95,7 @@ class StepRows:
         cls, token_ids: Longs, past: Longs, new: Longs, slots: Sequence[int], adapters: Longs,
         pools: Sequence[RowBlocks],
     ) -> StepRows:  # fmt: skip
-        """From padded token_ids [B, Q] of which row i has new[i] live ones."""
+        """Create from padded token_ids [B, Q] of which row i has new[i] live ones."""
         begins = np.zeros(len(new) + 1, np.int32)
         np.cumsum(new, out=begins[1:])
         if token_ids.shape[1] == 1:
@@ -108,7 +110,7 @@ class StepRows:
 
     @classmethod
     def none(cls, pools: int) -> StepRows:
-        """No rows yet."""
+        """Create without rows."""
         longs, ints = np.zeros(0, np.int64), np.zeros(0, np.int32)
         return cls(longs, longs, np.zeros(1, np.int32), ints, longs, [RowBlocks.none()] * pools)
 
@@ -124,12 +126,14 @@ class StepRows:
 
     @property
     def ends(self) -> Longs:
-        """The last token of each row."""
+        """Index of each row's last token."""
         return self.begins[1:].astype(np.int64) - 1
 
     def filled(self, rows: int, blocks: Sequence[int], slot: int) -> tuple[StepRows, Longs]:
-        """With one-token rows of no slot up to `rows`, in one of `blocks` in each pool, states from `slot` on; and each
-        row's last token."""
+        """Append one-token padding rows up to `rows`; also returns each row's last token.
+
+        They use one of `blocks` in each pool, and states from `slot` on.
+        """
         more = rows - len(self.past)
         if not more:
             return self, self.ends
@@ -146,8 +150,8 @@ class StepRows:
 class BlockTables:
     """`slots` tables over `blocks` blocks: the blocks `tables[slot]` hold tokens `firsts[slot] · BLOCK` and on.
 
-    With a `ring` a slot gives blocks back whose tokens are further behind its last. `copy(source, target)` copies a
-    block's contents, `taken(block)` is told of a block that nobody held before.
+    With a `ring`, a slot frees blocks whose tokens are further behind its last. `copy(source, target)` copies a block's
+    contents; `taken(block)` is called for a block that was free.
     """
 
     def __init__(
@@ -164,15 +168,14 @@ class BlockTables:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that no slot holds."""
+        """Number of free blocks."""
         return len(self._free)
 
     def prepare(self, slot: int, start: int, end: int, begin: int = 0) -> None:
-        """Let slot `slot` keep its first `start` tokens and write up to `end`; a slot that keeps none writes from
-        `begin` on. `written` says that it did.
+        """Let slot `slot` keep its first `start` tokens and write up to `end`; `written` confirms the write.
 
-        Blocks that hold only what is written over are given back or reused; a shared one is copied before it is
-        written. Raises InputError when the pool has no block left.
+        A slot that keeps none writes from `begin` on. Blocks that are only overwritten are freed or reused; a shared
+        block is copied before it is written. Raises InputError if the pool has no free block left.
         """
         table = self.tables[slot]
         if not start and self.firsts[slot] != begin // BLOCK:
@@ -191,7 +194,7 @@ class BlockTables:
             table.append(self._take())
 
     def written(self, slot: int, end: int) -> None:
-        """Slot `slot` holds tokens 0 … end − 1, or of these what the ring holds."""
+        """Record that slot `slot` holds tokens 0 … end − 1, or those of them in the ring buffer."""
         if self._ring is not None:
             gone = max(0, (end - self._ring) // BLOCK - self.firsts[slot])
             for block in self.tables[slot][:gone]:
@@ -200,8 +203,7 @@ class BlockTables:
             self.firsts[slot] += gone
 
     def share(self, source: int, target: int, length: int) -> None:
-        """Make the first `length` tokens of `source`, as far as it has them, all that `target` holds, in the same
-        blocks."""
+        """Make the first `length` tokens of `source`, or all it has, the content of `target`, in the same blocks."""
         first = self.firsts[source] if length else 0
         kept = self.tables[source][: max(0, -(-length // BLOCK) - first)]
         for block in kept:
@@ -210,7 +212,7 @@ class BlockTables:
         self.tables[target], self.firsts[target] = kept, first
 
     def _cut(self, table: list[int], length: int) -> None:
-        """Give back what is behind the first `length` blocks."""
+        """Free the blocks after the first `length` ones."""
         for block in table[max(0, length) :]:
             self._release(block)
         del table[max(0, length) :]
@@ -233,7 +235,7 @@ class BlockTables:
 
 
 class BlockPool:
-    """The tensors `kept` of layers with one `ring`, or of those that hold all tokens (None)."""
+    """The tensors `kept` of layers with one `ring`, or of those that keep all tokens (None)."""
 
     def __init__(
         self, ring: int | None, names: Sequence[str], kept: Sequence[CacheTensor], precision: str, slots: int,
@@ -241,26 +243,26 @@ class BlockPool:
     ) -> None:  # fmt: skip
         self.ring = ring
         self.names = names
-        """What models call the tensors."""
+        """Names of the tensors in models."""
         self.kept = kept
         self.cache = BlockCache(precision, kept, blocks + 1)
         self.blocks = blocks
         self.filler = blocks
-        """A block that no slot holds."""
+        """A block that no slot owns."""
         self.tables = BlockTables(slots, blocks, self.cache.copy, self._nan_fill_taken, ring)
         self._nan_filled: float | None = None
 
     @property
     def held_bytes(self) -> int:
-        """Of the blocks that slots hold."""
+        """Bytes of the blocks that slots hold."""
         return (self.blocks - self.tables.free_blocks) * self.cache.block_bytes
 
     def rows(self, slots: Sequence[int], past: Longs, new: Longs) -> RowBlocks:
-        """Where the rows of a step are."""
+        """Locations of a step's rows."""
         return RowBlocks.of([self.tables.tables[s] for s in slots], [self.tables.firsts[s] for s in slots], past, new)
 
     def read(self, slot: int, length: int) -> list[Floats]:
-        """The first `length` tokens of a slot: each tensor's, [heads, length, width]; zeros before a ring's window."""
+        """The first `length` tokens of a slot, each tensor [heads, length, width]; zeros before a ring's window."""
         begin = self.tables.firsts[slot] * BLOCK
         found = self.cache.read(self.tables.tables[slot], max(0, length - begin))
         if self.ring is None:
@@ -273,14 +275,14 @@ class BlockPool:
         return whole
 
     def write(self, slot: int, length: int, tensors: Sequence[Floats]) -> None:
-        """Put `length` tokens into a slot, or of a ring the last."""
+        """Write `length` tokens to a slot, or the last of them for a ring buffer."""
         self.tables.prepare(slot, 0, length, 0 if self.ring is None else max(0, length - self.ring))
         begin = self.tables.firsts[slot] * BLOCK
         self.cache.write(self.tables.tables[slot], [tensor[:, begin:] for tensor in tensors])
         self.tables.written(slot, length)
 
     def nan_fill(self, slot: int, kept: int, value: float) -> None:
-        """See PagedCache."""
+        """Fill blocks as PagedCache.nan_fill does."""
         self.tables.prepare(slot, kept, kept)
         if kept % BLOCK:  # prepare one more token, so that the slot owns its last block
             self.tables.prepare(slot, kept, kept + 1)
@@ -296,7 +298,7 @@ class BlockPool:
 class PagedCache:
     """The cache of `shape` for `slots` sequences of `capacity` tokens, or as many as `space` GiB hold.
 
-    Raises InputError or DeviceError where that is none.
+    Raises InputError or DeviceError if that is none.
     """
 
     def __init__(
@@ -309,7 +311,7 @@ class PagedCache:
         self._order = [i for part in parts.values() for i in part]
         room, most = pool_blocks(precision, self._kv, slots, capacity, space), slots * -(-capacity // BLOCK)
         self.shared = room.shared
-        """Whether slots may ask for more than there is."""
+        """Whether slots may need more than there is."""
         self.pools = []
         for ring, part in parts.items():
             blocks = room.blocks if ring is None else most
@@ -318,57 +320,59 @@ class PagedCache:
             )
         usual = [room.blocks, *(slots * ring_blocks(ring, capacity) for ring in rings_of(self._kv))]
         self.nbytes = sum(n * pool.cache.block_bytes for n, pool in zip(usual, self.pools, strict=True))
-        """Of all that slots hold between steps."""
+        """Blocks that all slots hold between steps."""
 
     @property
     def tokens(self) -> int:
-        """Of all slots, that there is room for."""
+        """Number of tokens for which there is room in all slots together."""
         return self.pools[0].blocks * BLOCK
 
     def prepare(self, slot: int, start: int, end: int) -> None:
-        """Let slot `slot` keep its first `start` tokens and write up to `end`. Raises InputError without a block."""
+        """Let slot `slot` keep its first `start` tokens and write up to `end`. Raises InputError if blocks run out."""
         for pool in self.pools:
             pool.tables.prepare(slot, start, end)
         self.held.wrote(slot, start, start)
 
     def written(self, slot: int, end: int) -> None:
-        """Slot `slot` holds tokens 0 … end − 1."""
+        """Record that slot `slot` holds tokens 0 … end − 1."""
         for pool in self.pools:
             pool.tables.written(slot, end)
         self.held.wrote(slot, self.held.used[slot], end)
 
     def share(self, source: int, target: int, length: int) -> None:
-        """Let `target` hold the first `length` tokens of `source` and no others. Raises InputError without them."""
+        """Make the first `length` tokens of `source` the content of `target`. Raises InputError if it lacks them."""
         self.held.require(source, length)
         for pool in self.pools:
             pool.tables.share(source, target, length)
         self.held.copied(source, target, length)
 
     def rows(self, slots: Sequence[int], past: Longs, new: Longs) -> list[RowBlocks]:
-        """Where the rows of a step are, in each pool."""
+        """Locations of a step's rows in each pool."""
         return [pool.rows(slots, past, new) for pool in self.pools]
 
     @property
     def fillers(self) -> list[int]:
-        """In each pool a block that no slot holds."""
+        """A block in each pool that no slot owns."""
         return [pool.filler for pool in self.pools]
 
     def read(self, slot: int, length: int) -> list[Floats]:
-        """The first `length` tokens of a slot in float32: each tensor's, [heads, length, width], in the cache's order;
-        zeros before a ring's window. Raises InputError where they are not there."""
+        """The first `length` tokens of a slot in float32: each tensor's, [heads, length, width], in the cache's order.
+
+        Zeros before a ring buffer's window. Raises InputError if tokens are missing.
+        """
         self.held.require(slot, length)
         found = [tensor for pool in self.pools for tensor in pool.read(slot, length)]
         return [found[self._order.index(i)] for i in range(len(found))]
 
     def write(self, slot: int, length: int, tensors: Sequence[Floats]) -> None:
-        """Put `length` tokens into a slot, rounded to the cache's precision."""
+        """Write `length` tokens to a slot, rounded to the cache's precision."""
         given = iter([tensors[i] for i in self._order])
         for pool in self.pools:
             pool.write(slot, length, [next(given) for _ in pool.kept])
         self.held.imported(slot, length)
 
     def nan_fill(self, slot: int, start: int, value: float) -> None:
-        """Overwrite what the slot does not own of its last block, and every block that is taken from now on."""
+        """Fill what the slot does not own of its last block, and every block taken from now on."""
         kept = min(start, self.held.used[slot])
         for pool in self.pools:
             pool.nan_fill(slot, kept, value)
@@ -376,31 +380,30 @@ class PagedCache:
 
     @property
     def held_bytes(self) -> int:
-        """Of the blocks that slots hold now."""
+        """Bytes of the blocks that slots hold now."""
         return sum(pool.held_bytes for pool in self.pools)
 
 
 @dataclass(frozen=True)
 class BlockRoom:
-    """`blocks` of a cache; `shared`: they are fewer than all slots may ask for together."""
+    """`blocks` of a cache; `shared`: fewer than all slots may need together."""
 
     blocks: int
     shared: bool
 
 
 def ring_blocks(ring: int, capacity: int) -> int:
-    """Blocks that a slot holds of a ring between steps: its tokens begin and end anywhere in a block."""
+    """Blocks of a ring buffer that a slot holds between steps. Its tokens may begin and end anywhere in a block."""
     return min(-(-ring // BLOCK) + 1, -(-capacity // BLOCK))
 
 
 def pool_blocks(
     precision: str, kept: Sequence[CacheTensor], slots: int, capacity: int, space: float | None
 ) -> BlockRoom:  # fmt: skip
-    """Blocks of the tensors of `kept` that hold all tokens, for `slots` sequences of `capacity` tokens, or as many as
-    `space` GiB hold beside the rings of the others.
+    """Blocks of the tensors of `kept` that keep all tokens, for `slots` sequences of `capacity` tokens.
 
-    Raises InputError for a space that holds no sequence at all, and
-    DeviceError for one that this host's memory does not: each says what would fit.
+    With `space` GiB, as many as fit in addition to the others' ring buffers. Raises InputError for a space that fits no
+    sequence, and DeviceError if this host lacks the memory; both state what would fit.
     """
     each = -(-capacity // BLOCK)
     wanted, size = slots * each, block_bytes(precision, [t for t in kept if t.ring is None])
@@ -413,7 +416,7 @@ def pool_blocks(
     given = int(space * GIB) - rings
     blocks = min(wanted, given // size if size else wanted)
     if given < 0 or blocks < 2:
-        said = f"{BLOCK} tokens take {size:,} bytes" if size else "layers with windows hold all that there is"
+        said = f"{BLOCK} tokens take {size:,} bytes" if size else "all layers have windows"
         if rings:
             said += f", rings of windows {rings / GIB:.3g} GiB for {slots} slots"
         raise InputError(

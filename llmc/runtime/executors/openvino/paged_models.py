@@ -1,7 +1,7 @@
-"""A bundle's paged models, opened over one weights file, one block cache and the states of its slots.
+"""A bundle's paged models, opened over one weights file, one block cache and the recurrent states of its slots.
 
-OpenVINO makes its primitives and packs weights when a model is opened: a compilation of the toolchain, counted as such
-(CompilationCounter.opened), and never one that a step waits for.
+Opening a model creates OpenVINO's primitives and packs weights. This counts as a compilation of the toolchain
+(CompilationCounter.opened), and no step ever waits for it.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from llmc.runtime.executors.openvino.paged_cache import PagedCache, RowBlocks
 
 _INTERVAL = 1 << 30
-"""After so many tokens states would be kept on the way: more than a step has."""
+"""Interval, in tokens, at which intermediate states would be kept: longer than any step."""
 _TYPES = {"f32": ov.Type.f32, "bf16": ov.Type.bf16, "u8": ov.Type.u8}
 
 
 class PagedRequest:
-    """An infer request over a PagedCache, and states in tables, if the model has any."""
+    """An infer request over a PagedCache, and over state tables if the model has recurrent state."""
 
     def __init__(self, compiled: ov.CompiledModel, cache: PagedCache, states: StateTables | None = None) -> None:
         self._request = compiled.create_infer_request()
@@ -63,11 +63,11 @@ class PagedRequest:
 
     @property
     def one_length(self) -> bool:
-        """Whether all rows of a step have to have one length."""
+        """Whether all rows of a step must have one length."""
         return bool(self._outputs)
 
     def infer(self, rows: StepRows, wanted: Longs, top_k: int) -> tuple[NDArray[np.float32], Any]:
-        """Logits [len(wanted), V] of the wanted tokens, and with `top_k` (values, ids) [len(wanted), top_k]."""
+        """Logits [len(wanted), V] of the wanted tokens, and with `top_k` also (values, ids) [len(wanted), top_k]."""
         given: dict[str, NDArray[Any]] = {
             "input_ids": rows.token_ids, "position_ids": rows.positions, "subsequence_begins": rows.begins,
             "rows": wanted,
@@ -91,7 +91,7 @@ class PagedRequest:
         return logits, (request.get_tensor("top_values").data, request.get_tensor("top_ids").data)
 
     def _of_states(self, rows: StepRows, states: StateTables) -> dict[str, NDArray[Any]]:
-        """Where states are read and written: a row without a past reads zeros."""
+        """Where states are read and written; a row without a past reads zeros."""
         read = np.where(rows.past > 0, rows.slots, np.int32(states.zeros))
         return {
             "state_rows": np.stack([read, rows.slots], 1).ravel(),
@@ -100,7 +100,7 @@ class PagedRequest:
         }
 
     def _of_pool(self, ring: int | None, rows: RowBlocks, tokens: int) -> dict[str, NDArray[Any]]:
-        """Where rows are in a pool, as far as the model asks; `tokens`: of the step."""
+        """Row locations in a pool, as far as the model takes them; `tokens` of the step."""
         found: dict[str, NDArray[Any]] = {
             "past_lens": rows.past, "block_indices": rows.blocks, "block_indices_begins": rows.begins,
             "max_context_len": rows.longest,
@@ -114,7 +114,7 @@ class PagedRequest:
         return {name: array for name, array in named.items() if name in self._inputs}
 
     def _keep(self, name: str, rows: StepRows) -> None:
-        """Write what the model gives in place of writing it itself."""
+        """Write what the model returns instead of writing it itself."""
         built, (what, _, number) = self._request.get_tensor(name).data, name.partition(".")
         if what == "new_state":
             assert self._states is not None
@@ -128,7 +128,7 @@ class PagedRequest:
 
 
 PACKED = 1.5
-"""Memory of an open model of a fixed size over its weights in the file: 204–215 MB for 137 (benchmarks/RESULTS.md)"""
+"""Memory of an open fixed-size model relative to its weights in the file: 204–215 MB for 137 (benchmarks/RESULTS.md)"""
 
 _CONSTANT = re.compile(rb'offset="(\d+)"[^>]* size="(\d+)"')
 
@@ -143,19 +143,19 @@ class PagedModels:
         self._cache = cache
         self._slots = slots
         self.states: StateTables | None = None
-        """The states of models that keep any, once the first is open."""
+        """The tables of recurrent state, if any, once the first model is open."""
         self._compilations = compilations
         self._threads = threads
         self._weights = MappedWeights(bundle.files.path("weights"))
         self._any: PagedRequest | None = None
         self.fixed: dict[int, PagedRequest] = {}
-        """By number of rows, what is open."""
+        """Open requests by number of rows."""
         self._unopened = self._hottest_first()
         self._opener: threading.Thread | None = None
 
     @property
     def open_count(self) -> int:
-        """Models open now."""
+        """Number of open models."""
         return len(self.fixed) + (self._any is not None)
 
     def request(self, rows: int) -> PagedRequest:
@@ -165,7 +165,7 @@ class PagedModels:
         return request
 
     def filled(self, rows: StepRows, count: int) -> tuple[StepRows, Longs]:
-        """With rows of no slot up to `count`; and the last token of each row."""
+        """Append padding rows up to `count`; also returns the last token of each row."""
         return rows.filled(count, self._cache.fillers, 0 if self.states is None else self.states.filler)
 
     def open_any(self) -> None:
@@ -173,7 +173,7 @@ class PagedModels:
         self._any = self._open(self._bundle.executable("any", None, None, None))
 
     def open_fixed(self) -> None:
-        """Open the models of fixed sizes, before returning."""
+        """Open the models of fixed sizes before returning."""
         if self._opener is not None:
             self._opener.join()
         self._open_affordable()
@@ -188,21 +188,20 @@ class PagedModels:
             self.fixed = {**self.fixed, rows: self._open(executable)}
 
     def open_fixed_behind(self) -> None:
-        """Open them beside the steps that run, if that has not begun."""
+        """Open them while steps run, if not yet started."""
         if self._unopened and self._opener is None:
             self._opener = threading.Thread(target=self._open_quietly, name="llmc-open", daemon=True)
             self._opener.start()
 
     def _open_quietly(self) -> None:
-        """What fails stays unopened: the model for every shape serves in its place."""
+        """Open in the background. A model that fails is replaced by the one for every shape."""
         try:
             self._open_affordable()
         except (ArtifactError, DeviceError):
             self._unopened.clear()
 
     def _hottest_first(self) -> list[tuple[int, Executable]]:
-        """The models of fixed sizes: the largest decode batch, which a busy server runs, then one row, then the others
-        from the largest down."""
+        """Fixed-size models: the largest decode batch, which a busy server runs, then one row, then descending."""
         executables = self._bundle.manifest.executables
         fixed = sorted(((e.batch, e) for e in executables if e.phase == "decode" and e.batch), key=lambda f: -f[0])
         return fixed[:1] + sorted(fixed[1:], key=lambda f: (f[0] != 1, -f[0]))
@@ -236,7 +235,7 @@ class PagedModels:
         return request
 
     def close(self) -> None:
-        """Drop what is open."""
+        """Close all models."""
         self._unopened.clear()
         if self._opener is not None:
             self._opener.join()
@@ -245,8 +244,10 @@ class PagedModels:
 
 
 def _layouts(model: Any, bundle: Bundle, precision: str, source: str) -> list[str]:
-    """The layouts of the model's states. Raises ArtifactError for a model that is not of the manifest's sizes, or of
-    another precision's: it would read beyond caches."""
+    """The layouts of the model's states.
+
+    Raises ArtifactError if the model's sizes or precision differ from the manifest's: it would read beyond caches.
+    """
     shape = bundle.cache_shape
     held = held_widths(precision, shape.kv)
     widths = {name: t.shape[0] * width for name, t, width in zip(cache_names(shape), shape.kv, held, strict=True)}
@@ -274,5 +275,5 @@ def _layouts(model: Any, bundle: Bundle, precision: str, source: str) -> list[st
 
 
 def held_bytes(xml: bytes) -> int:
-    """Bytes of a weights file that a model's constants are in; several may be in the same place."""
+    """Bytes of a weights file that a model's constants use; several may share bytes."""
     return sum({int(offset): int(size) for offset, size in _CONSTANT.findall(xml)}.values())

@@ -1,12 +1,12 @@
-"""States of a paged cache, each in the table that OpenVINO's operators read and write: a row for each slot.
+"""Recurrent states of a paged cache, each in the table that OpenVINO's operators read and write, one row per slot.
 
     layout    a row of the table    of a state `shape`
-    conv      [C, K]                [K − 1, C], the tokens before a step: behind a column that is not read
+    conv      [C, K]                [K − 1, C], the tokens before a step, after a column that is not read
     delta     [H, Dv, Dk]           [H, Dk, Dv]
     scan      [H, P, N]             the same
     columns   [N, C]                [C, 1, N]
 
-Behind the rows of slots there is one of zeros, which rows without a past begin with, and rows for what no slot holds.
+After the rows of slots come a row of zeros, with which rows without a past begin, and rows that no slot owns.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Shape = tuple[int, ...]
 
 
 class _Layout(NamedTuple):
-    """The shape of a row, and what is in it as a state, and the other way round."""
+    """The shape of a row, and its conversions to and from a state."""
 
     row: Callable[[Shape], Shape]
     read: Callable[[Floats], Floats]
@@ -44,13 +44,13 @@ LAYOUTS: Mapping[str, _Layout] = {
     "scan": _Layout(lambda s: s, lambda row: row, lambda state: state),
     "columns": _Layout(lambda s: (s[2], s[0]), lambda row: row.T[:, None], lambda state: state[:, 0].T),
 }
-"""By name, as inputs of models have it: conv_state.0."""
+"""By name, as in model inputs: conv_state.0."""
 
 
 def layouts_of(rows: Mapping[str, Shape], shape: CacheShape) -> list[str]:
-    """The layout of each state of `shape`, by the inputs of a model that are tables and the shapes of their rows.
+    """The layout of each state of `shape`, by the model inputs that are tables and their row shapes.
 
-    Raises ValueError where these are of other states.
+    Raises ValueError if these belong to other states.
     """
     found = {name: name.partition("_state.")[0] for name in rows}
     layouts = [next((n for n in found if n.endswith(f"_state.{i}")), "") for i in range(len(shape.states))]
@@ -65,8 +65,7 @@ def layouts_of(rows: Mapping[str, Shape], shape: CacheShape) -> list[str]:
 
 
 class StateTables:
-    """The states `kept` of `slots` slots, in `layouts`; `more` are rows that no slot holds. Memory is taken as they are
-    written."""
+    """The states `kept` of `slots` slots, in `layouts`, and `more` rows of no slot. Memory is allocated on write."""
 
     def __init__(self, kept: Sequence[CacheTensor], layouts: Sequence[str], slots: int, more: int) -> None:
         self._layouts = [LAYOUTS[name] for name in layouts]
@@ -78,28 +77,28 @@ class StateTables:
         self.zeros = slots
         """The row that rows without a past read."""
         self.filler = slots + 1
-        """The first row that no slot holds."""
+        """The first row that no slot owns."""
         self.slot_bytes = sum(table[0].nbytes for table in self.tables)
 
     def copy(self, source: int, target: int) -> None:
-        """The states of one slot are those of another."""
+        """Copy the states of one slot to another."""
         for table in self.tables:
             table[target] = table[source]
 
     def read(self, slot: int) -> list[Floats]:
-        """Copies of a slot's states, in the shapes that the cache's shape says."""
+        """Copies of a slot's states, in the shapes of the cache's shape."""
         return [
             np.ascontiguousarray(layout.read(table[slot]))
             for layout, table in zip(self._layouts, self.tables, strict=True)
         ]
 
     def write(self, slot: int, states: Sequence[Floats]) -> None:
-        """The other way round."""
+        """Set a slot's states, in the shapes of the cache's shape."""
         for layout, table, state in zip(self._layouts, self.tables, states, strict=True):
             table[slot] = layout.written(state)
 
     def nan_fill(self, slot: int, value: float) -> None:
-        """Overwrite a slot's states, and what no slot holds."""
+        """Fill a slot's states and the rows that no slot owns."""
         for table in self.tables:
             table[slot] = value
             table[self.filler :] = value

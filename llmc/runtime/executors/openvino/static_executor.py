@@ -1,8 +1,8 @@
-"""OpenVINO models of one shape each, over slots of contiguous caches: for devices without paged attention.
+"""OpenVINO models of one shape each, over contiguous slots: for devices without paged attention.
 
-A model reads a cache of exactly its context and returns what is new, which the executor writes to its place; decode
-steps over the same slots in the same bucket copy nothing else but states, which models read and return whole. Where the
-bundle's device is here, models run on it; where it is not, on the CPU, which proves plan, padding and numbers as
+A model reads a cache of exactly its context and returns the new tokens, which the executor writes to the cache. Decode
+steps over the same slots in the same bucket copy only these and recurrent states, which models read and return whole.
+Models run on the bundle's device if this host has it, otherwise on the CPU, which proves plan, padding and numbers as
 verification does.
 """
 
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from llmc.runtime.step import Step
 
 DEVICE = "openvino_device"
-"""The manifest's option that names the device: CPU, GPU, GPU.1, NPU, NPU.4000 …"""
+"""Manifest option that names the device: CPU, GPU, GPU.1, NPU, NPU.4000 …"""
 
 
 class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
-    """See the module's docstring."""
+    """Runs OpenVINO models of static shape."""
 
     description: ClassVar[ExecutorDescription] = ExecutorDescription({"weights": "data", EXECUTABLES: "by first bytes"})
 
@@ -77,12 +77,12 @@ class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
         return self._models.request(executable, serving=False)
 
     def run(self, step: Step) -> Array:
-        """One step at the model's shape. Dummy rows read what is not theirs, and keep nothing."""
+        """Run a step at the model's shape. Dummy rows read other slots' tokens, and write nothing."""
         self._run(step)
         return self.logits()
 
     def run_top(self, step: Step) -> TopLogits:
-        """As `run`; the model's TopK is stable: of equal values the lower id comes first."""
+        """Run a step and return the top logits; the model's TopK is stable, so ties are ordered by lower id."""
         self._require_top()
         top = self._run(step)
         assert top is not None
@@ -108,7 +108,7 @@ class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
         return self._staging
 
     def memory(self) -> dict[str, int]:
-        """Bytes of homes, layouts and states, and the number of models open."""
+        """Bytes of homes, layouts and states, and the number of open models."""
         states = sum(state.nbytes for state in self._given_states)
         cache = self._cache.nbytes + self._staging.nbytes + states
         return {"cache": cache, "open_executables": len(self._models)}
@@ -119,7 +119,7 @@ class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
 
 
 class OpenVinoGpuExecutor(OpenVinoStaticExecutor):
-    """For bundles that were finished on the host of a GPU: its plugin imports their models."""
+    """For bundles compiled on the host of a GPU: its plugin imports their models."""
 
     description: ClassVar[ExecutorDescription] = ExecutorDescription(
         {"weights": "data", EXECUTABLES: "code"}, host=partial(host_of, "GPU")
@@ -127,23 +127,23 @@ class OpenVinoGpuExecutor(OpenVinoStaticExecutor):
 
 
 class OpenVinoNpuExecutor(OpenVinoStaticExecutor):
-    """For bundles that were finished on the host of an NPU, for its platform."""
+    """For bundles compiled on the host of an NPU, for its platform."""
 
     description: ClassVar[ExecutorDescription] = replace(OpenVinoGpuExecutor.description, host=partial(host_of, "NPU"))
 
 
 class ContextCache(SlotCache):
-    """The cached tokens of `slots` sequences, which models read in exactly their context and do not write.
+    """The cached tokens of `slots` sequences. Models read exactly their context of it and do not write.
 
-    The host writes what is new to its place after each step. While decode steps keep to one context and one set of
-    slots, nothing but their new tokens is copied.
+    The host writes the new tokens after each step. While decode steps keep one context and one set of slots, only new
+    tokens are copied.
     """
 
     def begin_decode(self, step: Step) -> Tensors:
         return super().begin_decode(replace(step, context=step.context - 1))
 
     def append(self, step: Step, new: Sequence[Array]) -> None:
-        """Keep the live rows' live tokens of each part of `new`, [tensors, batch, heads, query, width], alone."""
+        """Keep only the live rows' live tokens of each part of `new`, [tensors, batch, heads, query, width]."""
         if step.phase != "decode" or not step.context:
             for row, slot in enumerate(step.slots):
                 start, count = int(step.past_lengths[row]), int(step.new_lengths[row])

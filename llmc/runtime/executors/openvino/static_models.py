@@ -1,4 +1,4 @@
-"""A bundle's models of one shape, opened when they are needed: native ones imported, portable ones compiled."""
+"""A bundle's static models, opened on first use: native ones imported, portable ones compiled."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ LEAST_OPEN = 2
 
 
 class StaticModels:
-    """Requests for executables. Each open one holds the weights once more, as its kernels want them.
+    """Requests for executables. Each open one holds another copy of the weights, packed for its kernels.
 
-    So that verifying a plan of many buckets fits, those used last stay open as long as half of the memory that was free
-    at first holds them, and `keep_all` ends that.
+    To verify a plan of many buckets within memory, the most recently used stay open while they fit in half of the
+    initially free memory; `keep_all` ends that.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class StaticModels:
         self._most = float("inf")
 
     def request(self, executable: Executable, serving: bool) -> StaticRequest:
-        """The request of an executable; `serving`: a step waits for it, so that compiling it counts as such.
+        """The request of an executable. `serving`: a step waits for it, so compiling it counts as such.
 
-        Raises ArtifactError for what OpenVINO cannot open.
+        Raises ArtifactError if OpenVINO cannot open it.
         """
         key = executable.blob
         if key not in self._open:
@@ -104,21 +104,21 @@ class StaticModels:
             states = not self._bundle.plan.limits.contexts
             return StaticRequest(compiled, self._bundle.cache_shape, *shape, states, self._top_k)
         except ValueError as e:
-            raise ArtifactError(f"{source} is no model of that shape: {e}; compile again: {again}") from e
+            raise ArtifactError(f"{source} is not a model of that shape: {e}; compile again: {again}") from e
 
     def _options(self) -> dict[str, object]:
         requested = self._bundle.manifest.options["properties"] if self._device == "CPU" else {}
         return {**requested, **self._properties}
 
     def _of_device(self, data: bytes, source: str, again: str) -> ov.CompiledModel:
-        """The part for the device where it is here, else the portable one on this CPU."""
+        """The part for the device if this host has it, otherwise the portable one on this CPU."""
         blob = DeviceBlob.parse(data, source)
         if self._device == "CPU":
             return self._compiled(blob.ir, source, again)
         return blob.open_on(self._device, source, again)
 
     def _compiled(self, xml: bytes, source: str, again: str) -> ov.CompiledModel:
-        """What the device's own host does to a portable model."""
+        """Compile a portable model as the device's own host does."""
         try:
             model = open_core().read_model(xml, self._weights.tensor)
             return open_core().compile_model(model, plugin_name(self._device), self._options())
@@ -135,7 +135,7 @@ class StaticModels:
 
 
 def _free_memory() -> int:
-    """Bytes of memory that nothing uses, the system's caches included in what is used."""
+    """Bytes of free memory; the system's caches count as used."""
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
@@ -145,11 +145,9 @@ def _free_memory() -> int:
 class StaticRequest:
     """A compiled model of `batch` rows, `query` new tokens and a cache of `context` tokens.
 
-    Inputs and outputs as targets/openvino/static.py states them; buffers are bound once and shared with OpenVINO, so
-    that a step copies its tokens and lengths only.
-
-    It takes states where it has a context, or with `states`. Raises ValueError, saying what differs, for a model of
-    another shape.
+    Inputs and outputs are stated in targets/openvino/static.py. Buffers are bound once and shared with OpenVINO, so a
+    step copies only its tokens and lengths. It takes recurrent states if it has a context, or with `states`. Raises
+    ValueError, naming the difference, for a model of another shape.
     """
 
     def __init__(
@@ -169,7 +167,7 @@ class StaticRequest:
         new = Tensors([part.unrolled for part in parts_of(shape)], batch * query)
         new.reserve(batch, query)
         self.new: list[Array] = new.arrays
-        """What the last step adds to the cache: its parts (slot_cache.py), [tensors, batch, heads, query, width]."""
+        """New cache tokens of the last step: its parts (slot_cache.py), [tensors, batch, heads, query, width]."""
         self.new_states: list[Array] = [np.zeros(t.size(batch, 0), np.float32) for t in shape.states]
         """States after the last step, [batch, …]."""
         for held, arrays in ((shape.kv, new.rows(0, batch)), (shape.states, self.new_states)):
@@ -182,7 +180,7 @@ class StaticRequest:
         self._bound: tuple[Any, ...] = ()
 
     def infer(self, step: Step, past: Tensors | None, states: Sequence[Array]) -> tuple[Array, TopLogits | None]:
-        """Logits [B, V] and, where the model returns them, the largest; both in the request's memory.
+        """Logits [B, V] and, if the model returns them, the largest; both in the request's memory.
 
         `past` has rows of the model's context, at least as many as its batch; None for a model without a context.
         `states` are [≥ B, …].
@@ -199,7 +197,7 @@ class StaticRequest:
         return logits, TopLogits(values, ids.astype(np.int64))
 
     def _bind(self, names: Sequence[str], arrays: Sequence[Array]) -> None:
-        """Let the cache's inputs be `arrays`; nothing to do while they lie where they lay."""
+        """Bind the cache's inputs to `arrays`, unless their addresses are unchanged."""
         index = tuple((array.ctypes.data, array.shape) for array in arrays[: len(names)])
         if index != self._bound:
             for name, array in zip(names, arrays, strict=False):

@@ -1,1 +1,1 @@
-"""Portable programs in torch, on CPU."""
+"""Portable programs in torch on CPU."""

@@ -1,6 +1,6 @@
-"""The cache as torch tensors on the host: one for each tensor of its shape (runtime/cache_shape.py), by slot.
+"""The cache as torch tensors on the host, one for each tensor of its shape (runtime/cache_shape.py).
 
-Keys and values are [slots, heads, places, width], states [slots, *shape].
+Keys and values are [slots, heads, token slots, width], states [slots, *shape].
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
 
 class TorchCache:
-    """Of `slots` sequences of up to `capacity` tokens each, in torch's `dtype` where a tensor has none of its own."""
+    """The cache of `slots` sequences of up to `capacity` tokens, in torch's `dtype` unless a tensor has its own."""
 
     def __init__(self, shape: CacheShape, slots: int, capacity: int, dtype: Any) -> None:
         import torch
@@ -35,11 +35,10 @@ class TorchCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory."""
         return sum(kept.numel() * kept.element_size() for kept in self._kept)
 
     def past(self, step: Step) -> list[Any]:
-        """What a step's rows have: the first `context` tokens, and states. Views where the slots follow each other."""
+        """A step's inputs: the first `context` tokens of its rows, and states. Views if the slots are consecutive."""
         first = step.slots[0] if step.slots else 0
         together = step.slots == tuple(range(first, first + len(step.slots)))
         if together and first + step.batch <= self._slots:
@@ -52,7 +51,7 @@ class TorchCache:
         ]
 
     def append(self, step: Step, new: Sequence[Any]) -> None:
-        """Keep the live rows' live tokens and their states, and nothing else."""
+        """Store only the live rows' live tokens and their states."""
         torch = self._torch
         live = np.array(step.slots, np.int64)
         counts = step.new_lengths[: len(live)]
@@ -61,7 +60,7 @@ class TorchCache:
         for t, kept, tensor in zip(self._shape, self._kept, new, strict=True):
             if t.kind == "kv":
                 token_slots = self._token_slots(t)
-                last = columns >= counts[rows] - token_slots  # of two tokens in one slot the last
+                last = columns >= counts[rows] - token_slots  # of two tokens in one token slot, the last
                 r, c = rows[last], columns[last]
                 at = (step.past_lengths[r] + c) % token_slots
                 kept[torch.from_numpy(live[r]), :, torch.from_numpy(at)] = tensor[
@@ -71,7 +70,7 @@ class TorchCache:
                 kept[torch.from_numpy(live)] = tensor[: len(live)].to(kept.dtype)
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Let slot `target` begin as slot `source` does."""
+        """Copy the beginning of slot `source` to slot `target`."""
         for t, kept in zip(self._shape, self._kept, strict=True):
             if t.kind == "kv":
                 kept[target, :, : t.token_slots(length)] = kept[source, :, : t.token_slots(length)]
@@ -79,17 +78,16 @@ class TorchCache:
                 kept[target] = kept[source]
 
     def read(self, slot: int, length: int) -> list[Array]:
-        """Copies of a slot's first tokens, and of its states, in float32; of a ring zeros before the last window."""
+        """Float32 copies of a slot's first tokens, zeros before a ring buffer's last window, and of its states."""
         return [read_tensor(t, kept[slot], length) for t, kept in zip(self._shape, self._kept, strict=True)]
 
     def write(self, slot: int, length: int, prefix: Sequence[Array]) -> None:
-        """Put what `read` gave into a slot, rounded to the cache's dtype."""
+        """Write the result of `read` to a slot, rounded to the cache's dtype."""
         for t, kept, array in zip(self._shape, self._kept, prefix, strict=True):
             write_tensor(t, kept[slot], length, array)
 
     def nan_fill(self, slot: int, start: int, value: float, used: int = 0) -> None:
-        """Overwrite a slot that has held `used` tokens from token `start` on; at 0 its states too, which no token owns
-        then."""
+        """Fill a slot that has held `used` tokens from token `start` on; at 0 also its states."""
         for t, kept in zip(self._shape, self._kept, strict=True):
             nan_fill_tensor(t, kept[slot], start, value, used)
 
@@ -97,19 +95,18 @@ class TorchCache:
         return tensor.token_slots(self._capacity)
 
     def drop(self) -> None:
-        """Give the memory back."""
         self._kept = [kept.new_empty(0) for kept in self._kept]
 
 
 def read_tensor(t: CacheTensor, held: Any, length: int) -> Array:
-    """See `TorchCache.read`; `held` is what a slot has of a tensor: [heads, places, width], or a state."""
+    """Read one tensor for `TorchCache.read`. `held` is a slot's part: [heads, token slots, width], or a state."""
     if t.kind == "state":
         return np.array(held.float().numpy())
     return np.array(windows(t, held[:, : t.token_slots(length)].float().numpy(), length))
 
 
 def write_tensor(t: CacheTensor, held: Any, length: int, array: Array) -> None:
-    """See `TorchCache.write`."""
+    """Write one tensor for `TorchCache.write`."""
     import torch
 
     given = torch.from_numpy(np.array(array, np.float32)).to(held.dtype)
@@ -122,7 +119,7 @@ def write_tensor(t: CacheTensor, held: Any, length: int, array: Array) -> None:
 
 
 def nan_fill_tensor(t: CacheTensor, held: Any, start: int, value: float, used: int) -> None:
-    """See `TorchCache.nan_fill`."""
+    """Fill one tensor for `TorchCache.nan_fill`."""
     if t.kind == "kv":
         held[:, free_offsets(held.shape[1], start, used)] = value
     elif start == 0:

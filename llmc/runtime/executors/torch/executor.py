@@ -1,10 +1,10 @@
-"""Portable programs in torch, on CPU: proves a bundle's plan, padding and numbers where its own device is missing.
+"""Portable programs in torch on CPU: proves a bundle's plan, padding and numbers without its own device.
 
 Programs are read without pickle (portable_program.py) and replayed operator by operator; nothing is compiled. Weights
 are views of the mapped weights file, shared by all programs and, as page cache, by all processes. The cache is one
 tensor [2 · layers, slots, kv_heads, capacity, head_dim] in the bundle's dtype, key and value of each layer in turn. A
-step passes slices of it in, read-only, and writes the new tokens' keys and values to their places afterwards, so that
-nothing a padding row or column computes is ever kept.
+step passes read-only slices of it and writes the new tokens' keys and values afterwards, so nothing that a padding row
+or column computes is ever kept.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 
 
 class TorchExecutor(StaticExecutor):
-    """See the module's docstring. `threads` sets torch's thread count, which is one number per process."""
+    """Replays portable programs on the CPU. `threads` sets torch's thread count, which is one number per process."""
 
     description: ClassVar[ExecutorDescription] = ExecutorDescription(
         {"weights": "data", "weights.json": "data", EXECUTABLES: "data"}
     )
 
     _stands_for: ClassVar[str] = ""
-    """The device in whose place it runs a bundle on the CPU."""
+    """The bundle's device, which the CPU replaces."""
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
-        """Refuse a host without torch, or with another release (major.minor); operators keep their meaning in one."""
+        """Reject a host without torch or with another release (major.minor), within which operators are stable."""
         made_with, here = torch_releases(bundle)
         if release(made_with) != release(here):
             raise ArtifactError(
@@ -77,20 +77,21 @@ class TorchExecutor(StaticExecutor):
         self._cache: Any = self._make_cache()
 
     def _make_cache(self) -> Any:
-        """A TorchCache."""
         return TorchCache(self.bundle.cache_shape, self.slots, self.capacity, self._dtype)
 
     def _open_cache(self) -> Any:
-        """The cache, made if need be."""
         return self._cache
 
     def run(self, step: Step) -> Array:
-        """One step at the program's shape. Rows without a request read slots that are not theirs, and keep nothing."""
+        """Run a step at the program's shape. Rows without a request read other slots and write nothing."""
         self._keep(self._run(step)[0].float().numpy())
         return self.logits()
 
     def run_top(self, step: Step) -> TopLogits:
-        """As `run`. A program may pick any of the tokens that equal the last one it returns; all logits settle that."""
+        """Run a step and return the top logits.
+
+        A program may return any of the tokens that tie with its last one; all logits resolve the tie.
+        """
         k = self._require_top()
         logits, *top = self._run(step)
         self._keep(logits.float().numpy())
@@ -100,7 +101,6 @@ class TorchExecutor(StaticExecutor):
         return settled(found, tied, self.logits()[tied])
 
     def _run(self, step: Step) -> list[Any]:
-        """Run a step: what `_replay` gives."""
         self._check_step(step, self._held)
         opened = self._open(self._executable(step))
         with self._torch.inference_mode():
@@ -115,7 +115,7 @@ class TorchExecutor(StaticExecutor):
         return found
 
     def _replay(self, step: Step, opened: OpenedProgram) -> list[Any]:
-        """Logits, and the top values and ids where programs return them, on the host; new tokens are in the cache."""
+        """Logits, and the top values and ids if programs return them, on the host; new tokens are in the cache."""
         torch = self._torch
         lengths = [torch.from_numpy(np.array(a, np.int64)) for a in (step.past_lengths, step.new_lengths)]
         token_ids = torch.from_numpy(np.array(step.token_ids, np.int64))
@@ -127,9 +127,8 @@ class TorchExecutor(StaticExecutor):
         return list(top)
 
     def _require_logits(self, count: int) -> None:
-        """Raise ValueError unless a program gives as many as the model has."""
         if count != self._vocabulary:
-            raise ValueError(f"it gives {count} logits, the manifest says {self._vocabulary}")
+            raise ValueError(f"it returns {count} logits, the manifest says {self._vocabulary}")
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         self._held.require(source, length)
@@ -163,21 +162,19 @@ class TorchExecutor(StaticExecutor):
 
     @property
     def _runs_on(self) -> Any:
-        """torch's name of the device that programs run on."""
         return "cpu"
 
     def _weight(self, name: str) -> Any:
-        """The weight called `name`, on that device; raises ValueError when its place is not within the file."""
+        """The weight called `name` on that device; raises ValueError if its location is not within the file."""
         return self._weights.tensor(name)
 
     def _program(self, executable: Executable, data: bytes) -> bytes:
-        """The portable program in an executable's file, which is that alone."""
+        """The portable program in an executable's file, here the whole file."""
         del executable
         return data
 
     def _open(self, executable: Executable) -> OpenedProgram:
-        """The program, read and verified when it is needed first, in 0.2 s for a model of 30 layers; it stays open, at
-        well under 1 MB."""
+        """The program, read and verified on first use (0.2 s for 30 layers). It stays open, at well under 1 MB."""
         opened = self._programs.get(executable.blob)
         if opened is not None:
             return opened
@@ -202,7 +199,7 @@ class TorchExecutor(StaticExecutor):
 
 
 def ordered(values: Array, ids: NDArray[np.int64]) -> TopLogits:
-    """The top of rows of logits as TopLogits wants it: copies, the largest first, of equal ones the lower id."""
+    """TopLogits from rows of top logits: copies in descending order, ties by lower id."""
     order = np.lexsort((ids, -values))
     return TopLogits(
         np.take_along_axis(values, order, -1).astype(np.float32), np.take_along_axis(ids, order, -1).copy()
@@ -210,7 +207,7 @@ def ordered(values: Array, ids: NDArray[np.int64]) -> TopLogits:
 
 
 def settled(top: TopLogits, tied: NDArray[np.intp], logits: Array) -> TopLogits:
-    """`top` with its rows `tied` taken of all their `logits`, [len(tied), V], where others equal the last of a row."""
+    """`top` with its rows `tied` recomputed from all their `logits`, [len(tied), V], as others equal a row's last."""
     whole = top_of(logits, top.ids.shape[-1])
     top.values[tied], top.ids[tied] = whole.values, whole.ids
     return top
@@ -225,7 +222,7 @@ class OpenedProgram:
 
 
 class TorchWeights:
-    """The bundle's weights file, mapped; tensors are views of it. Raises ArtifactError where the bundle lacks it."""
+    """The bundle's mapped weights file; tensors are views of it. Raises ArtifactError if the bundle lacks it."""
 
     def __init__(self, bundle: Bundle) -> None:
         self._placements = read_placements(bundle)
@@ -235,11 +232,11 @@ class TorchWeights:
         self._tensors: dict[str, Any] = {}
 
     def names(self) -> list[str]:
-        """Of all tensors."""
+        """Names of all tensors."""
         return list(self._placements)
 
     def tensor(self, name: str) -> Any:
-        """The tensor called `name`; raises ValueError when its place is not within the file."""
+        """The tensor called `name`; raises ValueError if its location is not within the file."""
         import torch
 
         if name in self._tensors:
@@ -251,10 +248,10 @@ class TorchWeights:
                 raise ValueError(f"weight {name!r:.80} has dtype {placement['dtype']!r:.80}")
             dtype = getattr(torch, placement["dtype"])
             if not 0 <= offset <= self.size - length or length != math.prod(shape) * dtype.itemsize:
-                raise ValueError(f"weight {name!r:.80} of shape {shape} does not fit its place in the weights file")
+                raise ValueError(f"weight {name!r:.80} of shape {shape} does not fit its location in the weights file")
             tensor = torch.frombuffer(self._mapped, dtype=dtype, count=math.prod(shape), offset=offset).view(shape)
         except (KeyError, TypeError, AttributeError) as e:
-            raise ValueError(f"weights.json does not place {name!r:.80} ({type(e).__name__}: {e})") from e
+            raise ValueError(f"weights.json has no valid entry for {name!r:.80} ({type(e).__name__}: {e})") from e
         self._tensors[name] = tensor
         return tensor
 
@@ -265,8 +262,11 @@ class TorchWeights:
 
 
 def warn_of_other_torch(bundle: Bundle, host: str) -> None:
-    """Say that the bundle was compiled with another release of torch than this `host` has. It is no error on a card:
-    programs are checked operator by operator, and `llmc verify` proves their numbers."""
+    """Warn that the bundle was compiled with another release of torch than `host` has.
+
+    This is no error on an accelerator: programs are checked operator by operator, and `llmc verify` proves their
+    numbers.
+    """
     made_with, here = torch_releases(bundle)
     if release(made_with) != release(here):
         _log.warning(
@@ -276,7 +276,7 @@ def warn_of_other_torch(bundle: Bundle, host: str) -> None:
 
 
 def torch_releases(bundle: Bundle) -> tuple[str, str]:
-    """The torch that the bundle was compiled with ("": unknown), and the one here. Raises DeviceError without one."""
+    """The bundle's torch version ("": unknown) and the installed one. Raises DeviceError if torch is not installed."""
     from importlib import metadata
 
     try:
@@ -288,5 +288,5 @@ def torch_releases(bundle: Bundle) -> tuple[str, str]:
 
 
 def release(version: str) -> tuple[str, ...]:
-    """Major and minor: ("2", "13") of "2.13.0+cpu"."""
+    """Major and minor version: ("2", "13") for "2.13.0+cpu"."""
     return tuple(version.split("+", maxsplit=1)[0].split(".")[:2])

@@ -1,1 +1,1 @@
-"""Portable programs whose whole step, cache included, is one graph on a card; what cards of any maker share."""
+"""Portable programs whose whole step, cache included, is one graph on an accelerator; the vendor-independent part."""

@@ -1,14 +1,14 @@
-"""The cache on the card: any cache (runtime/cache_shape.py), in few arrays.
+"""The cache on the accelerator: any cache (runtime/cache_shape.py), in few arrays.
 
-    keys and values   [tensors, slots, places, heads, width]
+    keys and values   [tensors, slots, places, heads, width]        places: a slot's token slots
     states            [tensors, slots, *shape]
 
-Tensors of one kind, size and dtype lie in one array, in the order of the cache's shape; of a ring, whose windows may
-differ, the size is that of the ring. So where all keys and values are of one size, they are one array, and a step
-writes all its new tokens at once.
+Tensors of one kind, size and dtype share one array, in the order of the cache's shape. For ring buffers, whose windows
+may differ, the buffer's size counts. If all keys and values have one size, they are one array, and a step writes all
+its new tokens at once.
 
-Whatever is asked for runs at shapes that do not depend on lengths, because another shape is another graph to compile:
-a slot is copied, read and written whole. Each raises OutOfDeviceMemoryError where the card has no room for it.
+Every operation runs at shapes that do not depend on lengths, because another shape would need another compiled graph: a
+slot is copied, read and written whole. Each raises OutOfDeviceMemoryError if the accelerator has no room for it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from llmc.runtime.cache_shape import CacheShape, Dtype, Kind
 
 DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
-"""torch's names."""
+"""torch's dtype names."""
 
 
 @dataclass(frozen=True)
 class CardArray:
-    """One array. `of_slot`: its sizes but for tensors and slots; `members`: which of the cache's tensors lie in it."""
+    """One array. `of_slot`: its sizes without tensors and slots; `members`: the cache tensors in it."""
 
     kind: Kind
     dtype: Dtype
@@ -40,11 +40,11 @@ class CardArray:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> CardArray:
-        """What `to_json` gave."""
+        """Parse the result of `to_json`."""
         return cls(fields["kind"], fields["dtype"], tuple(fields["of_slot"]), tuple(fields["members"]))
 
     def to_json(self) -> dict[str, Any]:
-        """For another process."""
+        """JSON for another process."""
         return asdict(self)
 
     def size(self, slots: int) -> tuple[int, ...]:
@@ -53,7 +53,6 @@ class CardArray:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of one slot."""
         return len(self.members) * math.prod(self.of_slot) * (4 if self.dtype == "f32" else 2)
 
     def __str__(self) -> str:
@@ -62,22 +61,22 @@ class CardArray:
 
 
 def lengths_of(arrays: Sequence[CardArray]) -> tuple[int, ...]:
-    """How many places keys and values have in a slot, each number once; (1,) where there are none."""
+    """The distinct numbers of token slots in a cache slot's keys and values; (1,) without any."""
     return tuple(dict.fromkeys(array.of_slot[0] for array in arrays if array.kind == "kv")) or (1,)
 
 
 def cache_arrays(bundle: Bundle, capacity: int) -> tuple[CardArray, ...]:
-    """Those of a bundle's cache, whose slots hold `capacity` tokens. Raises ArtifactError for one that has none."""
+    """The arrays of a bundle's cache with slots of `capacity` tokens. Raises ArtifactError without a cache."""
     return arrays_of(bundle.cache_shape, capacity, dtype_of(bundle))
 
 
 def dtype_of(bundle: Bundle) -> Dtype:
-    """What a bundle's programs compute in."""
+    """The dtype in which a bundle's programs compute."""
     return "bf16" if bundle.manifest.options.get("dtype") == "bf16" else "f32"
 
 
 def arrays_of(shape: CacheShape, capacity: int, dtype: Dtype) -> tuple[CardArray, ...]:
-    """The arrays of a cache whose slots hold `capacity` tokens, in `dtype` where a tensor has none of its own."""
+    """The arrays of a cache with slots of `capacity` tokens, in `dtype` unless a tensor has its own."""
     found: dict[tuple[Kind, Dtype, tuple[int, ...]], list[int]] = {}
     for i, t in enumerate(shape):
         of_slot = (t.token_slots(capacity), *t.shape) if t.kind == "kv" else t.shape
@@ -86,31 +85,33 @@ def arrays_of(shape: CacheShape, capacity: int, dtype: Dtype) -> tuple[CardArray
 
 
 class Accelerator(Protocol):
-    """A card that this process uses. `device` is torch's name of it, `name` a person's."""
+    """An accelerator that this process uses. `device` is torch's name of it, `name` the one for people."""
 
     name: str
     device: Any
 
     def memory(self) -> tuple[int, int]:
-        """Bytes free now, and bytes that the card has."""
+        """Free and total bytes of the accelerator."""
         ...
 
     def put(self, tensor: Any) -> Any:
-        """A copy of a tensor of the host on the card. Raises OutOfDeviceMemoryError."""
+        """Copy a host tensor to the accelerator. Raises OutOfDeviceMemoryError."""
         ...
 
     def guarded(self) -> AbstractContextManager[None]:
-        """Inside, the error that says that the card is full is an OutOfDeviceMemoryError."""
+        """Inside the block, errors for lack of memory become OutOfDeviceMemoryError."""
         ...
 
     def mark_step(self) -> None:
-        """On a card that gathers operators: what was gathered is one graph. On any other nothing."""
+        """Run accumulated operators as one graph, on accelerators that accumulate them; otherwise do nothing."""
         ...
 
 
 class CardCache:
-    """Of slots of up to `capacity` tokens each, in `dtype` where a tensor has none of its own. `arrays` says what lies
-    there; `tensors`, one for each, are none until `make`."""
+    """A cache of slots of up to `capacity` tokens, in `dtype` unless a tensor has its own.
+
+    `arrays` describes the `tensors`, one for each, which are empty until `make`.
+    """
 
     def __init__(self, card: Accelerator, shape: CacheShape, capacity: int, dtype: Dtype) -> None:
         self._card, self._shape = card, shape
@@ -125,26 +126,25 @@ class CardCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the card."""
+        """Bytes on the accelerator."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
     def make(self, slots: int) -> None:
-        """An empty cache; what was there is kept where there is no room."""
+        """Allocate an empty cache. If it does not fit, the old one is kept."""
         with self._guarded():
             self.tensors = [torch_zeros(array, slots, self._card.device) for array in self.arrays]
         self._card.mark_step()
 
     def warm(self) -> None:
-        """Let slots be copied, read and written once, so that nothing is compiled for that later."""
+        """Copy, read and write slots once, so that nothing is compiled for these later."""
         self.copy(0, 0)
         self._write(0, self._read(0))
 
     def drop(self) -> None:
-        """Give the memory back."""
         self.tensors = []
 
     def copy(self, source: int, target: int, length: int = 0) -> None:
-        """Make slot `target` what slot `source` is, of any length."""
+        """Copy slot `source` to slot `target`, whatever its length."""
         del length
         with self._guarded():
             for tensor in self.tensors:
@@ -153,33 +153,33 @@ class CardCache:
         self._card.mark_step()
 
     def read(self, slot: int, length: int) -> list[Array]:
-        """As `TorchCache.read`."""
+        """Float32 copies of a slot's first tokens and of its states (`TorchCache.read`)."""
         held = self._tensors(self._read(slot))
         return [read_tensor(t, each, length) for t, each in zip(self._shape, held, strict=True)]
 
     def write(self, slot: int, length: int, prefix: Sequence[Array]) -> None:
-        """As `TorchCache.write`, with zeros behind the tokens."""
+        """Write the result of `read` to a slot, with zeros after the tokens."""
         rows = [torch_zeros(array, 1).squeeze(1) for array in self.arrays]
         for t, each, given in zip(self._shape, self._tensors(rows), prefix, strict=True):
             write_tensor(t, each, length, given)
         self._write(slot, rows)
 
     def nan_fill(self, slot: int, start: int, value: float, used: int = 0) -> None:
-        """As `TorchCache.nan_fill`."""
+        """Fill a slot that has held `used` tokens from token `start` on (`TorchCache.nan_fill`)."""
         rows = self._read(slot)
         for t, each in zip(self._shape, self._tensors(rows), strict=True):
             nan_fill_tensor(t, each, start, value, used)
         self._write(slot, rows)
 
     def _tensors(self, rows: Sequence[Any]) -> list[Any]:
-        """Of a slot's part of each array views of each tensor, as torch/cache.py has them, in the shape's order."""
+        """Views of each tensor in a slot's part of each array, laid out as in torch/cache.py, in the shape's order."""
         found: dict[int, Any] = {}
         for array, row in zip(self.arrays, rows, strict=True):
             found |= zip(array.members, row.transpose(1, 2) if array.kind == "kv" else row, strict=True)
         return [found[i] for i in range(len(found))]
 
     def _read(self, slot: int) -> list[Any]:
-        """A slot on the host, of each array [tensors, …]: copies."""
+        """Host copies of a slot, [tensors, …] for each array."""
         with self._guarded():
             rows = [tensor.index_select(1, self._index(slot)).cpu().squeeze(1) for tensor in self.tensors]
         return [row.clone() for row in rows]  # those that may be written to
@@ -204,7 +204,7 @@ class CardCache:
 
 
 def torch_zeros(array: CardArray, slots: int, device: Any = "cpu") -> Any:
-    """An empty array of so many slots."""
+    """A zeroed array of so many slots."""
     import torch
 
     return torch.zeros(array.size(slots), dtype=getattr(torch, DTYPES[array.dtype]), device=device)

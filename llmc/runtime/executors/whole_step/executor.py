@@ -1,8 +1,8 @@
-"""Executors whose steps are graphs of fixed shapes on a card, from the cache to the cache (step_program.py).
+"""Executors whose steps are graphs of fixed shapes on an accelerator, reading and writing the cache (step_program.py).
 
-Weights are copied to the card once; the cache lives there (cache.py). A subclass says what runs a step, how inputs
-and outputs get there and back (`_replay`), and how graphs are captured. Each maker's software is reached through one
-file of its executor.
+Weights are copied to the accelerator once; the cache is there too (cache.py). A subclass defines what runs a step, how
+inputs and outputs are transferred (`_replay`), and how graphs are captured. One module per executor uses the vendor's
+software.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _log = logging.getLogger("llmc")
 
 
 class StepMode(Protocol):
-    """How steps run. Its text is what logs call it."""
+    """How steps run. str() gives its name in logs."""
 
     @property
     def eager(self) -> bool:
@@ -49,16 +49,15 @@ class StepMode(Protocol):
 
 
 class CardExecutor(TorchExecutor):
-    """See the module's docstring. `card` and `mode` are there before `__init__`."""
+    """Runs whole-step graphs on `card`. `card` and `mode` must be set before `__init__`."""
 
     card: Accelerator
     mode: StepMode
     _graph_device: ClassVar[type[CardGraphs]]
-    """The card as one that captures graphs, where the mode does."""
+    """The accelerator as a graph-capturing device, if the mode captures."""
     _cache: CardCache
     _graphs: dict[str, Any]
-    """Captured graphs by executable. A graph reads its inputs where they were, and leaves its outputs where they are;
-    `reset` gives its memory back."""
+    """Captured graphs by executable. A graph reads and writes fixed addresses; `reset` releases its memory."""
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         self._on_card: dict[str, Any] = {}
@@ -74,19 +73,19 @@ class CardExecutor(TorchExecutor):
 
     @abstractmethod
     def _run_of(self, executable: Executable, opened: OpenedProgram) -> Run:
-        """What runs a step of `executable`; its tensors are on the card."""
+        """What runs a step of `executable`; its tensors are on the accelerator."""
 
     @abstractmethod
     def _captured(self, executable: Executable, step: Step) -> Any:
-        """The graph of an executable that is open. Raises OutOfDeviceMemoryError, DeviceError."""
+        """The graph of an open executable. Raises OutOfDeviceMemoryError, DeviceError."""
 
     def _watched(self, what: str) -> AbstractContextManager[None]:
-        """Inside, what the card's software compiles is counted as `what`'s, where it counts itself."""
+        """Inside the block, the accelerator software's compilations count as `what`'s, if not counted otherwise."""
         del what
         return nullcontext()
 
     def _make_cache(self) -> CardCache:
-        """Empty: it is made when memory was divided, or before the first step."""
+        """Empty: allocated once memory was divided, or before the first step."""
         return CardCache(self.card, self.bundle.cache_shape, self.capacity, dtype_of(self.bundle))
 
     @property
@@ -95,11 +94,11 @@ class CardExecutor(TorchExecutor):
 
     def _weight(self, name: str) -> Any:
         if name not in self._on_card:
-            raise ValueError(f"weights.json does not place {name!r:.80}")
+            raise ValueError(f"weights.json has no entry for {name!r:.80}")
         return self._on_card[name]
 
     def require_cache(self) -> None:
-        """Make the cache for the slots that were asked for, where nobody sized it."""
+        """Allocate the cache for the requested slots, if nobody sized it."""
         if not self._cache.tensors:
             with took(self.card, "Initializing cache engine"):
                 self.resize(self.slots)
@@ -109,14 +108,13 @@ class CardExecutor(TorchExecutor):
         return self._cache
 
     def resize(self, slots: int) -> None:
-        """An empty cache of so many slots; moves within it are compiled now. Raises OutOfDeviceMemoryError."""
+        """Allocate an empty cache of so many slots and compile its copies. Raises OutOfDeviceMemoryError."""
         with self._watched("the cache and its moves"):
             self._cache.make(slots)
             self._cache.warm()
         self.slots, self._held = slots, SlotLengths(slots, self.bundle.cache_shape.rewind)
 
     def _open(self, executable: Executable) -> OpenedProgram:
-        """And what runs it."""
         opened = super()._open(executable)
         if executable.blob not in self._runs:
             self._runs[executable.blob] = self._run_of(executable, opened)
@@ -127,9 +125,9 @@ class CardExecutor(TorchExecutor):
         self.require_cache()
 
     def capture(self, executable: Executable, step: Step) -> None:
-        """Capture the graph of an executable, which `run` replays from then on; slot 0 loses what it held.
+        """Capture the graph of an executable, which `run` replays from then on. Slot 0 loses its content.
 
-        Raises OutOfDeviceMemoryError, and DeviceError for what cannot be captured; the bucket runs uncaptured then.
+        Raises OutOfDeviceMemoryError, and DeviceError for what cannot be captured; the bucket then runs uncaptured.
         """
         self._open(executable)
         self.require_cache()
@@ -138,7 +136,7 @@ class CardExecutor(TorchExecutor):
         self._held.wrote(0, 0, 0)
 
     def memory(self) -> dict[str, int]:
-        """Bytes on the card: cache, weights, what is free; and how many programs are open and graphs captured."""
+        """Bytes on the accelerator: cache, weights, free; also the numbers of open programs and captured graphs."""
         free, total = self.card.memory()
         return {
             "cache": self._cache.nbytes,
@@ -161,7 +159,7 @@ class CardExecutor(TorchExecutor):
 
 
 class CardGraphs:
-    """See buckets/warmup/device.py. `kind` is what log lines call the card's memory."""
+    """The accelerator as a graph-capturing device (buckets/warmup/device.py). `kind` names its memory in logs."""
 
     graphs: ClassVar[str]
     kind: ClassVar[str]
@@ -171,15 +169,13 @@ class CardGraphs:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block of the plan's block_size tokens: its share of a slot, states included."""
+        """Bytes of a block of the plan's block_size tokens: its share of a slot, including states."""
         return -(-self._cache.slot_bytes * self._executor.bundle.plan.limits.block_size // self._executor.capacity)
 
     def total_memory(self) -> int:
-        """Bytes that the card has."""
         return self._card.memory()[1]
 
     def free_memory(self) -> int:
-        """Bytes that are free now."""
         return self._card.memory()[0]
 
     def expected(self, bucket: Bucket) -> int:
@@ -188,7 +184,7 @@ class CardGraphs:
         return 0
 
     def run(self, bucket: Bucket) -> None:
-        """Run the bucket over a cache of one sequence, which is given back."""
+        """Run the bucket over a temporary cache of one sequence."""
         self._cache.make(1)
         try:
             self._executor.run(step_of(bucket))
@@ -196,7 +192,7 @@ class CardGraphs:
             self._cache.drop()
 
     def allocate(self, blocks: int) -> None:
-        """As many sequences of the plan's full length as these blocks hold whole."""
+        """Allocate as many sequences of the plan's full length as these blocks hold completely."""
         tokens, capacity = blocks * self._executor.bundle.plan.limits.block_size, self._executor.capacity
         if tokens < capacity:
             raise InputError(
@@ -207,7 +203,7 @@ class CardGraphs:
         self._executor.resize(tokens // capacity)
 
     def capture(self, bucket: Bucket) -> int:
-        """Capture its graph; the bytes that are less free afterwards."""
+        """Capture its graph; returns by how many bytes the free memory shrank."""
         before = self.free_memory()
         executable = self._executor.bundle.executable(bucket.phase, bucket.batch, bucket.query, bucket.context)
         self._executor.capture(executable, step_of(bucket))
@@ -221,13 +217,12 @@ def step_of(bucket: Bucket) -> Step:
 
 @contextmanager
 def took(card: Accelerator, what: str) -> Iterator[None]:
-    """Log what the block took, at INFO; negative values are memory that was released.
+    """Log the memory that the block took, at INFO; negative values are memory that was released.
 
-    "Model profiling run took 504 MiB of device memory (15.46 GiB/94.62 GiB used) and 180.9 MiB of host memory
-    (475.4 GiB/1007 GiB used)"
+    "Model profiling run took 504 MiB of device memory (15.46 GiB/94.62 GiB used) and 180.9 MiB of host memory (475.4
+    GiB/1007 GiB used)"
 
-    Garbage is collected first, which takes a second where there are millions of objects; nothing is done where nobody
-    reads the line.
+    It collects garbage first, which takes a second with millions of objects. It does nothing if INFO is disabled.
     """
     if not _log.isEnabledFor(logging.INFO):
         yield

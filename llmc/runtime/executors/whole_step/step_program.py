@@ -1,19 +1,19 @@
-"""A bucket's whole step as one graph of fixed shapes: cache rows in, the program, new tokens and states into the cache.
+"""A bucket's whole step as one graph of fixed shapes: read cache rows, run the program, write new tokens and states.
 
-A portable program takes its rows' past and returns their new keys, values and states. What is around it on a CPU,
-choosing rows and keeping what is live, has shapes that change from step to step, and would be compiled again for each.
-Here it is part of the graph, and what changes are numbers in tensors:
+A portable program takes its rows' past and returns their new keys, values and states. On a CPU, the code around it
+selects rows and keeps live tokens with shapes that change from step to step, and would be recompiled for each. Here it
+is part of the graph, and only tensor values change:
 
     slots [B]           the slot that a row reads, and writes its states to; a dummy row's is the first row's
     sources [B·Q]       which new token, as row · Q + column, is written for each
-    places [B·Q]        where, as slot · P + place, of arrays whose slots have P places
+    places [B·Q]        where, as slot · P + token slot, in arrays with P token slots per slot
 
-All int64; sources and places are there for each P (`lengths_of`, cache.py), since a ring keeps the last P new tokens
-alone, and token p at place p mod P. A token that is not kept stands for the next one of its row that is, or the last,
-and a dummy row's for the first that row 0 keeps: it is written twice, with the same value, and nothing else is written.
-So is the first row's state, in the place of a dummy row's: sources of column 0 say whose state a row writes. vllm-gaudi
-keeps new tokens by index_copy_ over flat places too (vllm_gaudi/extension/utils.py, VLLMKVCache), and sends others to a
-block that nobody reads.
+All are int64. sources and places exist for each P (`lengths_of`, cache.py), because a ring buffer keeps only the last P
+new tokens, with token p in token slot p mod P. A token that is not kept is replaced by the next kept token of its row,
+or the last one; a dummy row's by the first that row 0 keeps. That token is then written twice with equal values, and
+nothing else is written. Likewise a dummy row writes the first row's state: sources of column 0 say whose state a row
+writes. vllm-gaudi also writes new tokens by index_copy_ over flat offsets (vllm_gaudi/extension/utils.py, VLLMKVCache),
+and sends others to a block that nobody reads.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from llmc.runtime.step import Step
 
 Run: TypeAlias = Callable[..., Sequence[Any]]
-"""A step's function; its tensors, in and out, are on the card."""
+"""A step's function. Its input and output tensors are on the accelerator."""
 
 
 def flat_step(program: PortableProgram, context: int, arrays: Sequence[CardArray]) -> Run:
-    """A program over any cache that lies in such `arrays`: `inputs`, the arrays, then the weights, all on one device.
+    """A program over any cache in such `arrays`. Arguments: `inputs`, the arrays, the weights, all on one device.
 
     It writes the live rows' new tokens and states into the arrays, and returns logits [B, V], and the top values and
-    ids [B, K] where the program has them.
+    ids [B, K] if the program has them.
     """
     import torch
 
@@ -78,7 +78,7 @@ def flat_step(program: PortableProgram, context: int, arrays: Sequence[CardArray
 
 
 def step_program(flat: Run, weights: Sequence[Any], cache: CardCache) -> Run:
-    """A step over the cache, as it is when it is called. A call with `inputs` gives what `flat_step` does."""
+    """A step over the current `cache`. A call with `inputs` returns `flat_step`'s outputs."""
 
     def step(*given: Any) -> list[Any]:
         return list(flat(*given, *cache.tensors, *weights))
@@ -87,7 +87,7 @@ def step_program(flat: Run, weights: Sequence[Any], cache: CardCache) -> Run:
 
 
 def inputs(step: Step, lengths: Sequence[int]) -> list[Any]:
-    """What a step is called with, on the host, over arrays of such `lengths`; the step has a live row."""
+    """A step's arguments on the host, for arrays of such `lengths`; the step must have a live row."""
     import torch
 
     live, (batch, query) = len(step.slots), step.token_ids.shape
@@ -104,10 +104,10 @@ def inputs(step: Step, lengths: Sequence[int]) -> list[Any]:
 
 
 def whole_graph(run: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """`run`, a function, as one graph of fixed shapes, compiled by its first call; `options` are torch.compile's.
+    """`run`, a function, as one graph of fixed shapes, compiled by its first call with torch.compile's `options`.
 
-    torch._dynamo keeps what it compiled with a function's code, at most 8 graphs for each, and tries them in turn. So
-    each graph gets code of its own.
+    torch._dynamo stores compiled graphs with a function's code, at most 8 for each, and tries them in turn. Each graph
+    therefore gets its own code object.
     """
     import torch
 

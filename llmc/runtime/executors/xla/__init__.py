@@ -1,1 +1,1 @@
-"""XLA executables: their file, and running them on a device that PJRT knows, without torch."""
+"""XLA executables: their file format, and running them through PJRT without torch."""

@@ -1,6 +1,6 @@
-"""Where a program's arguments and results lie: the weights, the cache and a step's inputs, as a device's own arrays.
+"""A program's arguments and results as device arrays: the weights, the cache and a step's inputs.
 
-On CPU, weights are views of the mapped file that all processes share.
+On CPU, weights are views of the mapped file, which all processes share.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
 
 
 class DeviceArrays(ABC):
-    """Where a program's arguments and results lie; what it holds are a device's own arrays."""
+    """Creates and fetches a program's device arrays."""
 
     @abstractmethod
     def zeros(self, tensor: Tensor) -> Any:
-        """A new array, divided over the devices as the tensor says."""
+        """A new array of zeros, sharded over the devices as the tensor says."""
 
     @abstractmethod
     def weight(self, tensor: Tensor) -> Any:
-        """The bundle's weight that an input asks for. Raises ArtifactError where there is none of that shape."""
+        """The bundle's weight for an input. Raises ArtifactError if there is none of that shape."""
 
     @abstractmethod
     def put(self, *arrays: Any) -> list[Any]:
-        """Small inputs, whole on every device."""
+        """Small inputs, replicated on every device."""
 
     @abstractmethod
     def put_as(self, tensors: Sequence[Tensor], *arrays: Any) -> list[Any]:
-        """Inputs, divided over the devices as the tensors say."""
+        """Inputs, sharded over the devices as the tensors say."""
 
     @abstractmethod
     def fetch(self, array: Any) -> NDArray[Any]:
-        """A result on the host, whole."""
+        """A whole result on the host."""
 
     @property
     @abstractmethod
@@ -57,7 +57,7 @@ class DeviceArrays(ABC):
 
 
 class JaxArrays(DeviceArrays):
-    """Arrays on JAX's devices; a weight is put there when first asked for, in the parts that they need of it."""
+    """Arrays on JAX's devices. A weight is transferred on first use, in the shards that the devices need."""
 
     def __init__(self, bundle: Bundle, devices: Sequence[Any]) -> None:
         from jax.sharding import NamedSharding, PartitionSpec
@@ -100,7 +100,6 @@ class JaxArrays(DeviceArrays):
         return self._views.nbytes
 
     def close(self) -> None:
-        """See `DeviceArrays.close`."""
         self._weights.clear()
 
 
@@ -114,11 +113,10 @@ class WeightViews:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the weights file."""
         return len(self._mapped)
 
     def array(self, tensor: Tensor) -> NDArray[Any]:
-        """The weight that an input asks for, checked against it. Raises ArtifactError."""
+        """The weight for an input, checked against it. Raises ArtifactError."""
         placement = self._placements.get(tensor.name)
         if placement is None:
             raise ArtifactError(f"{self._source}: weights.json has no {tensor.name}; compile the bundle again")
@@ -135,7 +133,7 @@ class WeightViews:
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """NumPy's dtype of an envelope's; those that NumPy lacks are ml_dtypes'."""
+    """NumPy's dtype for an envelope's dtype; those that NumPy lacks come from ml_dtypes."""
     import ml_dtypes
 
     return np.dtype(getattr(ml_dtypes, name, name))

@@ -1,10 +1,10 @@
-"""The one place where JAX is configured and its client opened, for compiling and for replaying.
+"""Configures JAX and opens its client, for compiling and for replaying. No other module does.
 
-A process has one JAX, with one set of devices, fixed when it first computes: `open_client` sets what it needs before
-that, and says so when something else came first. JAX is imported here and below, never by importing this file.
+A process has one JAX with one set of devices, fixed at its first computation. `open_client` sets options before that
+and raises if something else came first. JAX is imported on use, never by importing this file.
 
-JAX reports every compilation of its backend to listeners of the process (`jax.monitoring`), in the thread that asked
-for it. Loading an executable is none. Here these are passed to the executor in whose call they happen.
+JAX reports every compilation of its backend to the process's listeners (`jax.monitoring`), in the requesting thread.
+Loading an executable is not reported. Here reports are forwarded to the executor whose call is running.
 """
 
 from __future__ import annotations
@@ -24,41 +24,42 @@ from llmc.runtime.executors.compilations import Monitor
 
 LIBTPU_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
     {
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else one process a host, by a lock file
-        "TPU_LOG_DIR": "disabled",  # a word that libtpu knows, not a folder
-        "TPU_SKIP_MDS_QUERY": "1",  # no metadata server is asked
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # otherwise one process per host, by a lock file
+        "TPU_LOG_DIR": "disabled",  # a keyword of libtpu, not a folder
+        "TPU_SKIP_MDS_QUERY": "1",  # do not query a metadata server
         "TPU_ACCELERATOR_TYPE": "v5litepod-1",  # any known type: silences "Failed to find host bounds"
         "TPU_WORKER_HOSTNAMES": "localhost",  # silences "unexpected worker hostname"
     }
 )
-"""Variables for libtpu on hosts without a TPU, where it is only a compiler. Set before JAX first asks for a
-topology; what the user has set already stays. Where there is a TPU, it would describe another machine to it.
+"""Variables for libtpu on hosts without a TPU, where it is only a compiler. Set before JAX first requests a topology;
+variables set by the user stay. On a TPU host they would describe another machine.
 
-Found by trying, with libtpu 0.0.42: without these it writes warnings to stderr and logs to /tmp/tpu_logs, looks for the
-metadata server of a Google Cloud host, and refuses a second process. Executables are the same bytes with and without
-them, and under any TPU_ACCELERATOR_TYPE, so they are in no key.
+Determined by experiment with libtpu 0.0.42: without these it writes warnings to stderr and logs to /tmp/tpu_logs, looks
+for the metadata server of a Google Cloud host, and refuses a second process. Executables have equal bytes with and
+without them, and under any TPU_ACCELERATOR_TYPE, so they are in no key.
 """
 
 
 Platform = Literal["cpu", "tpu", "cuda"]
 COMPILERS = {"tpu": "libtpu", "cuda": "jax-cuda13-pjrt"}
-"""The package that holds XLA's compiler for a platform, where jaxlib does not."""
+"""The package with XLA's compiler for a platform, if not in jaxlib."""
 
 
 CUDA_MEMORY_FRACTION = 0.9
-"""What XLA may reserve of a card's memory, for arrays and temporary buffers. The rest is for what lies outside of its
-pool: CUDA's context, the code of executables, NCCL. XLA's own default is 0.75 (GpuAllocatorConfig::memory_fraction,
-xla/pjrt/plugin/xla_gpu/xla_gpu_allocator_config.h); vLLM's for a card is 0.9 too."""
+"""Fraction of a GPU's memory that XLA may reserve for arrays and temporary buffers. The rest is for memory outside its
+pool: CUDA's context, the code of executables, NCCL. XLA's default is 0.75 (GpuAllocatorConfig::memory_fraction,
+xla/pjrt/plugin/xla_gpu/xla_gpu_allocator_config.h); vLLM's is 0.9 too.
+"""
 
 
 def platform_of(devices: Sequence[Any]) -> Platform:
-    """What such JAX devices are compiled for; JAX calls GPUs of every vendor "gpu"."""
+    """The platform that such JAX devices are compiled for; JAX calls all vendors' GPUs "gpu"."""
     name = devices[0].platform
     return "cuda" if name == "gpu" else name
 
 
 def jax_version() -> str:
-    """The installed jax and jaxlib, without importing them; raises DeviceError with the install line."""
+    """The installed jax and jaxlib, without importing them; raises DeviceError with the install command."""
     try:
         return f"{metadata.version('jax')} {metadata.version('jaxlib')}"
     except metadata.PackageNotFoundError:
@@ -66,7 +67,7 @@ def jax_version() -> str:
 
 
 def toolchain_version(platform: str) -> str:
-    """What native code for `platform` belongs to: jax, jaxlib and its compiler's package; raises DeviceError."""
+    """Versions that native code for `platform` depends on: jax, jaxlib, compiler package; raises DeviceError."""
     try:
         compiler = metadata.version(COMPILERS[platform]) if platform in COMPILERS else ""
     except metadata.PackageNotFoundError:
@@ -75,15 +76,15 @@ def toolchain_version(platform: str) -> str:
 
 
 def has_tpu() -> bool:
-    """Whether this process could use a TPU: its library is installed, and the kernel shows a device of it."""
+    """Whether this process could use a TPU: libtpu is installed, and the kernel shows a TPU device."""
     return find_spec("libtpu") is not None and any(os.path.exists(p) for p in ("/dev/accel0", "/dev/vfio/0"))  # noqa: PTH110
 
 
 def open_client(platform: Platform, devices: int = 1, threads: int | None = None) -> list[Any]:
-    """The first `devices` JAX devices of `platform`, in an otherwise unconfigured process.
+    """The first `devices` JAX devices of `platform`, after configuring JAX.
 
-    On cpu, that many devices are made of the one host, and `threads` bounds what each computes with. Raises DeviceError
-    when JAX is missing, or runs in this process with fewer devices already.
+    On cpu, the host is divided into that many devices, and `threads` limits the threads of each. Raises DeviceError if
+    JAX is missing, or already runs in this process with fewer devices.
     """
     jax_version()
     if not has_tpu():
@@ -92,9 +93,9 @@ def open_client(platform: Platform, devices: int = 1, threads: int | None = None
     import jax
     from jax._src import lib
 
-    jax.config.update("jax_traceback_in_locations_limit", 0)  # else executables hold this source's path and lines
+    jax.config.update("jax_traceback_in_locations_limit", 0)  # otherwise executables contain source paths
     if platform == "cpu":
-        lib.cuda_path = None  # else executables of every platform hold the path of the nvidia packages
+        lib.cuda_path = None  # otherwise executables of every platform contain the path of the nvidia packages
         if threads is not None:
             os.environ.setdefault("NPROC", str(threads))  # XLA sizes its thread pool by it
         before_start(jax, "jax_platforms", "cpu")
@@ -111,7 +112,7 @@ def open_client(platform: Platform, devices: int = 1, threads: int | None = None
 
 
 def before_start(jax: Any, option: str, value: Any) -> None:
-    """Set an option of JAX's that counts only before its first computation; leave it where that is past."""
+    """Set a JAX option that counts only before its first computation; later, do nothing."""
     from jax._src import xla_bridge
 
     if not xla_bridge.backends_are_initialized():
@@ -119,7 +120,7 @@ def before_start(jax: Any, option: str, value: Any) -> None:
 
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
-"""JAX's name of the event."""
+"""JAX's event name."""
 
 _lock = threading.Lock()
 _listens = False
@@ -129,7 +130,7 @@ _compiled: list[str] = []
 
 @contextmanager
 def reporting(report: Callable[[str], None] | None) -> Iterator[None]:
-    """`report` is called for each compilation of JAX in this thread until the block ends; None: no calls."""
+    """Call `report` for each JAX compilation in this thread inside the block; None: no calls."""
     before = getattr(_here, "report", None)
     _here.report = report
     try:
@@ -150,12 +151,12 @@ def listen() -> None:
 
 
 def listens() -> bool:
-    """Whether every compilation of this process has been heard since JAX's first."""
+    """Whether every compilation since JAX's first has been reported here."""
     return _listens
 
 
 class JaxMonitor(Monitor):
-    """Sees each compilation of JAX in the process, in any thread, that is heard after `listen`."""
+    """Sees each JAX compilation in the process, in any thread, after `listen`."""
 
     name = "JAX compile events"
 

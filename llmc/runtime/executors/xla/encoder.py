@@ -1,8 +1,8 @@
-"""An encoder's executables through PJRT, one a bucket (texts × tokens), each opened when it is first needed.
+"""An encoder's executables through PJRT, one per bucket (texts × tokens), each opened on first use.
 
-Weights are put on the device once, and all executables take them as arguments. Batches run one after the other, each
-on all CPUs: XLA has one pool of threads a process. Bundles for another platform run on this host's CPU from their
-portable programs, as those of models that generate do.
+Weights are transferred once and passed to all executables. Batches run one after another, each on all CPUs, because XLA
+has one thread pool per process. Bundles for another platform run on this host's CPU from their portable programs, like
+those of generating models.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class XlaEncoder(Encoder):
-    """See the module's docstring. `threads` counts where JAX has not computed in this process yet."""
+    """Runs an encoder's executables. `threads` has an effect only before JAX's first computation in this process."""
 
     description: ClassVar[ExecutorDescription] = ExecutorDescription(
         {"weights": "data", "weights.json": "data", EXECUTABLES: "code"}

@@ -1,7 +1,7 @@
 """The header of an XLA executable. The file is that of executors/envelope.py, with two sections: `native`, PJRT's own
 serialisation of a compiled program, and `export`, the portable program it was compiled from (a blob of jax.export).
 
-The header's members, others are passed over:
+The header's members; others are ignored:
 
     step     = {"platform": "cpu" | "tpu" | "cuda" | "neuron", "topology": str, "devices": int, "jax": str,
                "kind": one of KINDS, "inputs": [tensor, …], "outputs": [tensor, …],
@@ -22,7 +22,7 @@ FORM = Form(b"LLMCXLA1", "an XLA executable")
 
 PLATFORMS = ("cpu", "tpu", "cuda", "neuron")
 KINDS = ("step", "slots", "encode")
-"""A step over the cache, a program that works on its slots, and a model without a cache."""
+"""A step over the cache, a program over its slots, and a model without a cache."""
 DTYPES = ("float32", "bfloat16", "int32", "int8", "float8_e4m3fn")
 AXIS = "tp"
 MAX_RANK = 8
@@ -32,7 +32,7 @@ MAX_DEVICES = 1 << 16
 
 @dataclass(frozen=True)
 class Tensor:
-    """An argument or a result: its shape over all devices, and the mesh axis that cuts each dimension, or None."""
+    """An argument or a result: its shape over all devices, and the mesh axis that shards each dimension, or None."""
 
     name: str
     shape: tuple[int, ...]
@@ -42,7 +42,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class StepHeader:
-    """The inputs and outputs of an executable. A pair (i, j) in `donated`: output i takes the memory of input j."""
+    """The inputs and outputs of an executable. A pair (i, j) in `donated`: output i reuses the memory of input j."""
 
     platform: str
     topology: str
@@ -54,15 +54,15 @@ class StepHeader:
     donated: tuple[tuple[int, int], ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The members of an envelope's header; see the grammar above."""
+        """The members of an envelope's header, by the grammar above."""
         return asdict(self)
 
     @classmethod
     def parse(cls, members: Mapping[str, Any], source: str) -> StepHeader:
-        """Read a header's members. Raises ArtifactError that names `source` and the member that is wrong.
+        """Parse a header's members. Raises ArtifactError naming `source` and the invalid member.
 
-        What is read is consistent: each tensor has a rank of at most MAX_RANK and is cut along one dimension at most,
-        which the devices divide; no input is donated twice, and only to an output of its own shape, dtype and cut.
+        The result is consistent. Each tensor has a rank of at most MAX_RANK and at most one sharded dimension, which
+        the devices divide. No input is donated twice, and only to an output of its own shape, dtype and sharding.
         """
         check = _Check(members, source)
         devices = check.integer("devices", members.get("devices"), 1, MAX_DEVICES)
@@ -123,8 +123,8 @@ class _Check:
         for size, dim in zip(shape, dims, strict=True):
             self.integer(f"{where}.shape", size, 0, MAX_DIMENSION)
             self.require(dim is None or dim == AXIS, f"{where}.dims must be null or {AXIS!r}")
-            self.require(dim is None or size % devices == 0, f"{where} has {size} to cut for {devices} devices")
-        self.require(dims.count(AXIS) <= 1, f"{where} is cut twice")
+            self.require(dim is None or size % devices == 0, f"{where} has {size} to shard over {devices} devices")
+        self.require(dims.count(AXIS) <= 1, f"{where} is sharded twice")
         return Tensor(str(name), tuple(shape), str(dtype), tuple(dims))
 
     def donated(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
@@ -136,7 +136,7 @@ class _Check:
             )
             out, given = outputs[pair[0]], inputs[pair[1]]
             same = (out.shape, out.dtype, out.dims) == (given.shape, given.dtype, given.dims)
-            self.require(same, f"output {out.name!r} does not fit where input {given.name!r} lies")
+            self.require(same, f"output {out.name!r} does not fit the memory of input {given.name!r}")
         for side in zip(*pairs, strict=True):
             self.require(len(set(side)) == len(side), "'donated' names one tensor twice")
         return tuple((out, given) for out, given in pairs)

@@ -1,4 +1,4 @@
-"""XLA executables, through PJRT: on CPU, and on the host of another platform what was compiled for it."""
+"""XLA executables through PJRT, on CPU and on the platform that they were compiled for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class XlaExecutor(SlotExecutor):
-    """See the module's docstring. `threads` counts where JAX has not computed in this process yet."""
+    """Runs XLA executables. `threads` has an effect only before JAX's first computation in this process."""
 
     description: ClassVar[ExecutorDescription] = ExecutorDescription(
         {"weights": "data", "weights.json": "data", EXECUTABLES: "code", **dict.fromkeys(SLOT_PROGRAMS, "code")}
@@ -51,6 +51,6 @@ class XlaExecutor(SlotExecutor):
 
 
 class CudaExecutor(XlaExecutor):
-    """The same for bundles of cuda, whose certificates say on which card and driver they were made."""
+    """The same for CUDA bundles, whose certificates record the GPU and driver."""
 
     description: ClassVar[ExecutorDescription] = replace(XlaExecutor.description, host=cards_here)

@@ -1,4 +1,4 @@
-"""What a host has of the platforms that XLA compiles for: which of them opens a bundle here, and what it needs."""
+"""This host's XLA platforms: which of them opens a bundle here, and what it needs."""
 
 from __future__ import annotations
 
@@ -31,42 +31,44 @@ if TYPE_CHECKING:
 PLUGIN = "jax_cuda13_plugin"
 _FRACTION = "XLA_CLIENT_MEM_FRACTION"
 _PARTS = {"weights": "weights", "cache": "cache", "temporary memory": "temporary", "code": "code"}
-"""What a bundle's memory is for, in words, and its name in the manifest."""
+"""Purposes of a bundle's memory in words, and their manifest names."""
 
 
 class PlatformHost(ABC):
-    """A platform as this process finds it. One object stands for it in the whole process."""
+    """A platform as this process finds it; one object per platform in the process."""
 
     platform: ClassVar[Platform]
-    """XLA's name of it."""
+    """XLA's name of the platform."""
     device: ClassVar[str]
-    """What a host has where it has it, in words: "TPU"."""
+    """Name of its devices: "TPU"."""
 
     @abstractmethod
     def here(self) -> bool:
-        """Whether this process can use such a device. Imports no JAX. Raises DeviceError where there is one that
-        cannot be used."""
+        """Whether this process can use such a device. Imports no JAX.
+
+        Raises DeviceError if there is one that cannot be used.
+        """
 
     @abstractmethod
     def require(self, bundle: Bundle) -> None:
-        """Refuse a bundle that the devices here cannot run, before anything is loaded. Called where it is here.
+        """Check, before anything is loaded, that the devices here can run the bundle. Called only if `here`.
 
-        Raises DeviceError, ArtifactError or OutOfDeviceMemoryError that says what differs.
+        Raises DeviceError, ArtifactError or OutOfDeviceMemoryError naming the difference.
         """
 
     def open(self, devices: int, threads: int) -> list[Any]:
-        """The first `devices` JAX devices of it, see `open_client`. Raises DeviceError."""
+        """The first `devices` JAX devices of the platform (`open_client`). Raises DeviceError."""
         return open_client(self.platform, devices, threads)
 
     def load(self, native: bytes, devices: Sequence[Any]) -> Any:
-        """An executable of this platform from PJRT's serialisation; raises what XLA raises."""
+        """Load an executable of this platform from PJRT's serialisation; raises XLA's errors."""
         from jaxlib import _jax
 
         return devices[0].client.deserialize_executable(native, _jax.DeviceList(tuple(devices)))
 
 
 class CpuHost(PlatformHost):
-    """This host's CPU, which runs every bundle: its own natively, others from their portable programs."""
+    """This host's CPU. It runs every bundle: its own natively, others from their portable programs."""
 
     platform: ClassVar[Platform] = "cpu"
     device: ClassVar[str] = "CPU"
@@ -75,7 +77,7 @@ class CpuHost(PlatformHost):
         return True
 
     def require(self, bundle: Bundle) -> None:
-        """Refuse native code for instructions that this CPU lacks."""
+        """Reject native code with instructions that this CPU lacks."""
         from llmc.runtime.host import host_features
 
         built = bundle.manifest.toolchain
@@ -88,7 +90,7 @@ class CpuHost(PlatformHost):
 
 
 class TpuHost(PlatformHost):
-    """A TPU host. What a bundle asks of a TPU is checked by libtpu, when it opens the executables."""
+    """A TPU host. libtpu checks a bundle's requirements when it opens the executables."""
 
     platform: ClassVar[Platform] = "tpu"
     device: ClassVar[str] = "TPU"
@@ -97,48 +99,48 @@ class TpuHost(PlatformHost):
         return has_tpu()
 
     def require(self, bundle: Bundle) -> None:
-        """Nothing beside libtpu's own checks."""
+        """Do nothing: libtpu checks."""
 
 
 class CudaHost(PlatformHost):
-    """A host with NVIDIA cards: what a bundle asks of them, and XLA's client of them, set up before JAX starts.
+    """A host with NVIDIA GPUs: checks a bundle's requirements, and configures XLA's client before JAX starts.
 
-    What is checked before anything is loaded, and why:
+    Checked before anything is loaded:
 
-        compute capability   equal: XLA refuses any other when it reads an executable (GpuExecutable::FromProto,
+        compute capability   equal: XLA rejects any other when it reads an executable (GpuExecutable::FromProto,
                              xla/service/gpu/gpu_executable.cc of b7d5c51), and machine code for 9.0a or 10.0a runs on
-                             no other card
-        driver               of the CUDA major version whose ptxas made the machine code (runtime/nvidia.py)
-        free memory          weights, cache, temporary memory and code, against what XLA may take: its share of the
-                             card (XLA_CLIENT_MEM_FRACTION, here CUDA_MEMORY_FRACTION unless it is set), or what is
-                             free of it. Where XLA runs in this process already, its pool is asked: the driver calls
-                             all of it taken
+                             no other GPU
+        driver               of the CUDA major version whose ptxas produced the machine code (runtime/nvidia.py)
+        free memory          weights, cache, temporary memory and code, against what XLA may take: its fraction of the
+                             GPU (XLA_CLIENT_MEM_FRACTION, here CUDA_MEMORY_FRACTION unless set), or the GPU's free
+                             memory. If XLA already runs in this process, its pool's free memory counts, because the
+                             driver reports the whole pool as used
 
-    Another version of jax, jaxlib or jax-cuda13-pjrt is no error: portable programs are compiled on the card
+    Another version of jax, jaxlib or jax-cuda13-pjrt is no error: portable programs are compiled on the GPU
     (programs.py).
 
-    JAX: `initialize()` of the plug-in is JAX's to call, once a process; a second call raises ALREADY_EXISTS. It loads
-    CUDA's libraries, which llmc's extra leaves out, and a missing one becomes a message that JAX logs
-    (jax_plugins/xla_cuda13/__init__.py, _check_cuda_versions, 0.10.2). The client takes every card that it may see, and
-    memory on each; `jax_cuda_visible_devices` bounds that (jax/_src/xla_bridge.py, 0.10.2).
+    JAX calls the plug-in's `initialize()` once per process; a second call raises ALREADY_EXISTS. It loads CUDA's
+    libraries, which llmc's extra leaves out, and a missing one becomes a message that JAX logs
+    (jax_plugins/xla_cuda13/__init__.py, _check_cuda_versions, 0.10.2). The client takes every visible GPU and reserves
+    memory on each; `jax_cuda_visible_devices` limits that (jax/_src/xla_bridge.py, 0.10.2).
     """
 
     platform: ClassVar[Platform] = "cuda"
-    device: ClassVar[str] = "NVIDIA card"
+    device: ClassVar[str] = "NVIDIA GPU"
 
     def here(self) -> bool:
-        """A card that the driver answers for; raises DeviceError where JAX lacks its plug-in for it."""
+        """Whether the driver reports a GPU; raises DeviceError if JAX lacks its plug-in for it."""
         if not gpus():
             return False
         if find_spec(PLUGIN) is None:
             raise DeviceError(
-                f"this host has an NVIDIA card, and jax has no plug-in for it; {_install()}, or open bundles on the "
+                f"this host has an NVIDIA GPU, but jax has no plug-in for it; {_install()}, or open bundles on the "
                 "CPU with LLMC_OPEN_PORTABLE=1"
             )
         return True
 
     def require(self, bundle: Bundle) -> None:
-        """Refuse other cards than the bundle's, fewer, an older driver, and too little memory."""
+        """Reject too few GPUs, other GPU types, an older driver, and too little memory."""
         fraction = xla_memory_fraction() or CUDA_MEMORY_FRACTION
         pools = self._pools()
         cards = [
@@ -148,7 +150,7 @@ class CudaHost(PlatformHost):
         require_gpu(str(bundle.path), needs_of(bundle), cards)
 
     def open(self, devices: int, threads: int) -> list[Any]:
-        """The first cards. Memory is reserved on these alone, as much as CUDA_MEMORY_FRACTION or the user says."""
+        """The first GPUs. Memory is reserved only on these, by CUDA_MEMORY_FRACTION or the user's setting."""
         if xla_memory_fraction() is None:
             os.environ[_FRACTION] = str(CUDA_MEMORY_FRACTION)  # jaxlib/xla_client.py reads it when JAX starts
         import jax
@@ -159,12 +161,12 @@ class CudaHost(PlatformHost):
             return super().open(devices, threads)
         except RuntimeError as e:
             raise DeviceError(
-                f"JAX cannot open the NVIDIA card: {' '.join(str(e).split())[:500]}; {_install()}, which brings CUDA's "
+                f"JAX cannot open the NVIDIA GPU: {' '.join(str(e).split())[:500]}; {_install()}, which brings CUDA's "
                 "libraries, and see what nvidia-smi says"
             ) from e
 
     def _pools(self) -> Mapping[int, int]:
-        """Bytes that are free in XLA's pool of each card, where it runs in this process already."""
+        """Free bytes in XLA's pool of each GPU, if it already runs in this process."""
         if "jax" not in sys.modules:
             return {}
         import jax
@@ -177,7 +179,7 @@ class CudaHost(PlatformHost):
 
 
 def needs_of(bundle: Bundle) -> Needs:
-    """What the manifest says that a card must be and hold; raises ArtifactError where it says nothing of it."""
+    """The manifest's GPU requirements; raises ArtifactError if it has none."""
     manifest = bundle.manifest
     try:
         analysis: Any = manifest.options["analysis"]
@@ -194,7 +196,7 @@ def needs_of(bundle: Bundle) -> Needs:
 
 
 def cards_here() -> Mapping[str, str]:
-    """What certificates say of the cards of this host and their driver, without opening them; empty for none."""
+    """Certificate facts about this host's GPUs and driver, without opening them; empty without a GPU."""
     cards = gpus()
     if not cards:
         return {}
@@ -207,7 +209,7 @@ def cards_here() -> Mapping[str, str]:
 
 def _unsaid(bundle: Bundle) -> ArtifactError:
     return ArtifactError(
-        f"{bundle.path}: its manifest does not say for which card it is and what it needs of its memory; compile it "
+        f"{bundle.path}: its manifest does not name its GPU and the GPU memory it needs; compile it "
         f"again: {bundle.recompile_hint}"
     )
 
@@ -219,23 +221,25 @@ def _install() -> str:
 HOSTS: Mapping[str, PlatformHost] = MappingProxyType(
     {host.platform: host for host in (CpuHost(), TpuHost(), CudaHost())}
 )
-"""By XLA's name of the platform."""
+"""By XLA's platform name."""
 
 
 def platform_of_bundle(bundle: Bundle) -> str:
-    """What its executables are for, which its target is named after; the CPU for XLA's target of that name."""
+    """The platform of the bundle's executables, which names its target; the CPU for XLA's target of that name."""
     return bundle.manifest.target if bundle.manifest.target in HOSTS else "cpu"
 
 
 def host_for(bundle: Bundle) -> PlatformHost:
-    """The platform that opens the bundle in this process: its own where the host has it, else the CPU, which computes
-    from its portable programs. LLMC_OPEN_PORTABLE asks for the CPU. Raises DeviceError for a device that is there and
-    cannot be used."""
+    """The platform that opens the bundle in this process: its own if the host has it, otherwise the CPU.
+
+    The CPU runs its portable programs. LLMC_OPEN_PORTABLE selects the CPU. Raises DeviceError for a device that is
+    present but cannot be used.
+    """
     wanted = HOSTS[platform_of_bundle(bundle)]
     return HOSTS["cpu"] if bundle.settings.open_portable or not wanted.here() else wanted
 
 
 def in_place_of(bundle: Bundle, host: PlatformHost) -> str:
-    """The device that the bundle is for, where `host` is another platform and runs it instead; else ""."""
+    """The bundle's device, if `host` is another platform and runs the bundle instead; otherwise ""."""
     platform = platform_of_bundle(bundle)
     return "" if platform == host.platform else HOSTS[platform].device

@@ -1,12 +1,12 @@
-"""Programs of a bundle: from a portable one (a `jax.export` blob) to an executable, and an executable on this host.
+"""A bundle's programs: compiles portable ones (`jax.export` blobs), and opens executables on this host.
 
-A blob is StableHLO under JAX's own compatibility promise (six months back, three weeks ahead); opening it reads a
+A blob is StableHLO under JAX's compatibility promise (six months back, three weeks ahead). Opening it reads a
 flatbuffer and MLIR bytecode, and runs nothing. Source: JAX's documentation of `jax.export`. It is compiled at compile
-time, and on a host of another version or without the device, where nothing else opens.
+time, and on a host with another version or without the device, where nothing else opens.
 
-An executable is opened from PJRT's own serialisation, and run without tracing anything. Nothing here unpickles. PJRT's
-bytes are machine code and its description: they are opened only after their digest was checked against the manifest,
-and from a remote store only where the manifest is signed (reliability: P3, P12, P15).
+An executable is opened from PJRT's own serialisation, and run without tracing. Nothing here unpickles. PJRT's bytes are
+machine code and its description. They are opened only after their digest was checked against the manifest, and from a
+remote store only if the manifest is signed (reliability: P3, P12, P15).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class LoadedProgram:
-    """One program of a bundle, ready to run. `header` says what it takes and gives."""
+    """One program of a bundle, ready to run. `header` describes its inputs and outputs."""
 
     def __init__(
         self,
@@ -39,10 +39,11 @@ class LoadedProgram:
         devices: Sequence[Any],
         compilations: CompilationCounter,
     ) -> None:
-        """Read a file of the bundle; `name` is for people. Open the native section where it is of this JAX and of
-        `host`'s platform; else compile the portable one for its `devices`, and count it.
+        """Load a file of the bundle; `name` is for messages.
 
-        `native` says which it was. Raises ArtifactError when neither can be opened.
+        The native section is opened if it is of this JAX and of `host`'s platform. Otherwise the portable one is
+        compiled for its `devices`, and counted. `native` says which it was. Raises ArtifactError if neither can be
+        opened.
         """
         source = f"{bundle.path}: {name}"
         bundle.files.require_native(name)
@@ -61,7 +62,6 @@ class LoadedProgram:
             self._run = built.runtime_executable()
 
     def run(self, arguments: Sequence[Any]) -> list[Any]:
-        """Outputs, as arrays on the devices. Donated arguments are gone afterwards."""
         parts = self._run.execute_sharded(arguments).disassemble_into_single_device_arrays()
         if len(self._mesh.devices) == 1:
             return [part[0] for part in parts]
@@ -81,7 +81,7 @@ def _open_native(host: PlatformHost, data: memoryview, devices: Sequence[Any], s
 
 
 def mesh_of(devices: Sequence[Any]) -> Any:
-    """The mesh of one axis over which graphs are sharded."""
+    """The one-axis mesh over which graphs are sharded."""
     import numpy as np
     from jax.sharding import Mesh
 
@@ -89,7 +89,7 @@ def mesh_of(devices: Sequence[Any]) -> Any:
 
 
 def sharding_of(mesh: Any, tensor: Tensor) -> Any:
-    """Where a tensor's parts lie."""
+    """The sharding of a tensor."""
     from jax.sharding import NamedSharding, PartitionSpec
 
     return NamedSharding(mesh, PartitionSpec(*tensor.dims))
@@ -102,10 +102,9 @@ def compile_exported(
     source: str,
     options: Mapping[str, str | int | bool] = MappingProxyType({}),
 ) -> Any:
-    """Compile a portable program for `devices` (of this host, or only described) with XLA's `options`:
-    jax.stages.Compiled.
+    """Compile a portable program for real or described `devices` with XLA's `options`: jax.stages.Compiled.
 
-    Raises ArtifactError when this JAX cannot read the blob.
+    Raises ArtifactError if this JAX cannot read the blob.
     """
     import jax
     from jax import export

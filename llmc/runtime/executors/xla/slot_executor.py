@@ -1,9 +1,9 @@
-"""Steps over a cache that stays on the device, for XLA's programs, whoever compiled them.
+"""Steps over a cache that stays on the device, for all compilers of XLA's programs.
 
-The cache of all slots lies on the device, one array for each of `CacheShape.groups`: keys or values [layers, slots,
-kv_heads, places, head_dim], states [layers, slots, …], sized when the bundle was compiled. A step takes them, writes
-the live rows' live tokens and states into their slots, and gives them back in place; a larger bucket reads more tokens.
-What else happens to slots (copies, import, export, poison) are programs of the bundle, too.
+The cache of all slots is on the device, one array for each of `CacheShape.groups`: keys or values [layers, slots,
+kv_heads, token slots, head_dim], states [layers, slots, …], sized at compile time. A step takes them, writes the live
+rows' live tokens and states into their slots, and returns them in place; a larger bucket reads more tokens. Other slot
+operations (copies, import, export, NaN fill) are also programs of the bundle.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float32]
 STEP_INPUTS = 4
-"""Of a step before the cache: token ids, past lengths, new lengths and slots; adapters are behind them."""
+"""A step's inputs before the cache: token ids, past lengths, new lengths and slots; adapters come after them."""
 SLOT_PROGRAMS = ("slot_copy", "slot_fill", "slot_read", "slot_write")
 
 
@@ -41,21 +41,21 @@ class SlotProgram(Protocol):
     """A program that is ready to run."""
 
     header: StepHeader
-    """What it takes and gives."""
+    """Its inputs and outputs."""
     native: bool
-    """Whether it was opened as it is, and not compiled here."""
+    """Whether it was opened from native code, not compiled here."""
 
     def run(self, arguments: Sequence[Any]) -> list[Any]:
-        """Outputs, as arrays on the device. Donated arguments are gone afterwards."""
+        """Outputs, as arrays on the devices. Donated arguments are invalid afterwards."""
 
 
 class SlotExecutor(StaticExecutor):
-    """See the module's docstring. A subclass calls `_begin` when it can load programs."""
+    """Runs steps and slot operations as programs. A subclass calls `_begin` once it can load programs."""
 
     _arrays: DeviceArrays
 
     def _begin(self, arrays: DeviceArrays) -> None:
-        """Load the programs that work on slots, and make the cache."""
+        """Load the programs that work on slots, and allocate the cache."""
         self._arrays = arrays
         self._programs: dict[str, SlotProgram] = {}
         for file in SLOT_PROGRAMS:
@@ -71,7 +71,7 @@ class SlotExecutor(StaticExecutor):
         _, held, *_ = cache[0].shape
         if self.slots > held:
             raise InputError(
-                f"{self.bundle.path}: its cache holds {held} sequences, asked for {self.slots}; compile it with "
+                f"{self.bundle.path}: its cache holds {held} sequences, {self.slots} were requested; compile it with "
                 f"--cache-slots {self.slots}"
             )
         whole = (t.shape[3] for like, t in zip(self._likes, cache, strict=True) if like.kind == "kv" and not like.ring)
@@ -85,24 +85,24 @@ class SlotExecutor(StaticExecutor):
 
     @abstractmethod
     def _load(self, file: str, name: str) -> SlotProgram:
-        """The program in one of the bundle's files; `name` is for people."""
+        """The program in one of the bundle's files; `name` is for messages."""
 
     def warm(self, steps: list[tuple[str, int, int, int]]) -> None:
-        """Open the named executables; the others open when first needed.
+        """Open the named executables; the others open on first use.
 
-        Where they have to be compiled here, all are, so that none is compiled while a request waits for it.
+        If they must be compiled here, all are, so that none is compiled while a request waits for it.
         """
         if not self._native:
             self.open_all()
         super().warm(steps)
 
     def run(self, step: Step) -> Array:
-        """One step at the executable's shape; dummy rows write nothing."""
+        """Run a step at the executable's shape; dummy rows write nothing."""
         self._run(step)
         return self.logits()
 
     def run_top(self, step: Step) -> TopLogits:
-        """As `run`; XLA's top-k puts the lower id first where values are equal."""
+        """Run a step and return the top logits; XLA's top-k orders ties by lower id."""
         self._require_top()
         self._run(step)
         values, ids = map(self._arrays.fetch, self._outputs[1:3])
@@ -135,7 +135,7 @@ class SlotExecutor(StaticExecutor):
         self._held.copied(source, target, length)
 
     def export_prefix(self, slot: int, length: int) -> list[Array]:
-        """The first `length` tokens of the slot, in float32; of a ring, zeros before the last window."""
+        """The first `length` tokens of the slot in float32; of a ring buffer, zeros before the last window."""
         self._held.require(slot, length)
         built = self._slot_programs["slot_read"].run([*self._cache, *self._numbers(slot)])
         rows = [self._arrays.fetch(r).astype(np.float32) for r in built]
@@ -146,7 +146,7 @@ class SlotExecutor(StaticExecutor):
         return [rows[group][index] for group, index in self._shape.offsets]
 
     def import_prefix(self, slot: int, prefix: list[Array]) -> None:
-        """Write a slot, rounded to the cache's dtype; in 8 bits, numbers beyond its range are its largest."""
+        """Write a slot, rounded to the cache's dtype; in 8 bits, values out of range are clipped."""
         length = self._check_prefix(prefix, len(self._shape))
         inputs = self._slot_programs["slot_write"].header.inputs[len(self._cache) + 2 :]
         rows = [np.zeros(tensor.shape, dtype_of(tensor.dtype)) for tensor in inputs]
@@ -174,7 +174,7 @@ class SlotExecutor(StaticExecutor):
         self._cache, self._outputs, self._logits = [], [], None
 
     def _open(self, executable: Executable) -> tuple[SlotProgram, list[Any]]:
-        """An executable's program, and the weights that it takes."""
+        """An executable's program and its weights."""
         if executable.blob not in self._bound:
             program = self._programs[executable.blob] = self._load(executable.blob, str(executable))
             inputs = program.header.inputs
@@ -197,7 +197,7 @@ class SlotExecutor(StaticExecutor):
 
 
 def _fill_row(like: CacheTensor, row: NDArray[Any], given: Array, length: int) -> None:
-    """Put a prefix's tensor into a row [heads, places, width], or a state's, rounded as that holds numbers."""
+    """Copy a prefix's tensor into a row [heads, token slots, width], or a state's, rounded to its dtype."""
     from ml_dtypes import finfo
 
     if row.dtype.itemsize == 1:

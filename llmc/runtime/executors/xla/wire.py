@@ -1,6 +1,6 @@
-"""Protocol buffers as bytes: reading the fields of a message, and writing varints.
+"""Protocol buffers as bytes: reading a message's fields, and writing varints.
 
-Only what HLO modules need; nothing is known of any message. Source: protobuf's encoding guide.
+Contains only what HLO modules need, and knows no message types. Source: protobuf's encoding guide.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _SIZES = {FIXED64: 8, FIXED32: 4}
 def fields(message: bytes) -> Iterator[tuple[int, int, int | bytes]]:
     """Number, wire type and value of each field: an integer for varints, bytes for all others.
 
-    Raises IndexError or KeyError for what is no message.
+    Raises IndexError or KeyError for invalid bytes.
     """
     at = 0
     while at < len(message):
@@ -29,13 +29,13 @@ def fields(message: bytes) -> Iterator[tuple[int, int, int | bytes]]:
         else:
             size = _SIZES[kind]
         if at + size > len(message):
-            raise IndexError("a field ends behind its message")
+            raise IndexError("a field ends after its message")
         yield tag >> 3, kind, message[at : at + size]
         at += size
 
 
 def field(number: int, value: int | bytes, kind: int | None = None) -> bytes:
-    """A field; `kind` is its wire type, a varint or bytes as the value is where it is left out."""
+    """Encode a field; the wire type `kind` defaults to varint for an integer and bytes otherwise."""
     kind = kind if kind is not None else VARINT if isinstance(value, int) else BYTES
     tag = varint(number << 3 | kind)
     if isinstance(value, int):
@@ -52,7 +52,7 @@ def varints(data: bytes) -> Iterator[int]:
 
 
 def varint(value: int) -> bytes:
-    """A number."""
+    """Encode a number."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

@@ -194,7 +194,7 @@ def test_a_flag_for_another_mode_leaves_the_recipes_alone_and_says_so(
     with caplog.at_level(logging.WARNING):
         opened = Bundle.open(mine)
         assert location(Bundle(opened.files, opened.settings), "torch.compile") is None
-    assert "its recipes are for the mode PyTorch eager mode, of no use in torch.compile" in caplog.text
+    assert "its recipes are for the mode PyTorch eager mode and do not work in torch.compile" in caplog.text
 
 
 def test_the_pinned_cache_is_used_whatever_is_requested(host: Host, finish: Finish, mine: Path) -> None:
@@ -234,7 +234,7 @@ def test_recipes_that_the_bridge_does_not_find_are_warned_of(
             assert start(mine)[0]
     finally:
         card.VERSION = before
-    assert "graphs were compiled at this start, though the bundle has recipes" in caplog.text
+    assert "graphs were compiled at this start although the bundle has recipes" in caplog.text
 
 
 @full

@@ -25,7 +25,7 @@ def test_a_bundle_is_portable_runs_on_this_cpu_and_says_what_is_left(bundle: Pat
     assert {item.state for item in opened.manifest.executables} == {"portable"}
     assert "NVIDIA card, and torch 2.11 to 2.13" in str(opened.manifest.options["remaining"])
     executor = open_executor(opened)
-    assert executor.capabilities.in_place_of == "NVIDIA card"
+    assert executor.capabilities.in_place_of == "NVIDIA GPU"
     executor.close()
 
 

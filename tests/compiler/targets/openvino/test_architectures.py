@@ -166,7 +166,7 @@ def test_a_token_is_not_taken_back_out_of_a_state(executor: Executor) -> None:
     ):  # fmt: skip
         with pytest.raises(InputError, match="slot 0 holds the states after 3 tokens"):
             call()
-    with pytest.raises(InputError, match="its model keeps states"):
+    with pytest.raises(InputError, match="its model has recurrent state"):
         executor.import_prefix(1, executor.export_prefix(0, 3))
 
 

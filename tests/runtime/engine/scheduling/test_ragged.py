@@ -190,7 +190,7 @@ class TestPool:
     def test_what_can_never_fit_is_refused(self) -> None:
         w = watched(cache_tokens=64, block_tokens=16)
         with pytest.raises(
-            InputError, match="prompt of 60 tokens and its answer take 65 tokens; the KV cache holds 64"
+            InputError, match="prompt of 60 tokens and its output take 65 tokens; the KV cache holds 64"
         ):
             w.scheduler.add(0, [0] * 60, budget=6)
         w.add(0, [0] * 60, budget=5)

@@ -137,7 +137,7 @@ def test_a_release_without_compile_only_mode_compiles_when_a_graph_runs_first(
     executor = on_card()
     shape = PLAN.prompt[0]
     executor.warm([(shape.phase, shape.batch, shape.query, shape.context)])
-    assert "has no PT_COMPILE_ONLY_MODE: graphs are compiled when they run first" in caplog.text
+    assert "has no PT_COMPILE_ONLY_MODE: graphs are compiled on their first run" in caplog.text
     assert not [name for name in executor.compilations.at_open if "prompt" in name and "batch" in name]
     executor.run(pad(shape, [0], [[1]], [0]))
     assert f"hpu: {executor.bundle.executable('prompt', 1, 4, 0)}" in executor.compilations.at_open

@@ -67,7 +67,7 @@ def test_the_mode_is_what_the_environment_says(environment: dict[str, str], mode
 
 def test_a_host_without_a_card_runs_on_the_cpu_and_says_so(bundle: Path) -> None:
     executor = open_executor(Bundle.open(bundle), slots=2, threads=1)
-    assert executor.capabilities.in_place_of == "NVIDIA card"
+    assert executor.capabilities.in_place_of == "NVIDIA GPU"
     assert prefill(executor, 0, [1, 2]).any()
     executor.close()
 
@@ -84,9 +84,7 @@ def test_a_portable_half_is_opened_on_the_cpu_of_a_host_with_a_card(
 
 def test_too_little_memory_is_named_before_anything_is_loaded(bundle: Path, host: Host) -> None:
     gpu = host(memory=100_000)
-    with pytest.raises(
-        OutOfDeviceMemoryError, match=r"of card 0 \(weights .*, the cache of one sequence .*\), .* more"
-    ):
+    with pytest.raises(OutOfDeviceMemoryError, match=r"of GPU 0 \(weights .*, the cache of one sequence .*\), .* more"):
         open_executor(Bundle.open(bundle), slots=2, threads=1)
     assert gpu.allocator.reserved == 0
 
@@ -108,7 +106,7 @@ def test_a_torch_without_cuda_on_a_host_with_a_card_is_said(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     executor = open_executor(Bundle.open(bundle), slots=2, threads=1)
     assert type(executor) is InductorExecutor
-    assert "its torch is a build without CUDA: install one with it" in caplog.text
+    assert "its torch was built without CUDA: install one with CUDA" in caplog.text
     executor.close()
 
 

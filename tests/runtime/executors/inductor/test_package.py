@@ -50,7 +50,7 @@ def test_a_header_with_something_else_is_refused(change: dict[str, Any]) -> None
 def test_a_section_that_is_no_package_is_refused_before_torch_sees_it() -> None:
     header = {"device": "cuda", "made_for": HERE, "sizes": NUMBERS, "cache": TEXTS}
     for content in (b"", b"\x7fELF", PACKAGE[:-1]):
-        with pytest.raises(ArtifactError, match="bundle/1: no AOTInductor package of llmc"):
+        with pytest.raises(ArtifactError, match="bundle/1: not an AOTInductor package of llmc"):
             Package.parse(write_envelope(header, {"package": content, "program": b""}, FORM), "bundle/1")
 
 

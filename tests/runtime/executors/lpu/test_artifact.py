@@ -30,20 +30,20 @@ def test_it_is_read_as_it_was_written(lpu: LpuHost) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"[]", "is no JSON"),
-        (b"\xff", "is no JSON"),
+        (b"[]", "is not JSON"),
+        (b"\xff", "is not JSON"),
         (fields(format=2), "is not of format 1"),
         (fields(devices=3), "says 3 devices"),
         (fields(devices=0), "says 0 devices"),
         (fields(max_length=1), "max_length 1"),
-        (fields(devices=True), "has not the members"),
-        (fields(hyperdex=None), "has not the members"),
-        (fields(more=1), "has not the members"),
+        (fields(devices=True), "lacks members of its format"),
+        (fields(hyperdex=None), "lacks members of its format"),
+        (fields(more=1), "lacks members of its format"),
         *[
-            (fields(files={path: "lpu.00000"}), "no place in a folder")
+            (fields(files={path: "lpu.00000"}), "not a relative path within a folder")
             for path in ("../x", "/etc/passwd", "a/../../x", "", "a//b", "a/", ".hidden", "a\nb", "é")
         ],
-        (fields(files={"a": 1}), "no place in a folder"),
+        (fields(files={"a": 1}), "not a relative path within a folder"),
     ],
 )
 def test_anything_else_is_refused(lpu: LpuHost, data: Any, message: str) -> None:

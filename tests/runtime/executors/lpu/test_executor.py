@@ -104,7 +104,7 @@ def test_gpus_prefill_where_they_are_requested(lpu: LpuHost) -> None:
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"num_lpu_devices": 4}, ArtifactError, "compiled for 2 LPUs, and NUM_LPU_DEVICES is 4; set that to 2"),
+        ({"num_lpu_devices": 4}, ArtifactError, "compiled for 2 LPUs, but NUM_LPU_DEVICES is 4; set that to 2"),
         ({"num_gpu_devices": 3}, DeviceError, r"HyperDex failed \(open\): .* 4 LPUs and 2 GPUs found"),
         (
             {"hyperdex_python": None},
@@ -149,7 +149,7 @@ def test_an_artifact_of_another_version_is_refused(lpu: LpuHost, tmp_path: Path)
         ("kill:import", r"was killed by signal 9 \(SIGKILL\) \(open\); run hyperdex-reset before"),
         ("error:from_pretrained", r"failed \(open\): RuntimeError: Failed to make network connection table. Its log: "),
         ("exit:from_pretrained", r"failed \(open\): SystemExit: 7"),
-        ("babble:from_pretrained", r"gave no answer but b'not JSON' \(open\)"),
+        ("babble:from_pretrained", r"gave the invalid answer b'not JSON' \(open\)"),
         ("hang:import", r"did not answer within 0.5 seconds \(open\) and was ended"),
     ],
 )

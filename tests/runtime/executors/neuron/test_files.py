@@ -54,7 +54,7 @@ def test_what_it_takes_and_gives_is_read() -> None:
         ("f32[3,40]", "f64[3,40]", "elements of type 12"),
         ("s32[2]", "s64[2]", "elements of type 5"),
         ("f32[3,40]{1,0}", "f32[3,<=40]{1,0}", "dynamic dimension"),
-        ("{1}: (1, {}, may-alias)", "{0}: (1, {}, may-alias)", "output 0 does not fit where input 1 lies"),
+        ("{1}: (1, {}, may-alias)", "{0}: (1, {}, may-alias)", "output 0 does not fit the memory of input 1"),
     ],
 )  # fmt: skip
 def test_what_a_neuron_core_or_this_process_must_not_be_given_is_refused(was: str, then: str, message: str) -> None:

@@ -200,7 +200,7 @@ def test_an_executable_of_another_shape_is_refused(compiled: Compile) -> None:
 
     edit_manifest(bundle, swap)
     executor = open_executor(Bundle.open(bundle), slots=SLOTS, threads=1)
-    with pytest.raises(ArtifactError, match=r"is no model of that shape: it takes .*compile again"):
+    with pytest.raises(ArtifactError, match=r"is not a model of that shape: it takes .*compile again"):
         executor.open_all()
     executor.close()
 

@@ -138,8 +138,8 @@ def test_without_a_card_the_cpu_opens_its_portable_programs_and_the_log_says_so(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with caplog.at_level(logging.WARNING), unoptimised():
         executor = open_started(Bundle.open(bundle), EngineOptions())
-    assert (executor.capabilities.in_place_of, card.loaded) == ("NVIDIA card", 0)
-    assert "compiled for cuda:h100, and this host has no NVIDIA card: it is opened on the CPU" in caplog.text
+    assert (executor.capabilities.in_place_of, card.loaded) == ("NVIDIA GPU", 0)
+    assert "compiled for cuda:h100, and this host has no NVIDIA GPU: it is opened on the CPU" in caplog.text
     executor.close()
 
 
@@ -174,7 +174,7 @@ def test_a_card_that_cannot_run_it_is_named_before_anything_is_loaded(
 def test_more_cards_than_the_host_has_are_named(
     bundle: Path, card: xla_gpu.FakeCudaHost, changed: Callable[..., Bundle]
 ) -> None:
-    with pytest.raises(DeviceError, match="needs 2 NVIDIA cards, this process has 1"):
+    with pytest.raises(DeviceError, match="needs 2 NVIDIA GPUs, this process has 1"):
         card.require(changed(tensor_parallel=2))
 
 
@@ -213,7 +213,7 @@ def test_the_memory_of_a_client_that_runs_already_is_what_its_pool_has_free(
 def test_a_manifest_that_does_not_say_what_it_needs_is_refused(
     changed: Callable[..., Bundle], damage: dict[str, Any]
 ) -> None:
-    with pytest.raises(ArtifactError, match="does not say for which card"):
+    with pytest.raises(ArtifactError, match="does not name its GPU"):
         needs_of(changed(**damage))
 
 
