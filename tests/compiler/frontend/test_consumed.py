@@ -111,7 +111,7 @@ def test_a_key_that_nothing_reads_is_refused_by_name(folder: Path, left: str, me
     change_config(folder, **members)
     with pytest.raises(CheckpointError, match="nothing reads in architecture 'llama'") as caught:
         require_consumed(open_checkpoint(folder))
-    assert f"the configuration says {left}, which" in str(caught.value)
+    assert f"the configuration has {left}, which" in str(caught.value)
     assert "take it out of config.json" in str(caught.value)
 
 
