@@ -5,7 +5,8 @@ and the body of `if TYPE_CHECKING:`. Comments, docstrings, blank lines, quotes, 
 unchanged, and any other edit changes it. People can forget to raise a version number; a digest cannot be forgotten.
 
 It is the same under every version of Python that llmc supports. Fields that a later version added are empty in sources
-for an earlier one, and empty fields are left out, as are the empty pieces that Python 3.12 adds to f-strings.
+for an earlier one, and empty fields are left out. The empty pieces that Python 3.12 adds to f-strings are left out as
+well.
 
 Parsing takes most of the time. A record in llmc's cache folder, or in the user's where others may write to that, stores
 the facts by the sha256 of the file:

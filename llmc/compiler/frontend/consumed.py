@@ -1,8 +1,8 @@
 """Check that every tensor and key of a checkpoint is read: an unread one shows that the model is a different one.
 
 Verification would miss the error, because the same transformers code builds the reference from the same configuration.
-The architectures list the keys that are read and those that change no number (architectures/). Any other key or tensor
-is refused by name. A key that is null switches nothing on.
+The architectures list the keys that are read and those without effect (architectures/). Any other key or tensor is
+refused by name. A key that is null switches nothing on.
 
 Duplicate facts have to agree: a configuration with its own lists, and with the tensors next to it. Otherwise the model
 would not fit the tensors or would compute other numbers, and the first error would name neither. Only file headers and
@@ -125,8 +125,8 @@ def require_consumed(checkpoint: Checkpoint) -> None:
     if keys:
         raise CheckpointError(
             f"{checkpoint.path}: the configuration has {_shown(keys)}, which nothing reads in architecture "
-            f"{checkpoint.config['model_type']!r}, and which could make it another model; if that changes no number, "
-            "take it out of config.json; otherwise the model is not supported"
+            f"{checkpoint.config['model_type']!r}, and which could make it another model; if it does not affect "
+            "results, take it out of config.json; otherwise the model is not supported"
         )
     needed = tensor_names(checkpoint.config)
     computed = (*COMPUTED, *architecture(checkpoint.config).computed)

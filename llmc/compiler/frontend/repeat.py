@@ -13,10 +13,10 @@ each traced layer instead of each layer.
 
 Layers that differ only in their weights are of one kind, and a few of each kind are traced.
 
-A layer's kind is derived from its module: classes and names of everything in it, every attribute but its index, names,
-shapes and dtypes of its parameters, and its entry in each list of the configuration with one entry per layer. A layer
-with anything that cannot be compared this way (buffers, tensors in attributes, shared parameters, objects without a
-value) has no kind, and the model is traced whole.
+A layer's kind covers classes, names and attributes in its module, except its index. It also covers names, shapes and
+dtypes of its parameters, and its entries in the configuration's lists with one entry per layer. Buffers, tensors in
+attributes, shared parameters and objects without a value cannot be compared. A layer with one of these has no kind, and
+the model is traced whole.
 """
 
 from __future__ import annotations

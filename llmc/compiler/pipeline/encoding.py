@@ -252,7 +252,7 @@ class _Walk(LookupStages):
             if kind != EXECUTABLE:
                 raise
             self.why.append(str(missing))
-            return None  # type: ignore[return-value] # nothing is made of an executable but the bundle
+            return None  # type: ignore[return-value] # only the bundle uses an executable
         self.why += [None] if kind == EXECUTABLE else []
         return entry
 

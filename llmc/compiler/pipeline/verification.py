@@ -1,8 +1,8 @@
 """Verification as cached stages of a compile, over a draft of the bundle.
 
 Its parts are buckets (at least one per executable), greedy texts, and the accuracy over a text. The key of a bucket's
-outcome has the digests of its executable, of the shared files, of the reference, and of the executables that compute
-the past that it continues, with the libraries and the instruction set. For a plan with one more decode bucket, only
+outcome has the digests of its executable, the shared files and the reference, the libraries and the instruction set. It
+also has the digests of the executables that compute the continued past. For a plan with one more decode bucket, only
 that bucket and the parts over the whole bundle run again.
 
 Outcomes and the reference's predictions may come from elsewhere; the record says where (local/origins.py).

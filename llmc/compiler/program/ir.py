@@ -1,9 +1,9 @@
 """The graph language between the traced program and a target: single assignment, no weights, no framework.
 
-A `Value` is a tensor with a name, a dtype and a shape whose dimensions are ints or expressions in the symbols B
-(batch), Q (new tokens per row) and S (cache length), written as strings. A `Node` applies an operator to its inputs.
-Operators have the names of ATen without the overload (`linear`, `mul`, `silu` …), or are the fused operators of
-`fuse.py`. Weights are values listed in `Graph.weights`; computed tables are in `Graph.tables`.
+A `Value` is a tensor with a name, a dtype and a shape. Dimensions are ints, or strings with expressions in the symbols
+B (batch), Q (new tokens per row) and S (cache length). A `Node` applies an operator to its inputs. Operators have the
+names of ATen without the overload (`linear`, `mul`, `silu` …), or are the fused operators of `fuse.py`. Weights are
+values listed in `Graph.weights`; computed tables are in `Graph.tables`.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 A traced program is a straight line of ATen operators whose sizes are arithmetic over B, Q and S. Specialising walks it
 once over tensors without storage. Sizes become the bucket's numbers. Size arithmetic and the guards that tracing
 recorded are evaluated; a guard that fails is an error. Operators that change nothing or repeat an earlier one are
-dropped, recurrent operators are expanded, and each remaining tensor gets the shape and strides it has at this size.
-Tracing also assumes without a guard that no size is 1. Tests check this: they find the same operators in a fresh static
-trace of every supported architecture. Verification checks it as well.
+dropped, and recurrent operators are expanded. Each remaining tensor gets its shape and strides at this size. Tracing
+also assumes without a guard that no size is 1. Tests check this: they find the same operators in a fresh static trace
+of every supported architecture. Verification checks it as well.
 
 The graph stays torch's own model.json (runtime/portable_program.py), which torch.export.load accepts.
 

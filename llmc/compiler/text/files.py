@@ -1,9 +1,9 @@
 """Tokenizer and chat template of a checkpoint, as files of a bundle; large vocabularies also get an index.
 
-The index (runtime/text/vocabulary.py has its format) works only for byte-level BPE, whose decoder joins bytes, and
-where each token of a word is a substring of it. It does not work where a word is altered before its lookup (prefixes
-and suffixes of subwords, dropout), where bytes stand in for tokens, or where added tokens swallow spaces or match
-normalised text. Tokenizer and index must encode a sample of texts identically.
+runtime/text/vocabulary.py has the format of the index, which works only for byte-level BPE, whose decoder joins bytes
+and whose tokens are substrings of words. It does not work where a word is altered before its lookup (prefixes and
+suffixes of subwords, dropout) or where bytes stand in for tokens. It does not work where added tokens swallow spaces or
+match normalised text either. Tokenizer and index must encode a sample of texts identically.
 """
 
 from __future__ import annotations

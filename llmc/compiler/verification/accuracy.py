@@ -1,11 +1,11 @@
 """The accuracy of a bundle: how close its predictions are to the reference's over the text of texts.py.
 
 The text is teacher-forced: whatever a bundle predicts, the next token is the text's. The first FIRST tokens of a window
-are a prompt, and the others are decoded one by one, several windows at once, in the buckets that an engine would
+are a prompt, and the others are decoded one by one. Several windows run at once, in the buckets that an engine would
 choose. An executor that scores every token of a step takes the first half of each window as a prompt, which covers both
-phases. All executors read the same positions, if the plan permits, and so give comparable figures. Portable
-executables, which a host replays operator by operator, read only the last PORTABLE positions of each part of the text,
-with the tokens before them as a prompt.
+phases. All executors read the same positions, if the plan permits, and so give comparable figures. A host replays
+portable executables operator by operator. They read only the last PORTABLE positions of each part of the text, with the
+tokens before them as a prompt.
 """
 
 from __future__ import annotations

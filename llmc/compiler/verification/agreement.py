@@ -1,7 +1,7 @@
 """Verify a finished bundle: its executables give the results of the portable ones that they were built from.
 
 No checkpoint is needed: the portable executables, which were verified against the reference model, are the reference.
-Both replay the same steps, over the same past, with NaN in the unused cache and random pad tokens, and must agree
+Both replay the same steps over the same past, with NaN in the unused cache and random pad tokens. They must agree
 within the limits of the bundle's formats.
 """
 

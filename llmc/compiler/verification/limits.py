@@ -2,9 +2,9 @@
 
 Each format of a bundle adds its own error. Small independent errors of logits add up in the divergence: the limits of a
 bundle are the sums of its formats' allowances. The reasons are figures over the text of texts.py (475 positions of
-SmolLM2-135M: mean KL in nats to float32, and top-1 agreement). A limit is two to eight times such a figure (forty times
-for f16, because devices sum in different precisions), because other models and kernels are less exact. The multiples
-are a choice; only this model was measured.
+SmolLM2-135M: mean KL in nats to float32, and top-1 agreement). A limit is two to eight times such a figure, because
+other models and kernels are less exact. For f16 it is forty times, because devices sum in different precisions. The
+multiples are a choice; only this model was measured.
 """
 
 from __future__ import annotations

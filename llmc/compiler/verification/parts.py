@@ -1,9 +1,9 @@
 """The parts of verification. They depend only on the plan and the model's size, and are the same on every host.
 
 Greedy texts, the accuracy over a text, every executable, and the smallest and largest bucket of each phase always run.
-Sampled buckets run a second time with another fill of the unused cache, as long as all runs of buckets, and the steps
-that make a past longer than the longest prompt, stay within BUDGET; the smallest bucket of each phase always does.
-Beyond the budget, sampled buckets whose executables other buckets run are skipped.
+Sampled buckets run a second time with another fill of the unused cache, as long as the work stays within BUDGET. It
+counts all runs of buckets, and the steps for a past beyond the longest prompt. The smallest bucket of each phase always
+runs twice. Beyond the budget, sampled buckets whose executables other buckets run are skipped.
 
 Outcomes come from the store, which others may have written: `readable` checks their form.
 """

@@ -2,10 +2,10 @@
 
 Probes are short prompts that the reference continues greedily. They are cut to leave even a short plan room for the
 continuation. Lengths and continuations are ragged: a batch of probes shrinks from its first slot on, which makes the
-sequences behind it move. One long sequence (passages.py) reaches the plan's long buckets. It goes to the end of what
-the plan allows, as far as the reference runs so many tokens within REFERENCE_WORK (2,048 within LONGEST_WORK), and in
-any case beyond a sliding window and the positions that rotary scaling begins at. Texts are llmc's own; a checkpoint
-without a tokenizer gets pseudo-random ids.
+sequences behind it move. One long sequence (passages.py) reaches the plan's long buckets. It is as long as the plan
+allows and the reference can run within REFERENCE_WORK (2,048 tokens within LONGEST_WORK). It always goes beyond a
+sliding window and the positions where rotary scaling begins. Texts are llmc's own; a checkpoint without a tokenizer
+gets pseudo-random ids.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Verify an assembled bundle: right numbers from every executable, and no influence of padding.
 
-Each executable runs, at a bucket that it serves, over ragged rows with NaN in the unused cache and random pad tokens,
-and must agree with the reference. The past of every row is cut from the longest prompt's past. That prompt runs alone
+Each executable runs at a bucket that it serves and must agree with the reference. Its rows are ragged, with NaN in the
+unused cache and random pad tokens. The past of every row is cut from the longest prompt's past. That prompt runs alone
 in its step where steps are not padded; a bucket's own run of it then serves as well. With selectable adapters, each row
 has another one and must agree with the model that this one is merged into; each bucket runs with all of them. Sampled
 buckets run again, with large numbers in the unused cache and with other pad tokens; both runs must agree. The serving

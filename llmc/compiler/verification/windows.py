@@ -1,6 +1,6 @@
 """Windows of the text of texts.py, and the reference's predictions after their tokens.
 
-A window is one sequence of a part of the text, as long as the plan allows and at most an equal share of TOKENS, of
+A window is one sequence of a part of the text, as long as the plan allows. A part has an equal share of TOKENS, or of
 fewer for a large model (`text_tokens`). Its positions start at the FIRST-th token. A prediction [V] is kept as gaps:
 how far each logit lies below the largest, in steps of STEP nats, 16 bits a token. Rounding to a step has variance STEP²
 / 12. That adds half as much to a divergence, about 1e-8 nats, and moves a larger one by a thousandth. Large

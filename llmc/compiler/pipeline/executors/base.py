@@ -55,7 +55,7 @@ class CompileWork:
 
 
 class CompileExecutor(ABC):
-    """Compiles executables in one place."""
+    """Compiles executables, on one host or on a cluster."""
 
     @abstractmethod
     def compile(self, work: CompileWork, shapes: Sequence[Shape], done: Done) -> list[BuiltExecutable]:
