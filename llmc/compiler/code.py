@@ -1,19 +1,20 @@
-"""The component `code` of a key: a digest of the llmc sources that make the result.
+"""The key component `code`: a digest of the llmc sources that produce a result.
 
     code = digest of all that follows, " ", {module without "llmc.", "=", first 12 hex digits of its digest}
 
-The digest of a module is that of its syntax tree (source.py), and of the bytes of files that it looks for beside it.
-So an edit of comments, docstrings or layout keeps all keys, and any other edit of a module that counts changes them.
+A module's digest covers its syntax tree (source.py) and the bytes of files that it looks for in its own folder. Editing
+comments, docstrings or layout keeps all keys. Any other edit of a counted module changes them.
 
-A result is made by functions, methods and classes. What counts is found by reading sources, and imports nothing:
+Functions, methods and classes ("makers") produce a result. Reading sources finds the counted modules, and imports
+nothing:
 
-- the module of each of them, and of every class that its class inherits from, with what those import at their top;
-- what the function, and what it reaches by name in those modules, imports as it runs; of a class, any of its methods;
-- of every module so found all that it imports, anywhere but for type checking. Where it runs stages of its own, only
-  what it imports at its top: what its stages make is in keys by digest;
-- modules that a module names in a string of their own, and those of a package that are imported by name only when they
-  are asked for (by the package itself, or where import_module takes f"llmc.….{name}" or f"{__name__}.{name}");
-- of a target or an executor that another package brings, that whole package, and what it imports of llmc.
+- the module of each maker and of every base class of its class, with their top-level imports;
+- imports inside a function, and inside what it reaches by name in those modules; of a class, inside any of its methods;
+- all imports of every module found this way, except those for type checking. A module that runs stages of its own
+  counts with its top-level imports only, because keys name the results of its stages by digest;
+- modules that a module names in its strings, and modules that a package imports by name on demand (in the package
+  itself, or where import_module takes f"llmc.….{name}" or f"{__name__}.{name}");
+- for a target or an executor of another package: that whole package, and what it imports of llmc.
 
 STOPS are left out.
 """
@@ -35,25 +36,25 @@ from llmc.errors import CompileError
 from llmc.registry import packages
 
 Maker: TypeAlias = "Callable[..., Any] | type | str"
-"""A function, a method, a class, or the name of a module, which stands for all that is in it."""
+"""A function, method or class, or the name of a module, which stands for everything in it."""
 
 ROOT = Path(__file__).parent.parent
 STOPS = {
-    "llmc.artifacts": "moves bytes by digest; a change of how keys or formats are written changes keys or schema",
-    "llmc.cpus": "how many threads run, which changes no key on purpose",
-    "llmc.errors": "words for people",
-    "llmc.settings": "settings that a result depends on are components by value",
-    "llmc.compiler.architectures.shared.caches": "the shape of a cache is a component by value",
-    "llmc.compiler.frontend.consumed": "refuses what nothing would read, and makes nothing",
-    "llmc.compiler.targets.costs": "times are estimated by it, and nothing is made of them",
-    "llmc.runtime.accelerators": "finds the cards of this host for people, and makes nothing",
-    "llmc.compiler.stages": "makes keys and runs what other modules make",
+    "llmc.artifacts": "moves bytes by digest; a change of key or format code changes keys or schema",
+    "llmc.cpus": "sets the number of threads, which no key contains, on purpose",
+    "llmc.errors": "messages for people",
+    "llmc.settings": "keys contain the settings that a result depends on, by value",
+    "llmc.compiler.architectures.shared.caches": "keys contain the cache shape by value",
+    "llmc.compiler.frontend.consumed": "refuses unread tensors and keys, and produces nothing",
+    "llmc.compiler.targets.costs": "estimates times, and produces nothing",
+    "llmc.runtime.accelerators": "reports this host's devices to people, and produces nothing",
+    "llmc.compiler.stages": "builds keys and runs what other modules produce",
 }
 """Modules and packages that change no result, each with the reason."""
 
 
 class Source(NamedTuple):
-    """A module: digest of its source and the files beside it; modules that it imports at its top, and later."""
+    """A module: the digest of its source and its files, its top-level imports, and its later imports."""
 
     digest: str
     at_top: frozenset[str]
@@ -62,13 +63,13 @@ class Source(NamedTuple):
 
 @lru_cache(256)
 def code_digest(*makers: Maker) -> str:
-    """The `code` of a result that these functions, methods and classes make together."""
+    """Digest of the sources that these functions, methods and classes use: the `code` of their common result."""
     return _component(closure(*makers))
 
 
 @cache
 def package_digest() -> str:
-    """Digest of all of llmc's own sources, by their bytes."""
+    """Digest of the bytes of all llmc sources."""
     content = hashlib.sha256()
     for path in sorted(ROOT.rglob("*.py")):
         content.update(
@@ -78,13 +79,13 @@ def package_digest() -> str:
 
 
 def forget() -> None:
-    """Read sources again when they are next asked for."""
+    """Clear the caches, so that the next request reads the sources again."""
     for known in (code_digest, package_digest, source_of, _is_module):
         known.cache_clear()
 
 
 def closure(*makers: Maker) -> list[str]:
-    """The modules whose sources make the result of these makers, sorted."""
+    """List the counted modules of these makers, sorted."""
     found: set[str] = set()
     pending = [module for maker in makers for module in _first(maker)]
     own = {module for maker in makers for module in _own(maker)}
@@ -109,7 +110,7 @@ def stopped(module: str) -> bool:
 
 @cache
 def source_of(module: str) -> Source:
-    """What a module consists of, and imports."""
+    """Digest and imports of a module."""
     if module.partition(".")[0] != "llmc":
         return _package(module)
     path = _path(module)
@@ -126,7 +127,6 @@ def source_of(module: str) -> Source:
 
 
 def _package(name: str) -> Source:
-    """All sources of another package, or module, that brings a target or an executor, and what they import of llmc."""
     found = importlib.util.find_spec(name)
     origin = Path(str(found.origin)) if found is not None and found.origin else None
     if origin is None:
@@ -152,7 +152,7 @@ def _modules_in(package: str) -> set[str]:
 
 
 def _imported(statement: str, package: str) -> str:
-    """The module of an import as source.py writes it, in a module of a package."""
+    """Module of an import in source.py's notation, relative to `package`."""
     module, _, name = statement.partition(":")
     if module.startswith("."):
         module = importlib.util.resolve_name(module, package)
@@ -175,12 +175,12 @@ def _is_module(name: str) -> bool:
 
 def _path(module: str) -> Path:
     at = ROOT.joinpath(*module.split(".")[1:])
-    package = at / "__init__.py"  # a folder alone may be what an older version's compiled modules left
+    package = at / "__init__.py"  # an older version's compiled modules may leave a folder without sources
     return package if package.is_file() else at.with_suffix(".py")
 
 
 def _own(maker: Maker) -> set[str]:
-    """Modules of a maker and of the classes that its class inherits from; of another package, the whole package."""
+    """Modules of a maker and of its class's base classes. Another package counts as a whole."""
     if isinstance(maker, str):
         return set()
     owner = _owner(maker)
@@ -199,7 +199,7 @@ def _owner(maker: Maker) -> type | None:
 
 
 def _first(maker: Maker) -> set[str]:
-    """The imports of a maker's code while it runs, and of all code that it reaches by name in its own modules."""
+    """Imports inside a maker's code, and inside all code that it reaches by name in its own modules."""
     if isinstance(maker, str):
         return {maker if maker.startswith("llmc.") else maker.partition(".")[0]}
     owner, own, found = _owner(maker), _own(maker), set[str]()
@@ -223,7 +223,6 @@ def _first(maker: Maker) -> set[str]:
 
 
 def _functions(value: Any) -> Iterator[FunctionType]:
-    """The functions of a function, method, property or class."""
     if isinstance(value, type):
         for member in vars(value).values():
             if not isinstance(member, type):
@@ -239,7 +238,6 @@ def _functions(value: Any) -> Iterator[FunctionType]:
 
 
 def _names(code: CodeType) -> Iterator[tuple[str, ...]]:
-    """Names that code uses, and those of the code in it."""
     yield code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -1,4 +1,4 @@
-"""The size of a checkpoint's model: from its tensors, or from its configuration if it has no tensors."""
+"""Size of a checkpoint's model: from its tensors, or from its configuration if it has none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def weights_of(checkpoint: Checkpoint) -> list[Weights]:
-    """All weights of a checkpoint's tensors, alike ones together; none of a configuration alone."""
+    """All weights of a checkpoint's tensors, grouped by kind; empty for a configuration alone."""
     found: Counter[tuple[BlockForm | None, bool, bool]] = Counter()
     for name in checkpoint.tensor_names():
         form = checkpoint.stored_form(name) or checkpoint.reordered_form(name)
@@ -27,7 +27,7 @@ def weights_of(checkpoint: Checkpoint) -> list[Weights]:
 
 
 def weights_in(checkpoint: Checkpoint) -> list[Weights]:
-    """`weights_of` a checkpoint; of a configuration alone what its sizes say, and none where it has none."""
+    """`weights_of` a checkpoint; for a configuration alone the weights of its sizes, or none where it has no sizes."""
     found = weights_of(checkpoint)
     if found:
         return found

@@ -1,7 +1,7 @@
-"""The options of a compile: those that all targets share, and those that a target declares itself.
+"""Compile options: those that all targets share, and those that a target declares itself.
 
-A target names its own options as `Option`s (targets/base.py, `options`). From these come the flag, its help, its check,
-the keyword in Python, the key's component and the manifest's entry; nothing above a target knows any of them.
+A target declares its own options as `Option`s (targets/base.py, `options`). The flag, its help and check, the Python
+keyword, the key component and the manifest entry are derived from them. No code above a target knows them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DTYPES = ("auto", "f32", "bf16", "f16")
 VERIFY = ("sample", "all", "none")
 LOCAL = "local"
 EXECUTORS = (LOCAL, "ray")
-"""Where executables are compiled (pipeline/executors/)."""
+"""Names of the executors (pipeline/executors/)."""
 MAX_TOP_K = 256
 
 Value: TypeAlias = bool | int | float | str
@@ -25,18 +25,18 @@ T_co = TypeVar("T_co", bound=Value | None, covariant=True)
 
 
 def flag_of(name: str) -> str:
-    """The flag of an option, or of a keyword: "--group-size" of "group_size"."""
+    """Flag of an option or a keyword: "--group-size" for "group_size"."""
     return "--" + name.replace("_", "-")
 
 
 @dataclass(frozen=True)
 class Option(Generic[T_co]):
-    """An option that only some targets take: its value, `default` where none is given, is a `kind`.
+    """An option that only some targets take: its value is of type `kind`, and `default` where none is given.
 
-    `choices`: all its values, of an option that has a few. `least`: the smallest number. `is_size`: a number of bytes,
-    which the command line takes as in "1G". `shapes_executable`: whether an executable depends on it, so that its key
-    names it; all are in the manifest. `metavar`, `help`: for the command line; `what`: its name in an unknown choice's
-    error.
+    `choices`: all values of an option with a few. `least`: the smallest number. `is_size`: a number of bytes, which the
+    command line takes as in "1G". `shapes_executable`: executables depend on it, which puts it into their keys; the
+    manifest holds all options. `metavar`, `help`: for the command line; `what`: its name in the error for an unknown
+    choice.
     """
 
     name: str
@@ -52,16 +52,16 @@ class Option(Generic[T_co]):
 
     @property
     def flag(self) -> str:
-        """As the command line has it."""
+        """The command-line flag."""
         return flag_of(self.name)
 
     def of(self, options: CompileOptions) -> T_co:
-        """Its value."""
+        """The option's value in `options`."""
         found: T_co = options.own.get(self.name, self.default)  # type: ignore[assignment]
         return found
 
     def check(self, value: Value) -> None:
-        """Raise InputError for a value that it never has, UnknownNameError where it has few."""
+        """Raise InputError for an invalid value, and UnknownNameError for an unknown choice."""
         fits = isinstance(value, (int, float) if self.kind is float else self.kind)
         if not fits or (isinstance(value, bool) and self.kind is not bool):
             raise InputError(f"{self.flag} {value!r} must be of type {self.kind.__name__}")
@@ -74,13 +74,13 @@ class Option(Generic[T_co]):
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """Options of one compile; `None`, and dtype "auto", leave the choice to the target, which says what and why.
+    """Options of one compile; the target decides those that are `None`, and dtype "auto", and says what and why.
 
-    `sample_top_k` (0 … MAX_TOP_K): how many of the largest logits, with their ids, graphs return beside all of them.
-    `executor`: where executables are compiled, `jobs` at once; of a cluster its `address`, and the bytes of memory that
-    one executable takes there. `own`: what was given of the options that targets declare, by name; `of` and `changed`
-    put each where it belongs, and `Target.configure` checks them. Raises UnknownNameError, listing the known names, for
-    an unknown name, and InputError for a number out of range.
+    `sample_top_k` (0 … MAX_TOP_K): how many of the largest logits, with their ids, graphs return next to all of them.
+    `executor`: where executables are compiled, `jobs` at once; of a cluster its `address`, and the memory in bytes that
+    one executable takes there. `own`: given values of options that targets declare, by name. `of` and `changed` sort
+    options into shared and own ones, and `Target.configure` checks them. Raises UnknownNameError, listing the known
+    names, for an unknown name, and InputError for a number out of range.
     """
 
     device: str = "cpu"
@@ -112,22 +112,22 @@ class CompileOptions:
 
     @classmethod
     def of(cls, device: str = "cpu", **given: Any) -> CompileOptions:
-        """For `device`, with shared options and targets' own ones by name; None stands for not given."""
+        """Options for `device` from shared options and targets' own ones by name; None stands for not given."""
         return cls(device).changed(**given)
 
     def changed(self, **given: Any) -> CompileOptions:
-        """With these instead, shared and own ones alike; None takes an own one away."""
+        """Copy with these values, shared and own ones alike; None removes an own one."""
         shared = {name: value for name, value in given.items() if name in SHARED}
         own = {name: value for name, value in {**self.own, **given}.items() if name not in SHARED and value is not None}
         return replace(self, **shared, own=own)
 
     def get(self, name: str) -> Value | None:
-        """The given value of an option by name, shared or own; None if none was given."""
+        """Given value of an option by name, shared or own; None if none was given."""
         found: Value | None = getattr(self, name) if name in SHARED else self.own.get(name)
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """All by name, side by side, as `of` takes them."""
+        """All options by name, in one level, as `of` takes them."""
         found = asdict(self)
         own: dict[str, Any] = found.pop("own")
         return found | own
@@ -138,9 +138,9 @@ class CompileOptions:
         return {**({"sample_top_k": self.sample_top_k} if self.sample_top_k else {}), **self.own}
 
     def require_vocabulary(self, model: str, size: int) -> None:
-        """Raise InputError when more top logits are asked for than `model` has tokens."""
+        """Raise InputError when more top logits are requested than `model` has tokens."""
         if self.sample_top_k > size:
-            raise InputError(f"--sample-top-k {self.sample_top_k}: {model} has {size} tokens; ask for at most as many")
+            raise InputError(f"--sample-top-k {self.sample_top_k}: {model} has {size} tokens; request at most as many")
 
 
 SHARED = tuple(f.name for f in fields(CompileOptions) if f.name != "own")
@@ -148,8 +148,10 @@ SHARED = tuple(f.name for f in fields(CompileOptions) if f.name != "own")
 
 
 class UnfitError(CompileError):
-    """The chosen options do not fit the model: `why`. `instead`: options that fit. If the user did not request the
-    options that do not fit, a compile continues with `instead` and says why."""
+    """The chosen options do not fit the model: `why`. `instead`: options that fit.
+
+    If the user did not request the options that do not fit, a compile continues with `instead` and says why.
+    """
 
     def __init__(self, why: str, advice: str, **instead: Any) -> None:
         super().__init__(f"{why}; {advice}")

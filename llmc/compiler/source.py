@@ -1,18 +1,19 @@
-"""What a Python source says, whatever its layout: a digest of its syntax tree, the imports and the names in it.
+"""Facts about a Python source, whatever its layout: a digest of its syntax tree, its imports and the names in it.
 
 The digest covers every statement except those without effect: docstrings and other constants that stand alone, `pass`,
-and what is under `if TYPE_CHECKING:`. So comments, docstrings, blank lines, quotes, parentheses and line breaks leave
-it as it is, and any other edit changes it. A version number that people raise could be forgotten; a digest cannot.
+and the body of `if TYPE_CHECKING:`. Comments, docstrings, blank lines, quotes, parentheses and line breaks leave it
+unchanged, and any other edit changes it. People can forget to raise a version number; a digest cannot be forgotten.
 
 It is the same under every version of Python that llmc supports. Fields that a later version added are empty in sources
-for an earlier one, and empty fields are left out, as are the empty pieces that Python 3.12 puts into f-strings.
+for an earlier one, and empty fields are left out. The empty pieces that Python 3.12 adds to f-strings are left out as
+well.
 
-Parsing takes most of the time. A record in llmc's cache folder, or in the user's where others may write to that, has
-what was read, by the sha256 of the file:
+Parsing takes most of the time. A record in llmc's cache folder, or in the user's where others may write to that, stores
+the facts by the sha256 of the file:
 
     record = {"reader": sha256 of this module's source, "sources": {sha256 of a source: the fields of Facts}}
 
-An entry depends on nothing but the bytes that name it, so it cannot be out of date.
+An entry depends only on the bytes that name it, and cannot be out of date.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from llmc.artifacts.ownership import is_own, own_cache
 
 RECORD = "sources.json"
 MAX_SOURCES = 4096
-"""Sources of a record; it starts afresh beyond them."""
+"""Sources in a record; beyond them it starts afresh."""
 MAX_BYTES = 16 << 20
 _MODULE = re.compile(r"llmc(\.\w+)+")
 _FILE = re.compile(r"[\w.-]+")
@@ -40,27 +41,27 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 class Facts(NamedTuple):
-    """What one source says. An import is "module:name", or "module:" of a whole module; a relative one has dots."""
+    """Facts about one source. An import is "module:name", or "module:" for a whole module; a relative one has dots."""
 
     digest: str
     at_top: list[str]
     """Imports of llmc and relative ones that run when the module is imported."""
     later: list[str]
-    """Those in functions."""
+    """Imports in functions."""
     modules: list[str]
     """Strings that may name modules of llmc."""
     packages: list[str]
-    """Packages of which a module is imported by a computed name; "" is the source's own package."""
+    """Packages from which a module is imported by a computed name; "" is the source's own package."""
     files: list[str]
-    """Strings that may name files beside the source; none unless it reads `__file__`."""
+    """Strings that may name files in the source's folder; none unless it reads `__file__`."""
     is_lazy: bool
-    """Whether it has a `__getattr__` of a module."""
+    """Whether the module has a `__getattr__`."""
     runs_stages: bool
     """Whether it calls `run` of stages."""
 
 
 def facts(data: bytes) -> Facts:
-    """What a source says. A file that this Python cannot parse counts by its bytes."""
+    """Facts about a source. A file that this Python cannot parse counts by its bytes."""
     name = hashlib.sha256(data).hexdigest()
     with _reading:
         known = _known()
@@ -97,7 +98,7 @@ with "AST constructor recursion depth mismatch" (CPython issue 106905)."""
 
 @cache
 def _known() -> dict[str, Facts]:
-    """The record that was saved; empty where there is none, or others could have written it."""
+    """The saved record; empty where there is none, or others could have written it."""
     file = own_cache() / RECORD
     try:
         with file.open("rb") as stream:
@@ -115,8 +116,6 @@ def _reader() -> str:
 
 
 class _Reader:
-    """Reads a syntax tree once, for its digest and for the names in it."""
-
     def __init__(self, tree: ast.Module) -> None:
         self._tree = tree
         self._words: list[str] = []
@@ -153,7 +152,7 @@ class _Reader:
                 self._node(value, inside)
             elif isinstance(value, list):
                 self._list(name, [item for item in value if not _without_effect(node, item)], inside)
-            else:  # `ascii`, since which characters `repr` writes out depends on Python's tables
+            else:  # `ascii`, because Python's tables determine which characters `repr` escapes
                 self._words.append(f"{name}={value!a}")
         self._words.append(")")
 

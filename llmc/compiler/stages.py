@@ -37,12 +37,12 @@ Report = Callable[["StageReport"], None]
 T = TypeVar("T")
 MB = 10**6
 LARGE = 500 * MB
-"""Bytes of a file whose reading takes so long that it is told."""
+"""File size in bytes from which on reading reports progress."""
 
 
 @dataclass(frozen=True)
 class StageReport:
-    """A stage that ended (or, with `seconds` None, began); of several of its name, `index` of `total` have ended."""
+    """A stage that ended, or with `seconds` None began; `index` of `total` stages of its name have ended."""
 
     name: str
     cached: bool
@@ -62,7 +62,8 @@ class Stages:
     settings: Settings = field(default_factory=Settings.from_environment)
 
     def run(self, kind: str, components: Mapping[str, Any], build: Build) -> Entry:
-        """The stage's entry, built now if its key is new. `meta["seconds"]` keeps the build's time for estimates."""
+        """Return the stage's entry, built now if its key is new. `meta["seconds"]` keeps the build time for
+        estimates."""
         self.report(StageReport(kind, False, None))
         start, parameters = time.perf_counter(), self.parameters
 
@@ -82,12 +83,12 @@ class Stages:
 
     @cached_property
     def parameters(self) -> int:
-        """Weights of the model, by which the times of stages are told apart; 0 where that is not known."""
+        """Number of the model's weights, which selects comparable stage times; 0 if unknown."""
         return sum(weights.count for weights in weights_in(self.checkpoint))
 
     @property
     def config_digest(self) -> str:
-        """Digest of the model's configuration, whatever the order of its members and wherever it was saved."""
+        """Digest of the model's configuration, independent of the order of its members and its path."""
         return digest_bytes(canonical_json(without_path(self.checkpoint.config)))
 
     def checkpoint_digest(self) -> str:
@@ -95,7 +96,7 @@ class Stages:
         return self.checkpoint.digest(self._hash_file)
 
     def reading(self, *, tokenizer: bool = False) -> dict[str, Value]:
-        """Key components of what is read from the checkpoint: its content, and the packages that decode it."""
+        """Key components of checkpoint reads: its content, and the packages that decode it."""
         found: dict[str, Value] = {"checkpoint": self.checkpoint_digest()}
         if self.checkpoint.format.startswith("gguf"):
             found |= toolchain("tokenizers" if tokenizer else "gguf")
@@ -119,7 +120,6 @@ class Stages:
         return str(entry.meta["digest"])
 
     def _digest(self, path: Path, size: int) -> str:
-        """The digest of a file of `size` bytes; of a large one, it is told how far it is read."""
         if size < LARGE:
             return digest_file(path)
         read = 0
@@ -140,10 +140,11 @@ class Stages:
 
 @contextmanager
 def filled_folder(store: Store, name: str, fill: Callable[[Path], T]) -> Iterator[T]:
-    """The result of `fill` in a temporary folder, which lives as long as the context.
+    """Yield the result of `fill` in a temporary folder, which lives as long as the context.
 
-    The folder is in the store, so that the store's files can be linked into it; where the store has no room or cannot
-    be written, it is the system's. Raises CapacityError or UnwritableError where that has no room either.
+    The folder is in the store, which allows links to the store's files. Where the store has no room or cannot be
+    written, it is in the system's temporary folder. Raises CapacityError or UnwritableError where that has no room
+    either.
     """
     temporaries = store.root / "v1" / "tmp"
     with ExitStack() as stack:
@@ -155,14 +156,14 @@ def filled_folder(store: Store, name: str, fill: Callable[[Path], T]) -> Iterato
             built = make(temporaries if temporaries.is_dir() else None)
         except (OSError, CapacityError, UnwritableError) as error:
             elsewhere = Path(tempfile.gettempdir())
-            logger().warning("%s are put into %s: %s", name, elsewhere, error)
+            logger().warning("%s are written to %s instead of the store: %s", name, elsewhere, error)
             with writing(elsewhere, 0, "set TMPDIR to a folder that has room"):
                 built = make(None)
         yield built
 
 
 def toolchain(*packages: str, python: bool = False) -> dict[str, Value]:
-    """Key components "toolchain.<package>", and the Python that runs them where the code of a model is traced."""
+    """Key components "toolchain.<package>", and with `python` the version of Python, where it traces a model's code."""
     found: dict[str, Value] = {f"toolchain.{package}": version_of(package) for package in packages}
     return found | {"toolchain.python": "{}.{}".format(*sys.version_info)} if python else found
 

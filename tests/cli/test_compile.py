@@ -456,5 +456,5 @@ def test_a_key_of_the_model_that_nothing_reads_is_named_and_nothing_is_compiled(
     (model / "config.json").write_text(json.dumps({**config, "final_logit_softcapping": 50.0}))
     for rest in (("--device", "onnxruntime", "--verify", "none"), ("--device", "hpu", "--dry-run")):
         ran = llmc("compile", model, *rest, *LIMITS, "-o", "made")
-        assert "the configuration says final_logit_softcapping: 50.0, which nothing reads" in ran.failed(1)
+        assert "the configuration has final_logit_softcapping: 50.0, which nothing reads" in ran.failed(1)
         assert not Path("made").exists()

@@ -92,6 +92,6 @@ def test_programs_go_to_a_file_and_a_compile_finds_them_in_the_store(tmp_path: P
 
 
 def test_an_unknown_phase_names_the_known_ones(tmp_path: Path, toy: Path) -> None:
-    with pytest.raises(InputError, match="'hlo': there is program, lowered and key"):
+    with pytest.raises(InputError, match="'hlo' is unknown; choose program, lowered or key"):
         requested = Compilation.of(toy, CompileOptions(device="fake"), Store(tmp_path), Settings(), plan=toy_plan())
         list(requested.programs("hlo", print))

@@ -99,7 +99,7 @@ def test_texts_that_are_too_long_are_cut_where_that_is_requested(llmc: Llmc, fol
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--device", "fake", "--emit", "all"), "--emit 'all': there is program, lowered and key"),
+        (("--device", "fake", "--emit", "all"), "--emit 'all' is unknown; choose program, lowered or key"),
         (("--device", "hpu"), "--device hpu has no form for models that embed or score; take one of cpu, onnxruntime"),
         (("--device", "fake", "--require-native"), "--require-native: what embeds or scores is compiled on each host"),
         (("--device", "fake", "--sample-top-k", "4"), "--sample-top-k is for models that generate text; leave it out"),

@@ -95,7 +95,7 @@ def test_generate_takes_the_weights(run: Llmc, folder: Path, bundle: Path) -> No
     expected = run("generate", "ordinary", *prompt).json
     bound = run("generate", bundle, "--weights", folder / "llama", *prompt).json
     assert (bound["token_ids"], bound["text"]) == (expected["token_ids"], expected["text"])
-    assert "has its weights" in run("generate", "ordinary", "--weights", folder / "llama", *prompt).failed(2)
+    assert "already has weights" in run("generate", "ordinary", "--weights", folder / "llama", *prompt).failed(2)
     assert "no such file or folder" in run("generate", bundle, "--weights", "nowhere", *prompt).failed(1)
 
 

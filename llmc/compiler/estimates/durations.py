@@ -1,7 +1,7 @@
-"""Times of the parts of a compile that executables share: stages, and verification.
+"""Times of the shared parts of a compile: stages and verification.
 
-Measurements of this store win: the last builds of a stage for a model of the same size. Otherwise the times of
-SmolLM2-135M on two cores (Timing) are scaled to the model's size: tracing with its layers, everything else with its
+Measurements in this store come first: the last builds of a stage for a model of the same size. Without them the times
+of SmolLM2-135M on two cores (Timing) are scaled to the model. Tracing scales with its layers, everything else with its
 parameters.
 """
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from llmc.compiler.targets.costs import Costs
 
 RECENT = 32
-"""Builds of the store that a typical time is taken from."""
+"""Recent builds in the store whose median is the typical time."""
 
 METADATA = "parameters"
-"""What an entry of a stage says of its model."""
+"""Name of the parameter count in a stage entry's metadata."""
 
 
 class Durations:
-    """For one model, device and options (configured); `store` None: nothing was measured."""
+    """Durations for one model, device and configured options; without a `store` all are estimates."""
 
     def __init__(
         self, costs: Costs, options: CompileOptions, model: ModelSize | None, parameters: int, store: Store | None
@@ -40,12 +40,12 @@ class Durations:
         self._layers, self._parameters = (model.layers if model else LAYERS), parameters
 
     def stages(self, buckets: Sequence[Bucket], without: Iterable[str] = ()) -> dict[str, float]:
-        """Seconds of each shared stage that is not among `without`."""
+        """Seconds of each shared stage, except those in `without`."""
         costs = self._costs.stage_costs(self._options, buckets)
         return {kind: self._stage(kind, cost) for kind, cost in costs.items() if kind not in without}
 
     def verification(self, work: VerifyWork, reference: bool = True) -> float:
-        """Seconds of so much verification; without `reference`, its predictions are there."""
+        """Seconds of this much verification; `reference` False leaves out the reference's run."""
         each = self._costs.verifying
         seconds = (
             self._of(each.begin) + work.executables * self._of(each.opened) + work.steps * self._of(each.step)
@@ -54,7 +54,7 @@ class Durations:
         return seconds + (self._stage("reference", REFERENCE) if reference else 0.0)
 
     def measured(self, kind: str) -> float | None:
-        """Seconds of the last builds of a stage in the store; None where it has none."""
+        """Typical seconds of a stage's last builds in the store, or None."""
         if self._store is None:
             return None
         return typical(e for e in self._store.entries(kind) if e.meta.get(METADATA) == self._parameters)
@@ -68,12 +68,12 @@ class Durations:
 
 
 def typical(entries: Iterable[Entry]) -> float | None:
-    """The median build time of the last of `entries`; None where there are none."""
+    """Median build time of the last of `entries`, or None."""
     timed = (float(entry.meta["seconds"]) for entry in entries if "seconds" in entry.meta)
     recent = list(islice(timed, RECENT))
     return median(recent) if recent else None
 
 
 def of_target(store: Store, target: str) -> Iterable[Entry]:
-    """Executables of a target in the store."""
+    """A target's executables in the store."""
     return (entry for entry in store.entries("executable") if entry.key.components.get("target") == target)

@@ -1,5 +1,4 @@
-"""One number of a footprint, how it is shown, and what goes beyond what there is: an hour, memory, or the disk;
-and what a server of a bundle takes: memory, and time from its start until it is ready."""
+"""Estimates of a compile and of a server, and warnings for those above an hour, the memory or the disk."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Estimate:
-    """One number, in `unit` ("executables", "s" or "bytes"), and where it comes from."""
+    """One number, in `unit` ("executables", "s" or "bytes"), and its source."""
 
     name: str
     value: float
@@ -30,7 +29,7 @@ class Estimate:
     source: str
 
     def to_dict(self) -> dict[str, object]:
-        """The estimate as JSON holds it."""
+        """The estimate as a JSON object."""
         return asdict(self)
 
     @property
@@ -44,7 +43,7 @@ class Estimate:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people."""
+    """Format seconds for people."""
     return f"{seconds / 60:,.1f} min" if seconds >= 120 else f"{seconds:.1f} s"
 
 
@@ -56,9 +55,11 @@ def beyond(
     estimated: Sequence[Estimate], many: bool, size: int, target: Target, options: CompileOptions, store: Store | None,
     free: int | None = None,
 ) -> list[str]:  # fmt: skip
-    """A sentence for each estimate above an hour, the memory it has to fit into, or the disk, with what shrinks it.
+    """List a sentence for each estimate above an hour, the memory it has to fit into, or the disk, with flags that
+    reduce it.
 
-    `many`: there is more than one executable; `size` bytes of a bundle; `free` bytes of the disk, None: of the store's.
+    `many`: there are several executables. `size`: bundle size in bytes. `free`: free bytes on the disk, by default the
+    store's.
     """
     found = []
     estimates = {estimate.name: estimate for estimate in estimated}
@@ -86,7 +87,6 @@ def beyond(
 
 
 def _smaller(target: Target, options: CompileOptions) -> list[str]:
-    """Flags that make weights smaller on a device."""
     found = []
     if options.quantize == "none" and len(target.description.quantisations) > 1:
         found.append(f"--quantize {' or '.join(q for q in target.description.quantisations if q != 'none')}")
@@ -97,11 +97,11 @@ def _smaller(target: Target, options: CompileOptions) -> list[str]:
 
 def _sentence(what: str, flags: Sequence[str]) -> str:
     several = list(dict.fromkeys(flags))
-    return f"{what}; what shrinks it: {', '.join(several)}" if several else what
+    return f"{what}; reduce it with: {', '.join(several)}" if several else what
 
 
 def _free(store: Store | None, settings: Settings) -> int:
-    """Bytes that the disk of the store, or of where one would be, has free."""
+    """Free bytes on the disk of the store, or where a store would be."""
     folder = Path(store.root if store is not None else settings.cache_dir).absolute()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
@@ -109,18 +109,18 @@ def _free(store: Store | None, settings: Settings) -> int:
 
 
 BASE_BYTES = 1 << 30
-"""Of a server beside weights and cache: the process, a step's activations, its confined children (docs/serving.md)."""
+"""A server's memory besides weights and cache: process, activations, confined child processes (docs/serving.md)."""
 READ_BYTES_S = 100e6
-"""What a node reads a second at the least, of a disk that others use too."""
+"""Lowest assumed disk read rate of a node, in bytes per second; others use the disk too."""
 
 
 @dataclass(frozen=True)
 class ServerEstimate:
-    """Of one bundle for a device with `costs`, made or estimated: bytes of all its files, its weights, and its caches
-    at full length; the model's layers and parameters; its executables, of which so many are portable; the buckets that
-    it warms up.
+    """Memory and start time of a server for one compiled or estimated bundle.
 
-    `host_memory`: whether the host's memory has weights and cache. `shaped`: whether executables fix a dimension.
+    `size`, `weight_bytes` and `cache_bytes` are bytes: all files, the weights, and the caches at full length.
+    `portable` of the `executables` are portable. `buckets` are those that the server warms up. `host_memory`: weights
+    and cache are in the host's memory. `shaped`: executables fix a dimension.
     """
 
     costs: Costs
@@ -137,23 +137,23 @@ class ServerEstimate:
 
     @property
     def host_bytes(self) -> int:
-        """Memory of the host: the files, which are mapped; the caches, unless the device has them; and BASE_BYTES.
-        Whole MiB."""
+        """Host memory in bytes, rounded up to MiB: the mapped files, BASE_BYTES, and the caches unless the device holds
+        them."""
         needed = self.size + BASE_BYTES + (self.cache_bytes if self.host_memory else 0)
         return math.ceil(needed / (1 << 20)) << 20
 
     @property
     def device_bytes(self) -> int:
-        """Memory of the device for weights and caches; 0 where the host's has them."""
+        """Device memory for weights and caches in bytes; 0 where host memory holds them."""
         return 0 if self.host_memory else self.weight_bytes + self.cache_bytes
 
     @property
     def start_seconds(self) -> float:
-        """About how long a start takes until the server is ready.
+        """Estimated seconds from the start until the server is ready.
 
-        Its files are read, every executable is opened, and every bucket runs once, or the largest ones where one
-        executable runs any shape: by the target's own times, those of verification (`Verifying`). On a device that is
-        not the host, a portable executable takes the target's `device_seconds`.
+        The server reads its files, opens every executable and runs every bucket once; where one executable runs any
+        shape, it runs only the largest bucket of each phase. The target's verification times (`Verifying`) apply. On a
+        device other than the host, a portable executable takes the target's `device_seconds`.
         """
         times, size = self.costs.verifying, (self.layers, self.parameters)
         seconds = self.size / READ_BYTES_S + self.executables * times.opened.of(*size)

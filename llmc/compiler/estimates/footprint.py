@@ -1,7 +1,7 @@
-"""What a plan costs on a device before it is compiled: executables, time, weights, KV cache, graph memory.
+"""Cost of a plan on a device before it is compiled: executables, time, weights, KV cache, graph memory.
 
-Every number names its source: a formula over the model's configuration, a published measurement, or what this
-machine's store, a bundle's builds or a bench file measured; a measurement wins.
+Every number names its source: a formula over the model's configuration, a published measurement, or a measurement from
+this store, a bundle's builds or a bench file. Measurements take precedence.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from llmc.settings import Settings
 
 TOKEN_BYTES = 76
-"""Of tokenizer.json and the index of it, for each token."""
+"""Bytes of tokenizer.json and its index per token."""
 
 
 class Footprint:
@@ -55,8 +55,8 @@ class Footprint:
         weights: Sequence[Weights] | None = None,
         turns: Sequence[int] = (),
     ) -> None:
-        """`weights` are the checkpoint's own where they are known; None: what the model's sizes say. The model `turns`
-        there (verification/probes.py)."""
+        """`weights` are the checkpoint's own where known; None derives them from the model's sizes. `turns` are the
+        positions where the model's behaviour changes (verification/probes.py)."""
         self._half = ""
         self._model = model
         self._weights = list(weights if weights is not None else model.weights if model else [])
@@ -87,11 +87,12 @@ class Footprint:
         facts: Mapping[str, object] | None = None,
         target: Target | None = None,
     ) -> Footprint:
-        """For a checkpoint or a config.json, compiled with `options` (default: the device's), as `settings`' store has
-        measured, and of `bundle`, one compiled before. What `cpu` stands for is chosen as by a compile, with a plan's
-        `facts`. Raises CheckpointError when the model cannot be read or has no sizes, UnknownNameError for an unknown
-        device, InputError for options that the device does not offer, a bad bench file or a bundle for another device,
-        and ArtifactError for a path that is not a bundle.
+        """Footprint of a checkpoint or a config.json, compiled with `options` (default: the device's).
+
+        Measurements come from the store of `settings` and from `bundle`, an earlier compile. The device `cpu` resolves
+        as in a compile, with a plan's `facts`. Raises CheckpointError when the model cannot be read or has no sizes,
+        UnknownNameError for an unknown device, InputError for options that the device does not offer, a bad bench file
+        or a bundle for another device, and ArtifactError for a path that is not a bundle.
         """
         from llmc.artifacts.bundle.reader import BundleFiles
         from llmc.artifacts.store.store import Store
@@ -130,7 +131,7 @@ class Footprint:
 
     @property
     def seconds_each(self) -> float:
-        """Seconds that one executable more takes on this host."""
+        """Seconds that one more executable takes on this host."""
         if self._typical is not None:
             return self._typical / max(1, self._options.jobs)
         return self._costs.executable_seconds
@@ -148,22 +149,23 @@ class Footprint:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the states of one sequence, all layers; 0 for most models. Raises CheckpointError as above."""
+        """Bytes of one sequence's recurrent state, all layers; 0 for most models. Raises CheckpointError for unknown
+        sizes."""
         return self._cached().state_bytes(DTYPE_BITS[self._options.dtype] // 8)
 
     @property
     def sequence_bytes(self) -> int:
-        """Bytes that a sequence of full length has in the cache, as the device holds it: rings and states, too. Raises
-        CheckpointError as above."""
+        """Bytes of a full-length sequence in the device's cache, with ring buffers and recurrent state. Raises
+        CheckpointError for a model of unknown sizes."""
         values, heads, _ = self._held(self._cached())
         return self._cache_bytes(values, heads) + self.state_bytes
 
     def compile_seconds(self, buckets: Sequence[Bucket]) -> float:
-        """Seconds to compile all executables of the buckets, one after another or as many at once as jobs."""
+        """Seconds to compile all executables of the buckets, as many at once as jobs."""
         return self.compile_time(buckets).value
 
     def verification_seconds(self, buckets: Sequence[Bucket], reference: bool = True) -> float:
-        """Seconds of verification; without `reference`, its predictions are there."""
+        """Seconds of verification; `reference` False leaves out the reference's run."""
         if self._options.verify == "none":
             return 0.0
         work = count(
@@ -172,7 +174,7 @@ class Footprint:
         return self.durations.verification(work, reference)
 
     def measured(self, buckets: Sequence[Bucket]) -> dict[str, bool]:
-        """The parts of the compile time, and of each whether it was measured or is estimated."""
+        """Whether each part of the compile time was measured (True) or estimated."""
         found = {kind: self.durations.measured(kind) is not None for kind in self.durations.stages(buckets)}
         found["executables"] = self._typical is not None or self._measured("compile_seconds") is not None
         if self._costs.device_seconds and self._measured("compile_seconds") is None:
@@ -180,7 +182,7 @@ class Footprint:
         return found | ({"verification": False} if self.verification_seconds(buckets) else {})
 
     def server(self, buckets: Sequence[Bucket]) -> ServerEstimate:
-        """What a server of the bundle takes. Raises CheckpointError for a model of unknown sizes, and InputError for a
+        """Estimate of a server of the bundle. Raises CheckpointError for a model of unknown sizes, and InputError for a
         device that no single server has."""
         executables = self.executables(buckets)
         return ServerEstimate(
@@ -192,15 +194,15 @@ class Footprint:
         )  # fmt: skip
 
     def graph_bytes(self, buckets: Sequence[Bucket]) -> int:
-        """Bytes that all executables of the buckets take when open, weights and KV cache not counted."""
+        """Bytes that all open executables of the buckets take, without weights and KV cache."""
         return int(self._graph_memory(buckets).value)
 
     def executable_bytes(self, bucket: Bucket) -> int:
-        """Bytes that the executable of a bucket takes for itself, without what all share. Raises CheckpointError."""
+        """Bytes of a bucket's executable alone, without shared memory. Raises CheckpointError."""
         return self._costs.graph_bytes(self._sized(), bucket, self._options)
 
     def estimates(self, buckets: Sequence[Bucket]) -> list[Estimate]:
-        """Everything, in the order of `text`."""
+        """All estimates, in the order of `text`."""
         found = [
             Estimate(
                 "executables",
@@ -231,7 +233,7 @@ class Footprint:
         return [Estimate("weights", weights, "bytes", source), *self._cache(model)]
 
     def _cache(self, model: ModelSize) -> list[Estimate]:
-        """What grows with tokens, and what a sequence has once; a model without either is left out."""
+        """Estimates of the cache, which grows with tokens, and of recurrent state; absent parts are left out."""
         limits, value_bytes = self._limits, self._costs.cache_bytes(self._options)
         found = []
         if model.cache_values:
@@ -248,13 +250,11 @@ class Footprint:
         return found
 
     def _cache_bytes(self, values: int, heads: int) -> int:
-        """Bytes of so many numbers of keys and values, of so many heads."""
         costs, options = self._costs, self._options
         return values * costs.cache_bytes(options) + heads * costs.cache_scale_bytes(options)
 
     def _held(self, model: ModelSize) -> tuple[int, int, str]:
-        """Numbers that a sequence of full length has in the cache, the heads that they are of, and how they are
-        counted."""
+        """Values of a full-length sequence in the cache, their heads, and how they are counted."""
         longest = self._limits.max_model_len
         said = f"{longest} tokens × {model.cache_values:,} values"
         plain = longest * model.cache_values, longest * model.cache_heads, said
@@ -268,12 +268,12 @@ class Footprint:
             return plain
         whole = model.cache_values - rings.total()
         parts = [f"{longest} tokens × {whole:,} values"] if whole else []
-        parts += [f"rings of {ring} tokens × {values:,} values" for ring, values in sorted(rings.items())]
+        parts += [f"ring buffers of {ring} tokens × {values:,} values" for ring, values in sorted(rings.items())]
         heads = sum(t.token_slots(longest) * t.shape[0] for t in cache.kv)
         return cache.kv_values(longest), heads, f"({' + '.join(parts)})"
 
     def text(self, buckets: Sequence[Bucket]) -> str:
-        """The estimates as a table, each with its source; ends in a newline."""
+        """Table of the estimates with their sources, ending in a newline."""
         rows = [(estimate.name, estimate.shown, estimate.source) for estimate in self.estimates(buckets)]
         name = self._options.device
         of = f" ({self._target.recorded(self._options).executor}: {self._why})" if self._why else ""
@@ -281,14 +281,14 @@ class Footprint:
         return "\n".join([f"estimated for device {name}{of}:", *table(rows), *warned]) + "\n"
 
     def bundle_bytes(self, buckets: Sequence[Bucket]) -> int:
-        """Bytes that a compile puts on the disk: weights, executables, and what goes with a tokenizer."""
+        """Bytes that a compile writes to disk: weights, executables, and tokenizer files."""
         vocabulary = self._model.vocabulary * TOKEN_BYTES if self._model is not None else 0
         return self.weight_bytes + self.executables(buckets) * self._costs.executable_bytes + vocabulary
 
     def warnings(self, buckets: Sequence[Bucket], free: int | None = None) -> list[str]:
-        """What goes beyond an hour, the memory it has to fit into, or the disk, each with the flags that shrink it.
+        """Warnings for estimates above an hour, the memory or the disk, each with the flags that reduce it.
 
-        `free`: bytes of the disk; None: where the store is.
+        `free`: free bytes on the disk, by default the store's.
         """
         return beyond(
             self.estimates(buckets), self.executables(buckets) > 1, self.bundle_bytes(buckets), self._target,
@@ -296,7 +296,7 @@ class Footprint:
         )  # fmt: skip
 
     def compile_time(self, buckets: Sequence[Bucket]) -> Estimate:
-        """The same, with where it is from."""
+        """Compile time, with its source."""
         count = self.executables(buckets)
         measured = self._measured("compile_seconds")
         each = self.seconds_each if measured is None else measured
@@ -364,7 +364,7 @@ class Footprint:
 
 
 def _stored(model: str | Checkpoint) -> list[Weights]:
-    """The weights of a checkpoint that is on this host; nothing is fetched for it."""
+    """Weights of a checkpoint on this host; never downloads one."""
     if isinstance(model, str) and model != DEMO and not Path(model).expanduser().exists():
         return []
     try:
@@ -374,6 +374,6 @@ def _stored(model: str | Checkpoint) -> list[Weights]:
 
 
 def _built_seconds(store: Store, bundle: BundleFiles) -> float | None:
-    """The median build time of a bundle's own executables, as far as the store still has them."""
+    """Median build time of those of a bundle's executables that the store still has."""
     keys = {executable.key for executable in bundle.manifest.executables}
     return typical(entry for entry in store.entries("executable") if entry.key.digest in keys)

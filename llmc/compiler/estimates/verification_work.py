@@ -1,7 +1,7 @@
-"""The amount of verification, counted from a plan: executables opened, steps run, and tokens of their prompts.
+"""Amount of verification for a plan: executables opened, steps run, and prompt tokens.
 
-Of buckets and pasts that is what parts.py chooses; of greedy texts and the text it follows how these are cut into
-steps, but for the last few of ragged ones.
+parts.py chooses the buckets and pasts that are counted. Greedy texts and the accuracy text are counted as they are cut
+into steps, except for the last steps of ragged ones.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VerifyWork:
-    """Executables that are opened, steps that are run, and the tokens of the prompts among these, padding included
-    where executables have one shape."""
+    """Numbers of executables opened, steps run, and prompt tokens in them; tokens include padding where executables
+    have one shape."""
 
     executables: int
     steps: int
@@ -36,8 +36,8 @@ def count(
     buckets: Sequence[Bucket], limits: Limits, target: Target, options: CompileOptions, parameters: int,
     turns: Sequence[int] = (),
 ) -> VerifyWork:  # fmt: skip
-    """Of a plan's `buckets`, for a target with its configured options and a model of so many `parameters`, which
-    `turns` there (`turns_of`)."""
+    """Count the verification work of a plan's `buckets`, for a target's configured options and a model of `parameters`
+    weights whose behaviour changes at `turns` (`turns_of`)."""
     from llmc.compiler.verification.probes import reach_of
 
     shapes = target.shapes(buckets, options)
@@ -58,16 +58,16 @@ def count(
         if bucket.context:
             pasts.add(min(past_length(bucket, limits, beyond), reach))
     if not padded:
-        tokens //= 2  # rows are spread evenly from the longest to the shortest
+        tokens //= 2  # row lengths spread evenly from the longest to the shortest
     prompts = [min(past, limits.longest_prompt) for past in pasts]
-    steps += len(pasts) + sum(pasts) - sum(prompts)  # one for each token beyond the longest prompt
-    run = 0 if padded else min(longest, limits.max_num_batched_tokens)  # of a bucket, which decode then continues
+    steps += len(pasts) + sum(pasts) - sum(prompts)  # one step per token beyond the longest prompt
+    run = 0 if padded else min(longest, limits.max_num_batched_tokens)  # a prefill that decode continues
     tokens += sum(past for past in prompts if past > run)
     return VerifyWork(len(opened), steps, tokens) + _texts(buckets, limits, target, padded, parameters)
 
 
 def _texts(buckets: Sequence[Bucket], limits: Limits, target: Target, padded: bool, parameters: int) -> VerifyWork:
-    """Greedy texts, and the accuracy over the text, as many sequences at once as the plan allows."""
+    """Greedy texts and the accuracy text, with as many sequences at once as the plan allows."""
     from llmc.compiler.verification.accuracy import PORTABLE
     from llmc.compiler.verification.probes import PROMPTS, continuations
     from llmc.compiler.verification.texts import TEXTS
@@ -90,6 +90,5 @@ def _texts(buckets: Sequence[Bucket], limits: Limits, target: Target, padded: bo
 
 
 def _prompt(buckets: Sequence[Bucket], length: int, padded: bool) -> int:
-    """Tokens that are computed for a prompt of so many."""
     fitting = [b.tokens for b in buckets if b.phase == "prompt" and b.query >= length]
     return min(fitting, default=length) if padded else length

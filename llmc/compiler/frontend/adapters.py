@@ -1,6 +1,6 @@
-"""Linear modules with LoRA adapters that rows choose from, in place of those that adapters change.
+"""Linear modules with selectable LoRA adapters; they replace the modules that adapters change.
 
-The arithmetic is adapter_layout.py's. Which adapter each token's row has chosen comes with the step.
+adapter_layout.py defines the arithmetic. Each step says which adapter each token's row uses.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from llmc.compiler.checkpoint.adapter_layout import AdapterLayout
 from llmc.errors import CheckpointError
 
 MASKS: ContextVar[list[Tensor]] = ContextVar("masks")
-"""Of each group the mask of each token, [B, Q, R]."""
+"""The mask of each token for each group, [B, Q, R]."""
 
 
 class AdaptedLinear(nn.Linear):
-    """`linear` and the products of group `group`, of R `columns`."""
+    """`linear` plus the LoRA matmuls of group `group`, which has R `columns`."""
 
     def __init__(self, linear: nn.Linear, group: int, columns: int) -> None:
         super().__init__(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
@@ -30,7 +30,7 @@ class AdaptedLinear(nn.Linear):
         self.lora_B = nn.Linear(columns, linear.out_features, bias=False, device="meta")
 
     def forward(self, x: Tensor) -> Tensor:
-        """[.., in] → [.., out], of as many tokens as the step has."""
+        """[.., in] → [.., out], for as many tokens as the step has."""
         low = self.lora_A(x)
         mask = MASKS.get()[self.group].reshape(low.shape).to(low.dtype)
         product: Tensor = functional.linear(x, self.weight, self.bias) + self.lora_B(low * mask)
@@ -38,7 +38,7 @@ class AdaptedLinear(nn.Linear):
 
 
 class AdapterMasks(nn.Module):
-    """The masks of a step's tokens, of each group."""
+    """Masks of a step's tokens, one for each group."""
 
     def __init__(self, layout: AdapterLayout) -> None:
         super().__init__()
@@ -51,14 +51,16 @@ class AdapterMasks(nn.Module):
             self._names.append(known[group.ranks])
 
     def forward(self, adapters: Tensor) -> list[Tensor]:
-        """Of `adapters` [B, Q] int64, 0 for none, [B, Q, R] each."""
+        """`adapters` [B, Q] int64, 0 for none → one mask [B, Q, R] per group."""
         built = {name: self.get_buffer(name)[adapters] for name in dict.fromkeys(self._names)}
         return [built[name] for name in self._names]
 
 
 def adapt(model: nn.Module, layout: AdapterLayout) -> None:
-    """Put the modules in, and `adapter_masks`. Raises CheckpointError for an adapter of modules that are no linear
-    ones of a layer."""
+    """Replace the modules that adapters change, and add `adapter_masks`.
+
+    Raises CheckpointError for an adapter of anything but a linear module of a layer.
+    """
     groups = list(layout.groups)
     for name, module in list(model.named_modules()):
         group = layout.group(name)
@@ -66,8 +68,8 @@ def adapt(model: nn.Module, layout: AdapterLayout) -> None:
             continue
         if type(module) is not nn.Linear or f"{name}.weight" in HEADS:
             raise CheckpointError(
-                f"{name} is a {type(module).__name__}, and an adapter that requests choose can change linear modules "
-                "of layers: merge the adapters that change it (--lora)"
+                f"{name} is a {type(module).__name__}, and selectable adapters can change only linear modules of "
+                "layers: merge the adapters that change it (--lora)"
             )
         owner, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(owner), leaf, AdaptedLinear(module, groups.index(group), group.columns))

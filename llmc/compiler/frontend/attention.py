@@ -2,15 +2,15 @@
 
 `fused`     one operator `llmc::attention` that appends to the cache and attends to it, for compilers with an
             in-place attention kernel (ONNX Runtime's GroupQueryAttention).
-`two_part`  plain tensor operators: scores over the past and over the new tokens side by side, one softmax, two value
-            products. The cache is read-only and only the new keys and values come out: portable to any compiler.
-`read_only` one operator `llmc::attend` that reads the cache where it lies, for compilers that are given a kernel of
-            ours. Only the new keys and values come out, as in `two_part`. Attention with sinks or ALiBi is as there.
+`two_part`  plain tensor operators: scores over the past and over the new tokens side by side, one softmax, two matmuls
+            with the values. The cache is read-only and only new keys and values are returned. Portable to any compiler.
+`read_only` one operator `llmc::attend` that reads the cache in place, for compilers that receive a kernel of llmc.
+            Returns only new keys and values, as `two_part` does. Attention with sinks or ALiBi is that of `two_part`.
 
 Shapes: query [B, Hq, Q, D], key and value [B, Hkv, Q, D], cache [B, Hkv, S, D]; past_lengths [B] counts the tokens of
-each row already in the cache. Row b's new token i sits at position past_lengths[b] + i. The cache of a layer with a
-window is read, and in `fused` written, as a ring of as many places as it has (runtime/cache_shape.py): a program is the
-same for a ring and for a cache in which each token has its place.
+each row already in the cache. Row b's new token i is at position past_lengths[b] + i. The cache of a layer with a
+window is read, and in `fused` written, as a ring buffer over all its token slots (runtime/cache_shape.py). One program
+serves both a ring buffer and a cache with a slot for every token.
 """
 
 from __future__ import annotations
@@ -29,19 +29,22 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from llmc.runtime.cache_shape import CacheShape, CacheTensor
 
 _DIGITS = 6
-"""Exponents are multiples of 8 / heads, heads rounded up to a power of two: these many decimals hold 512 heads'."""
+"""Exponents are multiples of 8 / heads, with heads rounded up to a power of two; these decimals suffice for 512
+heads."""
 
 
 def slopes_of_heads(slopes: Sequence[float]) -> Tensor:
-    """[Hq] float32, made by operators: a traced program holds no constants. Slopes are powers of two, whose exponents
-    count up evenly in a few runs."""
+    """ALiBi slopes [Hq] float32, computed by operators because a traced program holds no constants.
+
+    Slopes are powers of two, whose exponents count up evenly in a few runs.
+    """
     exponents = [round(math.log2(slope), _DIGITS) for slope in slopes]
     parts = [torch.exp2(torch.arange(count) * step + first) for first, step, count in _runs(exponents)]
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def _runs(values: Sequence[float]) -> Iterator[tuple[float, float, int]]:
-    """(first, step, count) of evenly spaced values, in order."""
+    """(first, step, count) of each evenly spaced run of values, in order."""
     start = 0
     while start < len(values):
         first = values[start]
@@ -59,43 +62,46 @@ DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
 
 @dataclass
 class TraceState:
-    """What a layer needs to know of the step being traced, and where it leaves its cache outputs."""
+    """What a layer needs to know about the traced step, and its cache outputs."""
 
     positions: Tensor
     past_lengths: Tensor
     new_lengths: Tensor
     shape: CacheShape
     cache: Sequence[Tensor]
-    """The inputs, in the order of `shape`; none in a program without a cache."""
+    """The cache inputs, in the order of `shape`; empty in a program without a cache."""
     new: dict[tuple[int, str], Tensor] = field(default_factory=dict)
     _attended: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
-    """Layers with keys and values of their own, and the new ones that each attended to."""
+    """Layers with their own keys and values, and the new keys and values that each attended to."""
     _masks: dict[int, Tensor] = field(default_factory=dict)
-    """What layers with a window may see of the past, by window."""
+    """Additive masks over the past of layers with a window, by window."""
 
     def __post_init__(self) -> None:
         self._given = {(t.layer, t.name): given for t, given in zip(self.shape, self.cache, strict=bool(self.cache))}
 
     @property
     def capacity(self) -> Any:
-        """S, the cache's length in tokens (an int, or a symbol while tracing), as layers without a window have it, if
-        there are any; 0 when there is no cache."""
+        """S, the cache length in tokens of layers without a window, or of the others where there are none; 0 without a
+        cache.
+
+        An int, or a symbol while tracing.
+        """
         lengths = {t.window: g.shape[2] for t, g in zip(self.shape, self.cache, strict=False) if t.kind == "kv"}
         return lengths.get(None, next(iter(lengths.values()), 0))
 
     def window(self, layer: int) -> int | None:
-        """Of a layer with keys and values of its own."""
+        """Window of a layer with its own keys and values, or None."""
         return next((t.window for t in self.shape.of_layer(layer) if t.kind == "kv"), None)
 
     def positions_of_past(self, layer: int, offsets: Any) -> Tensor:
-        """The position that each place of a layer's past stands for, [B, places] or [1, places]; of a place without a
-        token −1 or less, or past_lengths or more."""
+        """Position that each slot of a layer's past holds, [B, slots] or [1, slots]. A slot without a token has −1 or
+        less, or past_lengths or more."""
         if self.window(layer) is None:
             return torch.arange(offsets)[None, :]
         return _held(self.past_lengths, offsets)
 
     def seen_of_past(self, layer: int, offsets: Any, dtype: torch.dtype) -> Tensor:
-        """What is added to scores of a layer with a window for its past, [B, 1, Q, places]."""
+        """Additive mask over the past of a layer with a window, [B, 1, Q, slots]."""
         window = self.window(layer)
         assert window is not None
         if window not in self._masks:
@@ -109,54 +115,63 @@ class TraceState:
         return (self._given[layer, "key"], self._given[layer, "value"]) if self.cache else None
 
     def owner(self, layer: int, key: Tensor, value: Tensor) -> int:
-        """The layer whose cache has the past of these new keys and values, which `layer` attends to: itself, or for one
-        without a cache the earlier layer that attended to the very same. Raises ValueError where there is none."""
+        """The layer whose cache holds the past of these new keys and values.
+
+        It is `layer` itself or, for a layer without a cache, the earlier layer that attended to the same tensors.
+        Raises ValueError where there is none.
+        """
         if any(t.kind == "kv" for t in self.shape.of_layer(layer)):
             self._attended.append((layer, key, value))
             return layer
         for earlier, its_key, its_value in self._attended:
             if its_key is key and its_value is value:
                 return earlier
-        raise ValueError(f"layer {layer} attends to keys that no layer has in the cache that the family states")
+        raise ValueError(
+            f"layer {layer} attends to keys that are in no layer's cache, by the cache shape of its architecture"
+        )
 
     def keep(self, layer: int, owner: int, key: Tensor, value: Tensor) -> None:
-        """Key and value that come out of a layer; nothing does where another one is their `owner`."""
+        """Keep a layer's new key and value as outputs, unless another layer is their `owner`."""
         if layer == owner:
             self.new[layer, "key"], self.new[layer, "value"] = key, value
 
     def state(self, layer: int, name: str) -> Tensor | None:
-        """A state before this step, [B, *shape], of which rows at past 0 may hold anything; None in a program without a
-        cache."""
+        """Recurrent state before this step, [B, *shape]; None in a program without a cache.
+
+        Rows at past 0 may hold anything.
+        """
         self._tensor(layer, name)
         return self._given[layer, name] if self.cache else None
 
     def keep_state(self, layer: int, name: str, state: Tensor) -> None:
-        """A state after each row's last live token, [B, *shape]."""
+        """Keep a layer's recurrent state after each row's last live token, [B, *shape]."""
         wanted = self._tensor(layer, name).shape
         if tuple(state.shape[1:]) != wanted:
             raise ValueError(f"state {name} of layer {layer} is {tuple(state.shape)}, its cache [B, {wanted}]")
         self.new[layer, name] = state
 
     def outputs(self) -> list[Tensor]:
-        """What came out, in the order of `shape`. Raises ValueError for a tensor that no layer wrote, and for one that
-        the cache has not."""
+        """The cache outputs in the order of `shape`. Raises ValueError for a tensor that no layer wrote or that the
+        cache does not have."""
         if set(self.new) != {(t.layer, t.name) for t in self.shape}:
             missing = set(self.new) ^ {(t.layer, t.name) for t in self.shape}
-            raise ValueError(f"the layers' caches are not those that the family states: {sorted(missing)[:3]}")
+            raise ValueError(
+                f"the layers' caches differ from the cache shape of the architecture: {sorted(missing)[:3]}"
+            )
         return [self.new[t.layer, t.name] for t in self.shape]
 
     def _tensor(self, layer: int, name: str) -> CacheTensor:
         for tensor in self.shape.of_layer(layer):
             if tensor.name == name and tensor.kind == "state":
                 return tensor
-        raise ValueError(f"layer {layer} has no state {name!r} in the cache that the family states")
+        raise ValueError(f"layer {layer} has no state {name!r} in the cache shape of its architecture")
 
 
 STATE: ContextVar[TraceState] = ContextVar("llmc_trace_state")
 
 
 class TraceCache:
-    """The cache object transformers sees: attention reads the real cache from `STATE`, nothing is concatenated."""
+    """The cache object for transformers: attention reads the real cache from `STATE`, and nothing is concatenated."""
 
     is_compileable = False
     is_sliding = (False,)
@@ -166,18 +181,18 @@ class TraceCache:
         self.layers: list[Any] = []
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Hand the new keys and values on to the attention function."""
+        """Pass the new keys and values on to the attention function."""
         return key, value
 
     def get_seq_length(self, *_: Any) -> Any:
-        """Length of the cache in tokens."""
+        """Cache length in tokens."""
         return self._state.capacity
 
     get_query_offset = get_seq_length
     get_max_cache_shape = get_seq_length
 
     def get_mask_sizes(self, query: int, *_: Any) -> tuple[Any, int]:
-        """Keys a query may see, and the first key's offset."""
+        """Number of keys that a query may see, and the first key's offset."""
         return self._state.capacity + query, 0
 
     def __len__(self) -> int:
@@ -192,12 +207,12 @@ def fused_attention(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Causal grouped-query attention over a cache with room for the new tokens; returns (out, new key, new value).
 
-    out is [B, Q, Hq, Dv], Dv being the width of values; `sinks` [Hq] are scores of a key more, which has no value, for
-    each query head. The returned caches are copies of the past with rows past_lengths[b] … + Q written.
-    `window` < 0 means no sliding window, `softcap` 0 none. With `slopes`, one for each query head, scores grow by the
-    head's slope with each position of a key (ALiBi); with `by_offset` [Hq, P] they grow by what a position has there.
-    With a window the cache is a ring of its S places, which has room for it and the new tokens but one. This is the
-    reference meaning of the operator.
+    out is [B, Q, Hq, Dv], where Dv is the width of values. `sinks` [Hq] are the scores of one more key per query head,
+    which has no value. The returned caches are copies of the past with rows past_lengths[b] … + Q written. `window` < 0
+    means no sliding window, `softcap` 0 none. With `slopes`, one per query head, scores grow by the head's slope with
+    each position of a key (ALiBi). With `by_offset` [Hq, P] they grow by the entry of the key's position. With a window
+    the cache is a ring buffer of its S slots, which has room for the window and all new tokens but one. This function
+    is the operator's reference definition.
     """
     batch, _, length, _ = query.shape
     capacity = past_key.shape[2]
@@ -212,7 +227,7 @@ def fused_attention(
 
 
 def _held(ends: Tensor, offsets: Any) -> Tensor:
-    """The last position before ends[b] of each place of a ring, below 0 where there is none: [B, places]."""
+    """Last position before ends[b] in each slot of a ring buffer, below 0 where there is none: [B, slots]."""
     last = ends[:, None] - 1
     return last - torch.remainder(last - torch.arange(offsets)[None], offsets)
 
@@ -221,7 +236,7 @@ def _attended(
     query: Tensor, keys: Tensor, values: Tensor, at: Tensor, positions: Tensor, sinks: Tensor | None, scale: float,
     softcap: float, window: int, slopes: Sequence[float] | None = None, by_offset: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Attention of tokens at `positions` [B, Q] to keys at positions `at` [B or 1, K]; those below 0 are none."""
+    """Attention of tokens at `positions` [B, Q] to keys at positions `at` [B or 1, K]; keys below 0 do not exist."""
     seen = (at >= 0)[:, None] & (at[:, None] <= positions[:, :, None])
     if window > 0:
         seen &= at[:, None] > positions[:, :, None] - window
@@ -241,12 +256,12 @@ def _attended(
 
 
 def _of_offsets(by_offset: Tensor, offsets: Tensor) -> Tensor:
-    """[B, Hq, K] of places [B, K]; padding may lie beyond the last."""
+    """[B, Hq, K] for offsets [B, K]; padding may lie beyond the last."""
     return by_offset[:, offsets.clamp(0, by_offset.shape[1] - 1)].transpose(0, 1)
 
 
 def _shares(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Softmax of [B, Hq, Q, K] in float32; sinks take their share, and it is left out."""
+    """Softmax of [B, Hq, Q, K] in float32, with the share of sinks removed."""
     if sinks is None:
         return torch.softmax(scores.float(), -1)
     column = sinks[None, :, None, None].expand(scores.shape[0], -1, scores.shape[2], 1).to(scores.dtype)
@@ -268,7 +283,7 @@ def read_only_attention(
     query: Tensor, key: Tensor, value: Tensor, past_key: Tensor | None, past_value: Tensor | None,
     past_lengths: Tensor, scale: float, softcap: float, window: int,
 ) -> Tensor:  # fmt: skip
-    """`fused_attention` with a cache that stays as it is, or without one: out is [B, Q, Hq, Dv]. It has no sinks."""
+    """`fused_attention` with a cache that is not written, or without one: out is [B, Q, Hq, Dv]. It has no sinks."""
     positions = past_lengths[:, None] + torch.arange(query.shape[2])
     if past_key is None or past_value is None:
         return _attended(query, key, value, positions, positions, None, scale, softcap, window)
@@ -306,7 +321,7 @@ def _fused(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     owner = state.owner(layer, key, value)
     past = state.past(owner)
-    assert past is not None  # this dialect's programs have a cache
+    assert past is not None  # programs of this dialect have a cache
     out, *kept = torch.ops.llmc.attention(
         query, key, value, *past, state.past_lengths, s_aux, float(scale), float(softcap or 0.0),
         int(sliding_window or -1), **({"slopes": list(slopes)} if slopes else {}),
@@ -354,7 +369,7 @@ def _two_part(
         past_key, past_value = past
         capacity = past_key.shape[2]
         at = state.positions_of_past(owner, capacity)
-        # places without a token may hold anything, NaN included: 0 × NaN is NaN, so they are replaced, not masked
+        # slots without a token may hold anything, NaN included: they are replaced, not masked, because 0 × NaN is NaN
         live = ((at >= 0) & (at < state.past_lengths[:, None]))[:, None, :, None]
         past_key, past_value = torch.where(live, past_key, 0.0), torch.where(live, past_value, 0.0)
         if attention_mask is not None and state.window(owner) is not None:
@@ -391,8 +406,10 @@ def _two_part_mask(
     batch_size: int, q_length: int, kv_length: int, mask_function: Callable[..., Tensor],
     dtype: torch.dtype = torch.float32, local_size: int | None = None, **_: Any,
 ) -> Tensor:  # fmt: skip
-    """Additive mask [B, 1, Q, S + Q]: the model's own rule at absolute positions, and nothing past the live length. For
-    layers with a window, [B, 1, Q, Q]: they know their past themselves."""
+    """Additive mask [B, 1, Q, S + Q]: the model's own rule at absolute positions, and nothing past the live length.
+
+    For layers with a window, [B, 1, Q, Q], because `seen_of_past` masks their past.
+    """
     state = STATE.get()
     query_position = state.positions[:, None, :, None]
     rows = torch.arange(batch_size)[:, None, None, None]
@@ -420,7 +437,7 @@ def _causal(window: int | None) -> Callable[..., Tensor]:
 
 
 def attention_name(dialect: Dialect) -> str:
-    """The name under which transformers knows a dialect."""
+    """The name of a dialect's attention function in transformers' registry."""
     return f"llmc_{dialect}"
 
 

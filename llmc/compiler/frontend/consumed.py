@@ -1,12 +1,12 @@
-"""Every tensor and key of a checkpoint has to be read: one that nothing reads shows that the model is a different one.
+"""Check that every tensor and key of a checkpoint is read: an unread one shows that the model is a different one.
 
-Verification would not notice the error, because the same transformers code builds the reference from the same
-configuration. The families list what is read and what changes no number (architectures/). Anything else is refused by
-name. A key that is null switches nothing on.
+Verification would miss the error, because the same transformers code builds the reference from the same configuration.
+The architectures list the keys that are read and those without effect (architectures/). Any other key or tensor is
+refused by name. A key that is null switches nothing on.
 
-What a checkpoint says twice has to agree: a configuration against its own lists, and against the tensors beside it.
-Else a model is built that the tensors do not fill, or one of other numbers, and the first error would name neither.
-Only headers of files and the vocabulary are read.
+Duplicate facts have to agree: a configuration with its own lists, and with the tensors next to it. Otherwise the model
+would not fit the tensors or would compute other numbers, and the first error would name neither. Only file headers and
+the vocabulary are read.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from llmc.compiler.checkpoint.base import Checkpoint
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-"""What families call the number of a layer's experts."""
+"""Architectures' names for the number of a layer's experts."""
 USED = ("num_experts_per_tok", "top_k_experts", "moe_k")
-"""What they call how many of these a token uses."""
+"""Architectures' names for the number of experts per token."""
 _LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 
 
 def require_consistent(checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError, with both sides of the first contradiction and what to do."""
+    """Raise CheckpointError with both sides of the first contradiction and a remedy."""
     for said in _contradictions(checkpoint):
         raise CheckpointError(
             f"{checkpoint.path}: {said}; the files are of two models, or config.json was edited: fetch them again"
@@ -62,7 +62,7 @@ def _layers(config: dict[str, Any], tensors: list[str]) -> Iterator[str]:
 
 
 def _windows(config: dict[str, Any]) -> Iterator[str]:
-    """A family whose configuration leaves the window out has its default."""
+    """A configuration without the window key uses its architecture's default."""
     window, types = config.get("sliding_window"), config.get("layer_types")
     if type(window) is int and window < 1 and config.get("use_sliding_window") is not False:
         yield f"sliding_window is {window}, which no token is in (null switches it off)"
@@ -79,7 +79,7 @@ def _experts(config: dict[str, Any]) -> Iterator[str]:
 
 
 def _vocabulary(checkpoint: Checkpoint) -> Iterator[str]:
-    """Tokens that a tokenizer adds to its vocabulary may lie beyond the embedding, as Gemma 3's for images do."""
+    """Added tokens of a tokenizer may lie beyond the embedding, as Gemma 3's image tokens do."""
     size = checkpoint.config.get("vocab_size")
     if not isinstance(size, int):
         return
@@ -92,7 +92,7 @@ def _vocabulary(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def _largest_id(checkpoint: Checkpoint) -> int:
-    """Of the tokenizer's own vocabulary; -1 where there is none that says so."""
+    """Largest id in the tokenizer's own vocabulary, or -1 if unknown."""
     try:
         model = json.loads(checkpoint.tokenizer_json())["model"]
         vocabulary = model["vocab"]
@@ -105,26 +105,28 @@ def _largest_id(checkpoint: Checkpoint) -> int:
 SHOWN = 3
 
 COMPUTED = (".rotary_emb.inv_freq", ".position_ids", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
-"""Ends of the names of tensors that older versions of transformers wrote and that the configuration determines."""
+"""Name endings of tensors that older versions of transformers wrote and that the configuration determines."""
 
 
 def require_readable(checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError for an architecture that is not supported, and as `require_consumed`."""
+    """Raise CheckpointError for an unsupported architecture, and for what `require_consumed` refuses."""
     require_supported(checkpoint.config)
     require_consumed(checkpoint)
 
 
 def require_consumed(checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError, naming the first of them, where the checkpoint has tensors or keys that nothing reads, or
-    contradicts itself. What adapters bring that requests choose is read by the modules that they change."""
+    """Raise CheckpointError for unread tensors or keys, naming the first ones, and for contradictions.
+
+    Tensors of selectable adapters are read by the modules that they change.
+    """
     checkpoint = checkpoint.of_adapter(0)
     require_consistent(checkpoint)
     keys = list(_left_over_keys(checkpoint.config))
     if keys:
         raise CheckpointError(
-            f"{checkpoint.path}: the configuration says {_shown(keys)}, which nothing reads in architecture "
-            f"{checkpoint.config['model_type']!r}: the model would be another one, and its reference too; if that "
-            "changes no number, take it out of config.json; else the model is not supported"
+            f"{checkpoint.path}: the configuration has {_shown(keys)}, which nothing reads in architecture "
+            f"{checkpoint.config['model_type']!r}, and which could make it another model; if it does not affect "
+            "results, take it out of config.json; otherwise the model is not supported"
         )
     needed = tensor_names(checkpoint.config)
     computed = (*COMPUTED, *architecture(checkpoint.config).computed)
@@ -137,12 +139,12 @@ def require_consumed(checkpoint: Checkpoint) -> None:
     if tensors:
         raise CheckpointError(
             f"{checkpoint.path}: nothing in architecture {checkpoint.config['model_type']!r} takes the tensors "
-            f"{_shown(tensors)}: its configuration leaves out what they are for, or the model is not supported"
+            f"{_shown(tensors)}: its configuration lacks the keys for them, or the model is not supported"
         )
 
 
 def tensor_names(config: Mapping[str, Any]) -> set[str]:
-    """The names of every tensor that the model of a supported configuration has; a tied head's too."""
+    """Names of all tensors that the model of a supported configuration has, including a tied lm_head."""
     return architecture(config).tensor_names(config)
 
 
@@ -155,7 +157,7 @@ def _left_over_keys(config: Mapping[str, Any]) -> Iterator[str]:
     for name, value in config.items():
         if value is None or name in known or any(value == allowed for allowed in neutral.get(name, ())):
             continue
-        if name == "rope_scaling" and not config.get("rope_parameters"):  # transformers reads it only then
+        if name == "rope_scaling" and not config.get("rope_parameters"):  # only then does transformers read it
             yield from _left_over_rope(name, value, own)
         else:
             yield f"{name}: {value!r:.60}"

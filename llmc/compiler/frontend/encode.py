@@ -1,9 +1,9 @@
-"""Trace a model that embeds or scores, once, with symbolic batch and length: no cache, and masks by lengths.
+"""Trace an embedding or scoring model once, with symbolic batch and length, length masks and no cache.
 
 Program contract:
   inputs   token_ids [B, T] int64; lengths [B] int64 (1 … T live tokens, right padded: padding may hold any id);
-           where the model has segments type_ids [B, T] int64
-  outputs  embed: hidden states after the last layer [B, T, H] float32, of which those of padding mean nothing;
+           type_ids [B, T] int64 where the model has segments
+  outputs  embed: hidden states after the last layer [B, T, H] float32, meaningless at padding;
            score: logits [B, labels]
 """
 
@@ -31,12 +31,14 @@ if TYPE_CHECKING:
     from llmc.runtime.pooling.modules import Task
 
 _LEFT_OUT = ("pooler.", "cls.", "lm_head.", "vocab_", "predictions.", "head.", "decoder.", "classifier.")
-"""Parts of checkpoints that a model for embedding has no use for, behind the names of parts that hold them."""
+"""Name prefixes of checkpoint parts that an embedding model does not use; names of enclosing parts may come first."""
 
 
 class Encode(nn.Module):
-    """A model in the program contract above, in float32; `judges`: the ids of "no" and "yes", of a decoder that
-    scores by their logits."""
+    """A model with the program contract above, in float32.
+
+    `judges`: the ids of "no" and "yes", for a decoder that scores by their logits.
+    """
 
     def __init__(self, checkpoint: Checkpoint, task: Task, judges: tuple[int, int] | None = None) -> None:
         super().__init__()
@@ -58,7 +60,7 @@ class Encode(nn.Module):
             self.judge = None
 
     def forward(self, token_ids: Tensor, lengths: Tensor, type_ids: Tensor | None = None) -> Tensor:
-        """See the module's docstring."""
+        """Run the program contract of this module."""
         positions = torch.arange(token_ids.shape[1])[None]
         mask = (positions < lengths[:, None]).long()
         if self.padding is not None:
@@ -67,7 +69,7 @@ class Encode(nn.Module):
         return self._result(token_ids, lengths, type_ids, attention_mask=mask, position_ids=positions)
 
     def unpadded(self, token_ids: Tensor, type_ids: Tensor | None = None) -> Tensor:
-        """The same of texts of one length, [B, T], with the masks and positions that transformers makes by itself."""
+        """Run texts of one length, [B, T], with transformers' own masks and positions."""
         return self._result(token_ids, torch.full((len(token_ids),), token_ids.shape[1]), type_ids)
 
     def _result(self, token_ids: Tensor, lengths: Tensor, type_ids: Tensor | None, **inputs: Any) -> Tensor:
@@ -89,7 +91,7 @@ class Encode(nn.Module):
 
 
 def trace_encoder(model: Encode) -> ExportedProgram:
-    """The traced program of `model`, which holds its weights. Raises CompileError."""
+    """Trace `model` into a program that holds its weights. Raises CompileError."""
     args, dims = _example(model)
     return _exported(model, model, args, dims)
 
@@ -97,7 +99,7 @@ def trace_encoder(model: Encode) -> ExportedProgram:
 class _Weightless(nn.Module):
     """A model whose parameters and buffers are one more input, {name: tensor}: the program holds no tensor at all.
 
-    The model is kept out of nn.Module's registration, so that torch.export finds nothing to lift.
+    The model is kept out of nn.Module's registration, which leaves torch.export nothing to lift.
     """
 
     def __init__(self, model: Encode, names: Mapping[str, str]) -> None:
@@ -106,7 +108,6 @@ class _Weightless(nn.Module):
         self._names = names
 
     def forward(self, token_ids: Tensor, lengths: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """As the model's, with `weights` by `names`."""
         return self._run(weights, token_ids, lengths)
 
     def _run(self, weights: Mapping[str, Tensor], *given: Tensor) -> Tensor:
@@ -116,19 +117,16 @@ class _Weightless(nn.Module):
 
 
 class _WeightlessTyped(_Weightless):
-    """The same of a model with segments."""
-
     def forward(  # type: ignore[override] # the weights are a program's last input
         self, token_ids: Tensor, lengths: Tensor, type_ids: Tensor, weights: Mapping[str, Tensor]
     ) -> Tensor:
-        """As the model's, with `weights` by `names`."""
         return self._run(weights, token_ids, lengths, type_ids)
 
 
 @dataclass(frozen=True)
 class WeightlessEncoder:
-    """A traced program that takes its weights as inputs behind the others: `parameters`, which are the checkpoint's,
-    then `buffers`, which were computed from the configuration."""
+    """A traced program that takes its weights as its last inputs: first `parameters` from the checkpoint, then
+    `buffers`, which were computed from the configuration."""
 
     exported: ExportedProgram
     parameters: dict[str, tuple[int, ...]]
@@ -136,7 +134,7 @@ class WeightlessEncoder:
 
 
 def trace_weightless_encoder(model: Encode, dtype: torch.dtype = torch.float32) -> WeightlessEncoder:
-    """The traced program of `model` with parameters in `dtype`, and no tensor in it. Raises CompileError."""
+    """Trace `model` with parameters in `dtype`, into a program without tensors. Raises CompileError."""
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     names = {name.removeprefix("model."): name for name in tensors}
     parameters = {n: p for n, full in names.items() if isinstance(p := tensors[full], nn.Parameter)}
@@ -149,7 +147,6 @@ def trace_weightless_encoder(model: Encode, dtype: torch.dtype = torch.float32) 
 
 
 def _example(model: Encode) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-    """Inputs to trace with, and their symbolic sizes."""
     dynamic, lengths = Dim.DYNAMIC, torch.tensor([16, 9])
     ids = torch.ones(2, 16, dtype=torch.long)
     both = {0: dynamic, 1: dynamic}
@@ -169,11 +166,11 @@ def _exported(model: Encode, module: nn.Module, args: tuple[Any, ...], dims: Map
 
 
 def _load(checkpoint: Checkpoint, task: Task, generative: bool) -> nn.Module:
-    """The checkpoint's model with all its weights; raises CheckpointError for missing tensors, and for unread ones."""
+    """Raises CheckpointError for missing tensors and for unread ones."""
     if coded_names(checkpoint):
         raise CheckpointError(
-            f"{checkpoint.path}: its weights are stored in codes, which transformers alone would read for --task "
-            f"{task}: take the unquantised checkpoint, and let `llmc compile --quantize` quantise it"
+            f"{checkpoint.path}: its weights are quantized, and --task {task} needs unquantized ones: take the "
+            "unquantized checkpoint, and let `llmc compile --quantize` quantize it"
         )
     kind = AutoModel
     if task == "score":
@@ -182,7 +179,7 @@ def _load(checkpoint: Checkpoint, task: Task, generative: bool) -> nn.Module:
     folder = Path(checkpoint.path)
     if checkpoint.format.endswith(("+lora", "+adapters")):
         raise CheckpointError(
-            f"{checkpoint.requested}: LoRA adapters are for models that generate alone; merge this one with PEFT "
+            f"{checkpoint.requested}: only models that generate can use LoRA adapters; merge this one with PEFT "
             "(`merge_and_unload`) and compile the result"
         )
     extra: dict[str, Any] = {"add_pooling_layer": False} if task == "embed" else {}
@@ -200,7 +197,8 @@ def _load(checkpoint: Checkpoint, task: Task, generative: bool) -> nn.Module:
     if unread:
         raise CheckpointError(
             f"{folder}: nothing in architecture {checkpoint.config['model_type']!r} takes the tensors "
-            f"{', '.join(unread[:3])}: the model would be another one"
+            f"{', '.join(unread[:3])}: name the --task that the checkpoint was trained for, or the model is not "
+            "supported"
         )
     model.requires_grad_(False)
     return model.eval()
@@ -216,7 +214,7 @@ def _from_pretrained(kind: Any, folder: Path, attention: str, extra: dict[str, A
     except TypeError:
         if not extra:
             raise
-        found = kind.from_pretrained(folder, **common)  # a model without a pooler takes no flag to leave it out
+        found = kind.from_pretrained(folder, **common)  # a model without a pooler rejects the flag
     return found
 
 

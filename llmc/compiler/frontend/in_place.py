@@ -1,7 +1,7 @@
-"""A traced program without operators that write into their input: compilers take values, which never change.
+"""Remove operators that write into their input from a traced program: compilers need immutable values.
 
-torch.export keeps `x /= s` as `div_`. Where nothing reads x after that, it is `x / s`. What else a program writes in
-place has no such form, and is refused.
+torch.export keeps `x /= s` as `div_`. Where nothing reads x afterwards, `x / s` replaces it. Other in-place writes have
+no such form and are refused.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from llmc.errors import CompileError
 
 
 def without_writes(exported: ExportedProgram) -> ExportedProgram:
-    """`exported`, changed: each operator that writes into its first input is the one that returns the result.
+    """Replace each operator in `exported` that writes into its first input by the one that returns the result.
 
-    Raises CompileError, naming the operator, where its input, or what shares memory with it, is read later.
+    Raises CompileError, naming the operator, where its input, or a tensor that shares its memory, is read later.
     """
     nodes = list(exported.graph.nodes)
     order = {node: i for i, node in enumerate(nodes)}
@@ -28,14 +28,14 @@ def without_writes(exported: ExportedProgram) -> ExportedProgram:
         twin = getattr(torch.ops.aten, target._schema.name.removeprefix("aten::").removesuffix("_"), None)
         plain = getattr(twin, target._overloadname, None)
         if plain is None or any(order[user] > order[node] for user in _readers(written)):
-            raise CompileError(f"the model writes in place ({node.format_node()}), and reads later what it wrote into")
+            raise CompileError(f"the model writes in place ({node.format_node()}), and reads the written tensor later")
         node.target = plain
     exported.graph_module.recompile()
     return exported
 
 
 def _readers(written: fx.Node) -> list[fx.Node]:
-    """What reads a tensor, or a view of it, or what it is a view of."""
+    """Nodes that read a tensor, a view of it, or its base."""
     source = written
     while _is_view(source):
         source = source.args[0]

@@ -1,4 +1,4 @@
-"""The unmodified transformers model with a checkpoint's weights, in float32: what everything is compared with."""
+"""The reference: the unmodified transformers model with a checkpoint's weights, in float32."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from llmc.compiler.checkpoint.base import Checkpoint
 
 STREAMED = 1 << 30
-"""Bytes of a model in float32 from which on its weights are not held all at once."""
+"""Bytes of a float32 model from which on its weights are not held all at once."""
 
 
 def load_real_model(checkpoint: Checkpoint) -> nn.Module:
-    """The checkpoint's model with its weights, float32, eval, with transformers' attention; raises CheckpointError.
+    """Load the checkpoint's model with its weights: float32, eval, transformers' own attention. Raises CheckpointError.
 
-    A large one reads them as it runs (`is_streamed`), and has `streamed`: see StreamedWeights.
+    A large model reads its weights as it runs (`is_streamed`), and has a `streamed` attribute (StreamedWeights).
     """
     model, fill = _unfilled(checkpoint)
     size = 4 * sum(parameter.numel() for parameter in model.state_dict().values())
@@ -40,22 +40,26 @@ def load_real_model(checkpoint: Checkpoint) -> nn.Module:
 
 
 def streamed_model(checkpoint: Checkpoint, leaving: Leaving) -> nn.Module:
-    """The same, of any size, with `streamed`, which calls `leaving` with every layer that all calls went through."""
+    """Load a model of any size that streams its weights, and call `leaving` with each layer after all calls passed
+    it."""
     model, fill = _unfilled(checkpoint)
     model.streamed = StreamedWeights(model, layers_of(model), fill, checkpoint.forget, leaving)
     return model
 
 
 def is_streamed(checkpoint: Checkpoint, size: int) -> bool:
-    """Whether weights of `size` bytes in float32 are read again for each token: floats of STREAMED bytes or more;
-    codes, which take longer to read, only where all would fill half of this host's memory."""
+    """Whether weights of `size` bytes in float32 are read again for each token.
+
+    Floats are from STREAMED bytes on. Quantized weights take longer to read, and are streamed only where all would fill
+    half of this host's memory.
+    """
     if not coded_names(checkpoint):
         return size >= STREAMED
     return size > max(STREAMED, (host_memory() or 0) // 2)
 
 
 def _unfilled(checkpoint: Checkpoint) -> tuple[PreTrainedModel, Fill]:
-    """A model without values, and what writes them: with none of the adapters that requests choose."""
+    """A model without values, and the function that writes them, without selectable adapters."""
     checkpoint = checkpoint.of_adapter(0)
     model = build_skeleton(checkpoint.config)
     names = set(checkpoint.tensor_names())

@@ -2,21 +2,21 @@
 
 Marks cut the traced graph into what comes before the layers, the layers, and what comes after. A layer may read
 
-  - the hidden states that the one before it left, its own weights and its own cache;
-  - inputs of no layer, and what comes before all layers;
+  - the hidden states of the previous layer, its own weights and its own cache;
+  - inputs that belong to no layer, and values computed before all layers;
   - a size that an earlier layer computed.
 
-What reads anything else cannot be repeated. The last two traced layers of a kind have to be the same in all but whose
-weights and cache they read; then every other layer of the kind is a copy of the last one, in the model's order. The
-result has the inputs, outputs and operators of a whole trace. Names of operators may differ, and guards on sizes that a
-whole trace repeats for each layer are there once for each traced one.
+A layer that reads anything else cannot be repeated. The last two traced layers of a kind must be identical except for
+their weights and cache. Every other layer of the kind is then a copy of the last one, in the model's order. The result
+has the inputs, outputs and operators of a whole trace. Operator names may differ, and guards on sizes appear once for
+each traced layer instead of each layer.
 
-Layers of a model that only their weights tell apart are of one kind, and a few of each are traced.
+Layers that differ only in their weights are of one kind, and a few of each kind are traced.
 
-A layer's kind is read off the module: classes and names of all that is in it, every attribute but its index, names,
-shapes and dtypes of its parameters, and its entry in each list of the configuration that has one for every layer. What
-cannot be compared so (buffers, tensors in attributes, shared parameters, objects without a value) has no kind, and the
-model is traced whole.
+A layer's kind covers classes, names and attributes in its module, except its index. It also covers names, shapes and
+dtypes of its parameters, and its entries in the configuration's lists with one entry per layer. Buffers, tensors in
+attributes, shared parameters and objects without a value cannot be compared. A layer with one of these has no kind, and
+the model is traced whole.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from torch.utils._pytree import tree_structure
 from llmc.runtime.cache_shape import CacheShape
 
 _TRACED = 3
-"""Layers of a kind that are traced: the first may make what all read, and the next two are compared."""
+"""Traced layers of a kind: the first may compute what all read, and the next two are compared."""
 
 _INDEX = ("layer_idx", "layer_id")
 _VALUES = (type(None), bool, int, float, str, torch.dtype, torch.device, type, FunctionType, BuiltinFunctionType)
@@ -48,12 +48,13 @@ _PARTS = ("_parameters", "_modules", "_buffers")
 
 
 class NotRepeatableError(Exception):
-    """The program cannot be made from a few layers; the message says why. The model is to be traced whole."""
+    """The program cannot be built from a few layers, for the reason in the message. The model has to be traced
+    whole."""
 
 
 @torch.library.custom_op("llmc::layer", mutates_args=())
 def layer_mark(hidden: Tensor) -> Tensor:
-    """The hidden states as they are: marks where a layer begins, and where the last one ends."""
+    """Return the hidden states unchanged: marks where a layer begins, and where the last one ends."""
     return hidden.clone()
 
 
@@ -64,16 +65,16 @@ def _(hidden: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """Which layers of a model are traced, and which of these each layer is like."""
+    """The traced layers of a model, and the traced layer that each layer equals."""
 
     kinds: tuple[int, ...]
-    """Of each layer of the model; equal numbers are of one kind."""
+    """Kind of each layer of the model; equal numbers are one kind."""
     path: str
-    """Where the model has the list of its layers, such as "model.layers"."""
+    """Path of the model's list of layers, such as "model.layers"."""
 
     @classmethod
     def of(cls, model: nn.Module) -> LayerPlan | None:
-        """None where the model is to be traced whole: few layers of each kind, or layers without a kind."""
+        """The plan, or None where the model must be traced whole: few layers of each kind, or layers without a kind."""
         try:
             plan = cls(layer_kinds(model), layers_of(model))
         except NotRepeatableError:
@@ -82,26 +83,26 @@ class LayerPlan:
 
     @cached_property
     def traced(self) -> list[int]:
-        """The layers that are traced, by their index in the model, rising."""
+        """Indices of the traced layers in the model, ascending."""
         return [i for i, kind in enumerate(self.kinds) if self.kinds[:i].count(kind) < _TRACED]
 
     @cached_property
     def like(self) -> list[int]:
-        """Of each layer of the model, the place among the traced ones of the layer whose operators it has."""
+        """For each layer of the model, the index among the traced ones of the layer with its operators."""
         traced = self.traced
         offsets = {self.kinds[i]: index for index, i in enumerate(traced)}
         return [traced.index(i) if i in traced else offsets[kind] for i, kind in enumerate(self.kinds)]
 
     @cached_property
     def steady(self) -> list[tuple[int, int]]:
-        """Places of the last two traced layers of each kind that is repeated; these have to be the same."""
+        """Indices of the last two traced layers of each repeated kind, which must be identical."""
         offsets: dict[int, list[int]] = {}
         for index, i in enumerate(self.traced):
             offsets.setdefault(self.kinds[i], []).append(index)
         return [(p[-2], p[-1]) for kind, p in offsets.items() if self.kinds.count(kind) > _TRACED]
 
     def apply(self, model: nn.Module) -> None:
-        """Leave only the layers that are traced, numbered anew, and mark where each begins and the last one ends."""
+        """Leave only the traced layers, renumbered, and mark where each begins and the last one ends."""
         owner, _, leaf = self.path.rpartition(".")
         config: Any = model.config
         layers: Any = model.get_submodule(self.path)
@@ -124,13 +125,13 @@ def _mark_input(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
 
 
 def _mark_output(_: nn.Module, __: Any, hidden: Any) -> Any:
-    if isinstance(hidden, tuple):  # with attention weights or a cache beside them
+    if isinstance(hidden, tuple):  # attention weights or a cache may come with them
         return (torch.ops.llmc.layer(hidden[0]), *hidden[1:])
     return torch.ops.llmc.layer(hidden) if isinstance(hidden, Tensor) else None
 
 
 def layers_of(model: nn.Module) -> str:
-    """Where a model has its decoder layers: the only list of as many modules as it has layers, outside other lists.
+    """Path of the decoder layers: the only list with as many modules as the model has layers, outside other lists.
 
     Raises NotRepeatableError.
     """
@@ -144,7 +145,7 @@ def layers_of(model: nn.Module) -> str:
 
 
 def layer_kinds(model: nn.Module) -> tuple[int, ...]:
-    """The kind of each decoder layer, as the index of the first that is like it. Raises NotRepeatableError."""
+    """Kind of each decoder layer, as the index of the first equal one. Raises NotRepeatableError."""
     layers = cast(nn.ModuleList, model.get_submodule(layers_of(model)))
     config: Any = model.config
     owners = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
@@ -159,12 +160,12 @@ def layer_kinds(model: nn.Module) -> tuple[int, ...]:
 
 
 def _lists(config: Any, layers: int) -> dict[str, Any]:
-    """The configuration's lists that have an entry for each layer."""
+    """Lists of the configuration with an entry for each layer."""
     return {name: v for name, v in vars(config).items() if isinstance(v, list | tuple) and len(v) == layers}
 
 
 def _module(module: nn.Module, config: Any, layer: int) -> Any:
-    """All of a module but its layer's index and its weights' values."""
+    """Everything in a module but its layer's index and its weights' values."""
     if any(True for _ in module.buffers(recurse=False)):
         raise NotRepeatableError(f"{type(module).__name__} has buffers")
     return (
@@ -180,7 +181,7 @@ def _module(module: nn.Module, config: Any, layer: int) -> Any:
 
 
 def _value(value: Any, config: Any) -> Any:
-    """Something that equals what it is made of in another layer just where `value` does."""
+    """A comparable form of `value`, equal between two layers exactly where `value` means the same in both."""
     if value is config or isinstance(value, _VALUES):
         return type(value), value if value is not config else None
     if isinstance(value, Mapping):
@@ -196,18 +197,18 @@ _CACHE = re.compile(r"cache\.(\d+)$")
 _NUMBER = re.compile(r"_\d+$")
 _SIZES = (torch.SymInt, torch.SymBool, torch.SymFloat)
 _BEFORE = -1
-"""Where nodes are that belong to no layer and come before all of them; those after have the number of traced layers."""
+"""Owner of nodes that come before all layers; nodes after them have the number of traced layers."""
 
 
 def repeat(
     exported: ExportedProgram, plan: LayerPlan, cache: CacheShape, inputs: Sequence[str], example: tuple[Any, ...],
     tensors: Mapping[str, Tensor],
 ) -> ExportedProgram:  # fmt: skip
-    """The whole model's program from `exported`, the trace of `plan`'s layers. Raises NotRepeatableError.
+    """Build the whole model's program from `exported`, the trace of `plan`'s layers. Raises NotRepeatableError.
 
-    `cache` is that of the traced layers. `inputs` names what `exported` takes beside parameters, in order: "cache.0" …
-    and weights as the model names them.
-    `example` has the structure of the whole program's arguments, and `tensors` are the parameters that it holds.
+    `cache` is that of the traced layers. `inputs` names the inputs of `exported` after parameters, in order: "cache.0"
+    … and weights as the model names them. `example` has the structure of the whole program's arguments, and `tensors`
+    are the parameters that it holds.
     """
     return _Repeating(exported, plan, cache, inputs).program(example, tensors)
 
@@ -219,7 +220,7 @@ class _Repeating:
         self.exported = exported
         self.plan = plan
         self.entries = [[i for i, t in enumerate(cache) if t.layer == index] for index in range(len(plan.traced))]
-        """Of each traced layer the places of its cache tensors."""
+        """Indices of each traced layer's cache tensors."""
         self.cache = cache
         self.count = len(plan.traced)
         self.layer = re.compile(rf"(?:^|\.){re.escape(plan.path)}\.(\d+)\.")
@@ -244,12 +245,12 @@ class _Repeating:
         self.outputs: Sequence[fx.Node] = nodes[-1].args[0]
         self.graph = fx.Graph()
         self.copies: dict[fx.Node, fx.Node] = {}
-        """What has become of each traced node; of a layer's, in the layer that was traced."""
+        """The copy of each traced node; for a node of a layer, the copy in the traced layer."""
         self.inputs: list[dict[fx.Node, fx.Node]] = [{} for _ in plan.kinds]
-        """Of each layer of the model, its own placeholders, by the traced ones."""
+        """For each layer of the model, its own placeholders, by the traced ones."""
 
     def _owners(self, inputs: Iterator[str]) -> dict[fx.Node, int]:
-        """The place of the layer whose weight or cache a placeholder is."""
+        """Index of the layer whose weight or cache each placeholder is."""
         owners: dict[fx.Node, int] = {}
         for node, spec in zip(self.placeholders, self.exported.graph_signature.input_specs, strict=True):
             name = next(inputs) if spec.kind == InputKind.USER_INPUT else str(spec.target)
@@ -295,7 +296,7 @@ class _Repeating:
         )  # fmt: skip
 
     def _placeholders(self) -> list[Any]:
-        """Make the whole program's placeholders, in the order of a whole trace; their input specs."""
+        """Create the whole program's placeholders, in the order of a whole trace, and return their input specs."""
         specs: list[Any] = []
         given = zip(self.placeholders, self.exported.graph_signature.input_specs, strict=True)
         for owned, group in groupby(given, lambda pair: pair[0] in self.owners):
@@ -325,7 +326,7 @@ class _Repeating:
         return built
 
     def _copy(self, nodes: Sequence[fx.Node], env: MutableMapping[fx.Node, fx.Node], named: bool = False) -> None:
-        """Add copies that read what `env` says, and put them there; `named`: under the names that they have."""
+        """Copy nodes that read through `env`, and add the copies to it; `named` keeps their names."""
         for node in nodes:
             args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
             name = node.name if named else _NUMBER.sub("", node.name)
@@ -333,20 +334,20 @@ class _Repeating:
             built.meta = {key: node.meta[key] for key in ("val",) if key in node.meta}
 
     def _check(self) -> None:
-        """Raise NotRepeatableError for what layers may not read, and for layers of a kind that differ."""
+        """Raise NotRepeatableError for reads that layers may not make, and for layers of a kind that differ."""
         for index, nodes in enumerate([*self.layers, self.after]):
             for node in nodes:
                 self._check_reads(node, index)
         for index in range(self.count):
             own = [self.marks[index + 1].args[0], *self._new_entries(index)]
             if any(self.home.get(node) != index or node in self.marks for node in own):
-                raise NotRepeatableError(f"layer {index} does not make its own hidden states and cache")
+                raise NotRepeatableError(f"layer {index} does not compute its own hidden states and cache")
         for node in self.before:
             if isinstance(node.meta.get("val"), Tensor) and any(n in self.owners for n in node.all_input_nodes):
                 raise NotRepeatableError(f"{node.name} reads a layer's tensor before all layers")
         head = self.outputs[: self._head]
         if any(0 <= self.home[n] < self.count for n in head) or self.home[self.marks[0].args[0]] != _BEFORE:
-            raise NotRepeatableError("the results are not made after the layers")
+            raise NotRepeatableError("the results are not computed after the layers")
         for first, second in self.plan.steady:
             for a, b in zip_longest(self._said(first), self._said(second)):
                 if a != b:
@@ -370,17 +371,17 @@ class _Repeating:
 
     @property
     def _head(self) -> int:
-        """Outputs before those of the cache."""
+        """Number of outputs before those of the cache."""
         return len(self.outputs) - len(self.cache)
 
     def _input_name(self, name: str, index: int, layer: int, first: int) -> str:
-        """The name of another layer's placeholder, whose cache tensors begin with number `first`."""
+        """Name of another layer's placeholder; that layer's cache tensors begin with number `first`."""
         if found := re.match(r"cache_(\d+)$", name):
             return f"cache_{first + self.entries[index].index(int(found[1]))}"
         return self._renamed(name, "_", index, layer)
 
     def _said(self, index: int) -> Iterator[str]:
-        """A traced layer, a line for each operator, in terms that layers of its kind share."""
+        """Text of a traced layer, one line per operator, in terms that layers of its kind share."""
         names = {node: f"%{i}" for i, node in enumerate(self.layers[index])} | {self.marks[index]: "%hidden"}
         symbols: dict[Any, Any] = {}
         for node, owner in self.owners.items():
@@ -407,12 +408,12 @@ class _Repeating:
         yield " ".join(names[n] for n in (self.marks[index + 1].args[0], *self._new_entries(index)))
 
     def _renamed(self, name: str, dot: str, index: int, layer: int) -> str:
-        """A weight's name, whose parts `dot` parts, with `layer` for `index`."""
+        """Replace `index` by `layer` in a weight's name, whose parts are separated by `dot`."""
         path = self.plan.path.replace(".", dot) + dot
         return name.replace(f"{path}{index}{dot}", f"{path}{layer}{dot}", 1)
 
 
 class _Named(str):
-    """A node in the text of another one's arguments."""
+    """A node in the text of another node's arguments."""
 
     __repr__ = str.__str__

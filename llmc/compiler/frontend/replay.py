@@ -1,8 +1,8 @@
-"""A model whose weights are read as it runs (streamed.py), and whose layers run again on hidden states of one's own.
+"""A model that reads its weights as it runs (streamed.py), and whose layers can run again on other hidden states.
 
-Every call of the model goes through a layer before any goes through the next. What a layer was called with is kept
-until then, so that it can be called again: with other hidden states, or with other weights. What comes out of the last
-layer on such a way goes through the rest of the model by `tail`.
+Every call of the model passes a layer before any call enters the next. The arguments of each layer's call are kept
+until then, which allows another call with other hidden states or other weights. `tail` runs the rest of the model on
+such a way's output of the last layer.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ _HIDDEN = "hidden_states"
 
 @dataclass
 class Way:
-    """Hidden states [1, n, width] on their way through the layers, beside those of call `of` of the model; None: not
-    yet apart from those. `shared`: what layers leave for later ones, by the name of the argument."""
+    """Hidden states [1, n, width] on their way through the layers, separate from those of call `of` of the model.
+
+    None: still equal to those. `shared`: values that layers leave for later ones, by argument name.
+    """
 
     of: int
     hidden: Tensor | None = None
     shared: dict[str, MutableMapping[Any, Any]] = field(default_factory=dict)
 
     def branch(self) -> Way:
-        """Another way from here on."""
+        """Start another way from here."""
         return Way(self.of, self.hidden, {name: copy.copy(held) for name, held in self.shared.items()})
 
 
 @dataclass(frozen=True)
 class _Given:
-    """Arguments of a layer's call."""
-
     arguments: tuple[Any, ...]
     named: Mapping[str, Any]
 
@@ -54,7 +54,7 @@ class _Given:
 
 
 class ReplayedModel:
-    """`leaving` is called with each layer, its weights in it, when all calls went through it."""
+    """A model that can be replayed; it calls `leaving` with each loaded layer after all calls passed it."""
 
     def __init__(self, checkpoint: Checkpoint, leaving: Callable[[nn.Module], None]) -> None:
         self._given: dict[int, _Given] = {}
@@ -71,13 +71,13 @@ class ReplayedModel:
 
     @property
     def call(self) -> int:
-        """The number of the call that is running."""
+        """Number of the running call."""
         number: int = self._call.number
         return number
 
     def run(self, sequences: Sequence[Sequence[int]], predicted: int) -> list[Tensor]:
-        """Call the model with every sequence; returns the logits [n, V] of the first `predicted` of them. The others
-        end with the last layer."""
+        """Call the model with every sequence, and return the logits [n, V] of the first `predicted` ones. The others
+        end after the last layer."""
 
         def one(number: int) -> Tensor | None:
             self._call.number, self._call.whole = number, number < predicted
@@ -90,7 +90,7 @@ class ReplayedModel:
         return [logits for logits in built if logits is not None]
 
     def through(self, layer: nn.Module, way: Way, weights: Mapping[nn.Module, Tensor] | None = None) -> None:
-        """Lead `way` through the layer whose turn it is, some of its matrices replaced by `weights`."""
+        """Run `way` through the current layer, with some of its matrices replaced by `weights`."""
         self.model.streamed.require_wanted()
         given, hidden = self._given[way.of], way.hidden
         named = dict(given.named)
@@ -109,7 +109,7 @@ class ReplayedModel:
         way.hidden = built[0] if isinstance(built, tuple) else built
 
     def tail(self, tokens: Sequence[int], way: Way) -> Tensor:
-        """Logits [n, V] of a way that went through all layers, once `run` has ended; `call` is the way's."""
+        """Logits [n, V] of a way that passed all layers, once `run` has ended."""
         self._call.number = way.of
         for at in range(len(self.layers)):
             self._stack[at] = _Passing(self.layers[at], self._in_tuple)
@@ -141,11 +141,11 @@ class ReplayedModel:
 
 
 class _Passing(nn.Module):
-    """In a layer's place: gives `out`, or what it gets."""
+    """Stands in for a layer: returns `out`, or its input."""
 
     def __init__(self, layer: nn.Module, in_tuple: bool) -> None:
         super().__init__()
-        self._layer = [layer]  # in a list it is no part of this module
+        self._layer = [layer]  # a list keeps it out of this module's children
         self._in_tuple = in_tuple
         self.out: Tensor | None = None
 
@@ -161,12 +161,12 @@ class _Passing(nn.Module):
 
 
 class _EndedError(Exception):
-    """A call of which no more is needed."""
+    """A call whose remaining work is not needed."""
 
 
 @contextmanager
 def replaced(weights: Mapping[nn.Module, Tensor]) -> Iterator[None]:
-    """While it lasts, matrices have other weights."""
+    """Use other weights for some matrices within the context."""
     held = {module: module._parameters["weight"] for module in weights}
     for module, weight in weights.items():
         module._parameters["weight"] = nn.Parameter(weight, requires_grad=False)

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     pass
 
 _REFUSALS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""What transformers raises for values that it cannot compute with."""
+"""Exceptions that transformers raises for values it cannot compute with."""
 
 
 def model_config(config: Mapping[str, Any]) -> PretrainedConfig:
-    """The transformers configuration object of an HF-style `config` dict; raises CheckpointError."""
+    """Create the transformers configuration object of an HF-style `config` dict. Raises CheckpointError."""
     model_type = require_supported(config)
     fields = {
         k: v
@@ -47,12 +47,12 @@ def _floats(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build_skeleton(config: Mapping[str, Any]) -> PreTrainedModel:
-    """A `…ForCausalLM` in eval mode whose parameters are on the meta device and whose buffers are real.
+    """Build a `…ForCausalLM` in eval mode whose parameters are on the meta device and whose buffers are real.
 
-    It has the attention that transformers chooses for it, which knows all that the model asks for (soft caps, sinks).
-    Buffers that checkpoints hold are parameters here; the others (rotary frequencies) are computed, since they come
-    from the configuration. Dropout is left out. Where the configuration has adapters to choose from, its linear modules
-    are adapters.py's. Raises CheckpointError.
+    It uses the attention that transformers chooses, which supports all that the model needs (soft caps, sinks). Buffers
+    that checkpoints hold are parameters here. The others (rotary frequencies) are computed from the configuration.
+    Dropout is left out. A configuration with selectable adapters gets the linear modules of adapters.py. Raises
+    CheckpointError.
     """
     hf_config = model_config(config)
     try:
@@ -78,7 +78,7 @@ def build_skeleton(config: Mapping[str, Any]) -> PreTrainedModel:
 
 
 def cache_argument(model: nn.Module) -> str:
-    """The name under which a model takes and gives back its cache; models of Mamba layers alone have their own."""
+    """Name of a model's cache argument and output; pure Mamba models use a different one."""
     return "cache_params" if "cache_params" in signature(model.forward).parameters else "past_key_values"
 
 
@@ -90,13 +90,13 @@ def _hold_stored_buffers(module: nn.Module) -> None:
 
 
 def _compute_buffers(module: nn.Module, model: PreTrainedModel) -> None:
-    """What transformers does after it loaded a checkpoint: the model's own rule writes each buffer.
+    """Compute buffers as transformers does after loading a checkpoint, by the model's own rule.
 
-    Source: transformers 5.23, modeling_utils.py, `_move_missing_keys_from_meta_to_device`. The rule is run over zeros
-    and over ones, and what it left as it was is not computed.
+    Source: transformers 5.23, modeling_utils.py, `_move_missing_keys_from_meta_to_device`. The rule runs over zeros and
+    over ones; values that it leaves unchanged are not computed.
     """
     names = [name for name, buffer in module._buffers.items() if buffer is not None and buffer.is_meta]
-    for owner in (module, model.base_model):  # some models write what their layers hold
+    for owner in (module, model.base_model):  # some models write their layers' buffers
         if names:
             names = _left_by_rule(module, names, partial(model._init_weights, owner))
     if names:
@@ -107,7 +107,6 @@ def _compute_buffers(module: nn.Module, model: PreTrainedModel) -> None:
 
 
 def _left_by_rule(module: nn.Module, names: list[str], rule: Callable[[], Any]) -> list[str]:
-    """The buffers of `names` that `rule` does not write."""
     written: list[Tensor] = []
     for filler in (0, 1):
         for name in names:

@@ -1,8 +1,8 @@
-"""A model whose weights are read as it runs: a layer at a time, so that memory for the largest is enough.
+"""A model that reads its weights as it runs, one layer at a time: memory for the largest layer is enough.
 
 A unit is a decoder layer, or a large embedding or projection outside of them. Before a unit runs its tensors are read,
-and those of the unit before are given back. Of several calls `side_by_side` each goes through a unit in turn, which is
-then read once for all of them.
+and those of the previous unit are released. Several calls `side_by_side` pass each unit in turn, which is then read
+once for all of them.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ from torch import Tensor, nn
 
 T = TypeVar("T")
 Fill = Callable[[str, Tensor], None]
-"""Writes a parameter of the model, by its name, into a tensor of its shape."""
+"""Writes the parameter of a name into a tensor of its shape."""
 Leaving = Callable[[str, nn.Module], None]
 """Takes a unit's name, and the unit with its weights."""
 
 LARGE = 1 << 24
-"""Values of a matrix outside of layers from which on it is a unit; what is smaller stays."""
+"""Values from which on a matrix outside of layers is a unit; smaller ones stay in memory."""
 
 
 class StreamedWeights:
-    """Gives `model`, whose parameters are on the meta device, what `fill` writes: its `layers` and large matrices as
-    they run, all others now. After each unit `done` is called, and before its weights go `leaving`. Raises what `fill`
-    raises, also as the model runs."""
+    """Fills `model`, whose parameters are on the meta device, with the values that `fill` writes.
+
+    `layers` and large matrices are filled as they run, all others now. After each unit `done` is called, and before its
+    weights are released `leaving`. Raises what `fill` raises, also as the model runs.
+    """
 
     def __init__(
         self, model: nn.Module, layers: Sequence[nn.Module], fill: Fill, done: Callable[[], None],
@@ -76,18 +78,21 @@ class StreamedWeights:
             put_parameter(module, name, tensor)
 
     def _room(self, shape: torch.Size) -> Tensor:
-        """Memory that was given back is not zeroed by the system again, which takes longer than a layer's product."""
+        """Reuse released memory: the system would zero new memory, which takes longer than a layer's matmul."""
         free = self._free.get(shape)
         return free.pop() if free else torch.empty(shape)
 
     def require_wanted(self) -> None:
-        """Raise ReplayStoppedError in calls that `side_by_side` no longer waits for; for what takes long in a unit."""
+        """Raise ReplayStoppedError in a call that `side_by_side` no longer waits for; long operations of a unit check
+        it."""
         if self._turns is not None:
             self._turns.require_wanted()
 
     def side_by_side(self, calls: Sequence[Callable[[], T]]) -> list[T]:
-        """What each call of the model gives; raises what the first of them that fails raises. Interrupted, it ends the
-        calls before it raises."""
+        """Run the calls of the model together and return their results; raises the first failing call's error.
+
+        An interrupt ends the calls before it is raised.
+        """
         results: dict[int, T] = {}
         failures: dict[int, BaseException] = {}
         self._turns = turns = _Turns(len(calls))
@@ -105,7 +110,7 @@ class StreamedWeights:
                 thread.start()
             for thread in threads:
                 thread.join()
-        except BaseException:  # a thread that computes while the process ends would abort it
+        except BaseException:  # a thread that still computes would abort the process at its end
             turns.stop([index for index, thread in enumerate(threads) if thread.ident is not None])
             raise
         finally:
@@ -134,11 +139,11 @@ def _is_large(module: nn.Module) -> bool:
 
 
 class ReplayStoppedError(Exception):
-    """Nobody waits for a call any more."""
+    """The result of this call is no longer needed."""
 
 
 class _Turns:
-    """Threads of which one runs at a time, each until it gives its turn on, or raises ReplayStoppedError."""
+    """Threads of which one runs at a time, each until it yields its turn or raises ReplayStoppedError."""
 
     def __init__(self, count: int) -> None:
         self._changed = threading.Condition()
@@ -149,7 +154,6 @@ class _Turns:
 
     @contextmanager
     def taking_part(self, index: int) -> Iterator[None]:
-        """The thread's share of the work."""
         self._own.index = index
         try:
             with self._changed:
@@ -161,7 +165,7 @@ class _Turns:
                 self._running.remove(index)
 
     def give_on(self) -> None:
-        """Let the others run, until it is the thread's turn again."""
+        """Let the others run until it is this thread's turn again."""
         with self._changed:
             self._next(self._own.index)
             self._wait(self._own.index)
@@ -174,7 +178,6 @@ class _Turns:
             self._changed.wait_for(lambda: not set(self._running).intersection(begun))
 
     def require_wanted(self) -> None:
-        """Raise ReplayStoppedError where they are to end."""
         if self._stopped:
             raise ReplayStoppedError
 

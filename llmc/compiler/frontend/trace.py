@@ -1,21 +1,22 @@
 """Trace a model once per dialect into a program with symbolic batch, query and cache length.
 
-Two forms: `trace` leaves weights in the program as parameters, for lowerings that replace them; `trace_weightless`
-takes them as inputs, for programs that are kept as they are.
+`trace` leaves weights in the program as parameters, for lowerings that replace them. `trace_weightless` takes them as
+inputs, for programs that are kept as they are.
 
-Each traced layer takes time, so of layers that are alike a few are traced, and the others made from them (repeat.py).
+Tracing time grows with the layers. Of identical layers only a few are traced, and repeat.py builds the others from
+them.
 
 Program contract, in the order of the traced signature:
   inputs   token_ids [B, Q] int64, past_lengths [B] int64, new_lengths [B] int64 (1 … Q live tokens, right padded),
            cache: the tensors of the model's cache in order (runtime/cache_shape.py), of attention key and value of
            each layer in turn, [B, Hkv, S, D];
-           of a model with adapters to choose from, between new_lengths and the cache: adapters [B, Q] int64, which of
-           them each token gets, 0 for none (the same for all tokens of a row)
+           of a model with selectable adapters, between new_lengths and the cache: adapters [B, Q] int64, the adapter
+           of each token, 0 for none (the same for all tokens of a row)
   outputs  logits [B, V] of each row's last live token, with `top_k` the largest of them (values [B, K], descending,
-           and ids [B, K] int64; which of those that equal the last one are in is the device's choice), then what
-           goes into the cache, in the order of the inputs: of keys and values
+           and ids [B, K] int64; the device decides between logits that equal the last one), then the new cache
+           tensors, in the order of the inputs. Keys and values:
            `fused`: the updated caches [B, Hkv, S, D]; others: the new tokens only [B, Hkv, Q, D];
-           of states what they are after each row's last live token
+           recurrent state: after each row's last live token
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class StepCache(TraceCache, StateCache):
 
 
 class TracedStep(nn.Module):
-    """One step of a causal language model over a cache, in the program contract above."""
+    """One step of a causal language model over a cache, with the program contract above."""
 
     def __init__(self, model: nn.Module, dialect: Dialect, shape: CacheShape, top_k: int = 0) -> None:
         super().__init__()
@@ -73,7 +74,7 @@ class TracedStep(nn.Module):
     def forward(
         self, token_ids: Tensor, past_lengths: Tensor, new_lengths: Tensor, cache: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
-        """Run the step; see the module's docstring for shapes."""
+        """Run the step; the module's docstring has the shapes."""
         batch, length = token_ids.shape
         positions = past_lengths[:, None] + torch.arange(length)[None]
         state = TraceState(positions, past_lengths, new_lengths, self.shape, cache)
@@ -99,12 +100,12 @@ class TracedStep(nn.Module):
 
 
 class AdaptedStep(TracedStep):
-    """The same with adapters."""
+    """`TracedStep` with selectable adapters."""
 
     def forward(  # type: ignore[override]
         self, token_ids: Tensor, past_lengths: Tensor, new_lengths: Tensor, adapters: Tensor, cache: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
-        """Run the step; see the module's docstring for shapes."""
+        """Run the step; the module's docstring has the shapes."""
         masks: Any = self.model.adapter_masks
         token = MASKS.set(masks(adapters))
         try:
@@ -139,14 +140,15 @@ def _trace(config: Mapping[str, Any], dialect: Dialect, few: bool) -> ExportedPr
 
 
 def _few_layers_first(make: Callable[[bool], T]) -> T:
-    """`make(True)`, which traces a few layers, or `make(False)`, all, where these do not show what the others are."""
+    """`make(True)`, which traces a few layers, or `make(False)`, which traces all, where the few do not determine the
+    others."""
     with suppress(NotRepeatableError, CompileError):
         return make(True)
     return make(False)
 
 
 def _fixed(config: Mapping[str, Any]) -> dict[str, dict[int, Any]]:
-    """The inputs before the cache, and which of their sizes are symbolic."""
+    """The inputs before the cache, and their symbolic sizes."""
     token, row = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, {0: Dim.DYNAMIC}
     sizes = {"token_ids": token, "past_lengths": row, "new_lengths": row, ADAPTERS: token}
     return {name: sizes[name] for name in step_inputs(config)}
@@ -157,12 +159,10 @@ def _fixed_example(fixed: Mapping[str, Sized]) -> list[Tensor]:
 
 
 def _inputs(fixed: Iterable[str], cache: Sized, weights: Iterable[str] = ()) -> list[str]:
-    """Names of a step's inputs, in order."""
     return [*fixed, *(f"cache.{i}" for i in range(len(cache))), *weights]
 
 
 def _dims(shape: CacheShape) -> list[dict[int, Any]]:
-    """The symbolic sizes of the cache's inputs."""
     d = Dim.DYNAMIC
     return [{0: d, 2: d} if t.kind == "kv" else {0: d} for t in shape]
 
@@ -170,8 +170,8 @@ def _dims(shape: CacheShape) -> list[dict[int, Any]]:
 class WeightlessStep(nn.Module):
     """A `TracedStep` whose parameters and buffers are one more input, {name: tensor}: the program holds no tensor.
 
-    `held`: which of these each tensor of the model is. The step is kept out of nn.Module's registration, so that
-    torch.export finds nothing to lift.
+    `held` names the entry for each tensor of the model. The step is kept out of nn.Module's registration, which leaves
+    torch.export nothing to lift.
     """
 
     def __init__(self, step: TracedStep, held: Mapping[str, str]) -> None:
@@ -193,7 +193,7 @@ class WeightlessStep(nn.Module):
 
 
 class AdaptedWeightlessStep(WeightlessStep):
-    """The same of an `AdaptedStep`."""
+    """`WeightlessStep` of an `AdaptedStep`."""
 
     def forward(  # type: ignore[override]
         self, token_ids: Tensor, past_lengths: Tensor, new_lengths: Tensor, adapters: Tensor, cache: Sequence[Tensor],
@@ -207,7 +207,7 @@ class AdaptedWeightlessStep(WeightlessStep):
 class WeightlessTrace:
     """A traced program that takes its weights as inputs after the cache: `parameters`, then `buffers`, by name.
 
-    Parameters come from the checkpoint; buffers were computed from the configuration, and their values are here.
+    Parameters come from the checkpoint. Buffers were computed from the configuration, and their values are here.
     """
 
     exported: ExportedProgram
@@ -220,8 +220,8 @@ def trace_weightless(
 ) -> WeightlessTrace:
     """Trace the model of `config` with symbolic B, Q and, where `cached`, S; parameters and cache are in `dtype`.
 
-    Without `cached` the program has no cache inputs: it is the first step of a sequence. With `top_k` it also returns
-    so many of the largest logits. Raises CompileError.
+    Without `cached` the program has no cache inputs: it is the first step of a sequence. `top_k` adds that many of the
+    largest logits to the outputs. Raises CompileError.
     """
     return _few_layers_first(lambda few: _trace_weightless(config, dialect, cached, dtype, top_k, few))
 
@@ -257,7 +257,7 @@ def _trace_weightless(
 
 
 def _held(model: nn.Module, config: Mapping[str, Any]) -> dict[str, str]:
-    """The name of each parameter, or of one that is equal."""
+    """Maps each parameter to its own name, or to that of an equal one."""
     layout, names = AdapterLayout.of(config), dict(model.named_parameters())
     return {name: name if layout is None else layout.held_as(name, names) for name in names}
 
@@ -271,14 +271,13 @@ def _cache_example(shape: CacheShape, capacity: int, dtype: torch.dtype = torch.
 
 
 def _dtype(tensor: CacheTensor, dtype: torch.dtype) -> torch.dtype:
-    """What a cache tensor is held in where keys and values are in `dtype`."""
     return dtype if tensor.dtype is None else _DTYPES[tensor.dtype]
 
 
 @contextmanager
 def _no_stack_traces() -> Iterator[None]:
-    """torch keeps with each operator the Python lines that made it, which nobody reads here: an eighth of the time."""
-    if not hasattr(torch.fx.config, "do_not_emit_stack_traces"):  # torch 2.11, which the road inductor takes, too
+    """Switch off the Python stack trace that torch records for each operator: an eighth of the time."""
+    if not hasattr(torch.fx.config, "do_not_emit_stack_traces"):  # torch 2.11, which the inductor backend also supports
         yield
         return
     before = torch.fx.config.do_not_emit_stack_traces
@@ -291,7 +290,7 @@ def _no_stack_traces() -> Iterator[None]:
 
 def _export(step: nn.Module, args: tuple[Any, ...], dims: Any, config: Mapping[str, Any]) -> ExportedProgram:
     try:
-        # of results that it looks up torch computes the symbolic sizes again, so that its cache costs a quarter
+        # torch recomputes the symbolic sizes of results that its cache returns, which costs a quarter of the time
         uncached = torch._dynamo.config.patch(fake_tensor_cache_enabled=False)
         with warnings.catch_warnings(), torch.no_grad(), uncached, _no_stack_traces():
             warnings.simplefilter("ignore")
@@ -305,7 +304,7 @@ def _export(step: nn.Module, args: tuple[Any, ...], dims: Any, config: Mapping[s
 
 
 def _drop_dropout(module: torch.fx.GraphModule) -> None:
-    """Take out dropout of models in evaluation, which leaves every value as it is and still counts as random."""
+    """Take out dropout of models in evaluation mode, which changes no value but counts as random."""
     for node in list(module.graph.nodes):
         if node.target is torch.ops.aten.dropout.default and node.args[2] is False:
             node.replace_all_uses_with(node.args[0])

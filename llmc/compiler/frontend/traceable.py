@@ -1,23 +1,23 @@
-"""The transformers model as it is traced: llmc's attention and experts in place of its own, its weights fake.
+"""The transformers model as it is traced: llmc's attention and experts replace its own, and its weights are fake.
 
-Only models that are traced are changed, so that references stay transformers' own. Read from transformers 5.23, the
-modeling file of each model.
+Only traced models are changed; references stay transformers' own. Based on transformers 5.23, the modeling file of each
+model.
 
 Latent attention: transformers' layers write keys into new memory (`expand_kv`), and DeepSeek V2's rotate neighbours by
-complex numbers; compilers have neither. The same sums in other operators are put in their place.
+complex numbers. Compilers support neither, and other operators with the same results replace them.
 
-Models that compute attention in code of their own, outside transformers' attention interface, are given the attention
-of a dialect (attention.py): a module that computes attention from query, key and value in a method of its own has that
-method replaced; one that does so inline has its forward replaced, which projects and reshapes as the model does.
+Models with their own attention code outside transformers' attention interface get the attention of a dialect
+(attention.py). Where a method of a module computes attention from query, key and value, that method is replaced. Where
+the forward computes it inline, the forward is replaced by one that projects and reshapes as the model does.
 
 Experts in dialects:
 
-`fused`     operators `llmc::expert_linear`, one a matrix, for compilers with kernels that read chosen experts only.
-others      every expert on every token, and nothing of those that were not chosen counts: plain tensor operators of
-            static shapes, in which no operator depends on what a tensor holds. Portable to any compiler.
+`fused`     operators `llmc::expert_linear`, one per matrix, for compilers whose kernels read only chosen experts.
+others      every expert on every token, without the results of experts that were not chosen: plain tensor operators
+            with static shapes, none of which depends on tensor contents. Portable to any compiler.
 
-Both follow transformers' contract of an experts function (transformers 5.23, integrations/moe.py): hidden states
-[T, H], the ids of the chosen experts [T, k] and their weights [T, k] → [T, H].
+Both follow transformers' contract of an experts function (transformers 5.23, integrations/moe.py): hidden states [T,
+H], the ids of the chosen experts [T, k] and their weights [T, k] → [T, H].
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from llmc.compiler.frontend.skeleton import build_skeleton
 from llmc.errors import CheckpointError
 
 _ROTATE = "apply_rotary_emb"
-"""The function by which layers rotate with complex numbers, and which layers of no other model call."""
+"""Function that rotates with complex numbers; no other model's layers call it."""
 
 
 def trace_latents(model: nn.Module) -> None:
-    """Change the layers of `model` that have latents; others stay as they are."""
+    """Replace the attention of `model`'s layers with latents; other layers stay unchanged."""
     for module in model.modules():
         if not hasattr(module, "expand_kv"):
             continue
@@ -67,7 +67,7 @@ def trace_latents(model: nn.Module) -> None:
 
 
 def _expanded(module: Any, latents: Tensor, rotated: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys [B, H, Q, D] and values of latents [B, 1, Q, L] and the rotated part of keys [B, 1, Q, R]."""
+    """Keys [B, H, Q, D] and values from latents [B, 1, Q, L] and the rotated part of keys [B, 1, Q, R]."""
     batch, _, length, _ = latents.shape
     widths = [module.qk_nope_head_dim, module.v_head_dim]
     built = module.kv_b_proj(latents).view(batch, length, -1, sum(widths)).transpose(1, 2)
@@ -94,10 +94,10 @@ def _rotated(query: Tensor, key: Tensor, angles: Tensor) -> tuple[Tensor, Tensor
 
 @torch.library.custom_op("llmc::expert_linear", mutates_args=())
 def expert_linear(x: Tensor, weight: Tensor, bias: Tensor | None, experts: Tensor, transposed: bool) -> Tensor:
-    """Each token's products with the matrices of the experts chosen for it: [T, k, N].
+    """Multiply each token with the matrices of its chosen experts: [T, k, N].
 
-    x is [T, K], the same for all of a token's experts, or [T, k, K]; weight [E, N, K], or [E, K, N] where `transposed`;
-    bias [E, N]; experts [T, k] int64. This is the reference meaning of the operator.
+    x is [T, K], shared by all experts of a token, or [T, k, K]; weight [E, N, K], or [E, K, N] where `transposed`; bias
+    [E, N]; experts [T, k] int64. This function is the operator's reference definition.
     """
     tokens, chosen = experts.shape
     rows = x[:, None].expand(tokens, chosen, x.shape[-1]) if x.dim() == 2 else x
@@ -125,7 +125,7 @@ def _normed(module: Any, rows: Tensor) -> Tensor:
 
 
 def _matrices(module: Any) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]:
-    """Weight and bias of what goes in, and of what comes out."""
+    """Weight and bias of the input matrix, and of the output matrix."""
     first = "gate_up_proj" if module.has_gate else "up_proj"
     into, out = (
         (getattr(module, name), getattr(module, f"{name}_bias") if module.has_bias else None)
@@ -151,12 +151,12 @@ def _every_expert(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k
     chosen = top_k_index[:, :, None] == torch.arange(into[0].shape[0])
     shares = torch.where(chosen, top_k_weights[:, :, None], 0.0).sum(1).transpose(0, 1)[:, :, None]
     rows = _normed(module, matmuls(_gated(module, matmuls(hidden_states[None], into)), out))
-    # an expert may overflow on tokens that it never sees, and 0 × infinity is NaN: so it is replaced, not weighted by 0
+    # an expert may overflow on tokens that it does not serve: replaced, not scaled, because 0 × infinity is NaN
     return (torch.where(shares != 0, rows, 0.0) * shares).sum(0).to(hidden_states.dtype)
 
 
 def registered(name: str) -> bool:
-    """Whether transformers knows a function for experts under this name."""
+    """Whether transformers has an experts function registered under this name."""
     return name in ALL_EXPERTS_FUNCTIONS
 
 
@@ -170,9 +170,9 @@ Attention = Callable[..., tuple[Tensor, None]]
 
 
 def take_over(model: PreTrainedModel, name: str) -> None:
-    """Let the layers of `model`, which is outside the interface, attend by the function that is registered as `name`.
+    """Make the layers of `model`, which is outside the interface, use the attention function registered as `name`.
 
-    Raises CheckpointError for a model with none of the modules that are known here.
+    Raises CheckpointError for a model without any of the supported modules.
     """
     attend: Attention = ALL_ATTENTION_FUNCTIONS[name]
     found = [module for module in model.modules() if type(module).__name__ in _ATTENTIONS]
@@ -194,7 +194,7 @@ def _masked_as(name: str) -> str:
 
 
 def _some_mask(name: str) -> Callable[..., Tensor]:
-    """The dialect's mask; a tensor that nothing reads where it needs none, since some models convert what they get."""
+    """The dialect's mask, or an unused tensor where the dialect needs none, because some models convert their mask."""
     built = ALL_MASK_ATTENTION_FUNCTIONS[name]
 
     def mask(*args: Any, **kwargs: Any) -> Tensor:
@@ -209,7 +209,7 @@ for _name in map(attention_name, DIALECTS):
 
 
 def _linear(module: nn.Linear, x: Tensor) -> Tensor:
-    """A product that the model writes as `x @ weight.T`."""
+    """A matmul that the model writes as `x @ weight.T`."""
     return functional.linear(x, module.weight, module.bias)
 
 
@@ -223,8 +223,8 @@ def _by_method(module: nn.Module, attend: Attention) -> None:
 
 
 def _by_group(module: Any, hidden: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Query [B, Hq, Q, D], key and value of a projection that holds, for each of `groups` heads of keys in turn, its
-    queries, its key and its value."""
+    """Query [B, Hq, Q, D], key and value of a projection that holds, for each of `groups` key heads in turn, its
+    queries, key and value."""
     batch, length, _ = hidden.shape
     heads, dim = module.num_heads, module.head_dim
     packed = module.query_key_value(hidden).view(batch, length, groups, heads // groups + 2, dim)
@@ -233,8 +233,10 @@ def _by_group(module: Any, hidden: Tensor, groups: int) -> tuple[Tensor, Tensor,
 
 
 def _falcon(model: Any, attend: Attention) -> None:
-    """The layers of a FalconModel. Where it adds to scores by positions (ALiBi), it rounds what it adds to bfloat16:
-    a table has that, as a buffer, which traced programs look up as they do learned positions."""
+    """The layers of a FalconModel. Where it uses ALiBi, it rounds what it adds to scores to bfloat16.
+
+    A buffer holds these values as a table, which traced programs look up as they do learned positions.
+    """
     source: Any = sys.modules[type(model).__module__]
     by_offset, model.use_alibi = model.use_alibi, False
     if by_offset:
@@ -269,7 +271,7 @@ def _bloom(module: Any, attend: Attention) -> None:
 
 
 def _mpt(module: Any, attend: Attention) -> None:
-    """Its mask says True of what is not seen; its table of ALiBi ends at 0 for the last key."""
+    """Its mask is True where a key is hidden; its ALiBi table ends at 0 for the last key."""
     built = sys.modules[type(module).__module__].build_mpt_alibi_tensor(module.n_heads, 2, device=torch.device("cpu"))
     slopes: list[float] = (-built[:, 0, 0]).tolist()
 
@@ -295,15 +297,15 @@ _ATTENTIONS: dict[str, Callable[[Any, Attention], None]] = {
     "BloomAttention": _bloom,
     "MptAttention": _mpt,
 }
-"""By the class of a layer's attention, or of what has the layers."""
+"""Replacements by the class of a layer's attention, or of the module with the layers."""
 _LINEAR = frozenset({"FalconLinear"})
 
 
 def build_traceable(config: Mapping[str, Any], attention: str) -> nn.Module:
-    """The skeleton with the attention function registered as `attention`.
+    """Build the skeleton with the attention function registered as `attention`.
 
-    Experts are computed by the function registered under the same name, if there is one (frontend/traceable.py). Rotary
-    frequencies do not change with a sequence's length. Raises CheckpointError.
+    Experts use the function registered under the same name, if there is one. Rotary frequencies do not change with a
+    sequence's length. Raises CheckpointError.
     """
     model = build_skeleton(config)
     if model._can_set_attn_implementation():
@@ -319,7 +321,7 @@ def build_traceable(config: Mapping[str, Any], attention: str) -> nn.Module:
 
 
 def _keep_frequencies(model: nn.Module) -> None:
-    """Let rotary frequencies be those of sequences within the original length (shared/rope.py), however long one is."""
+    """Keep rotary frequencies those of sequences within the original length (shared/rope.py), for any length."""
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)
         if isinstance(kinds, str) and kinds in BY_LENGTH:
@@ -329,8 +331,8 @@ def _keep_frequencies(model: nn.Module) -> None:
 
 
 def _without_gradient_marks(model: nn.Module) -> None:
-    """Take `torch.no_grad` off what modules compute, where it is all of a module: nothing is traced with gradients, and
-    for each torch.export makes a program within the program, of which it walks all more than once."""
+    """Remove `torch.no_grad` from methods that it covers completely. Nothing is traced with gradients, and for each of
+    them torch.export creates a nested program, which it walks several times."""
     for module in model.modules():
         forward = type(module).forward
         made_by = getattr(forward, "__wrapped__", None) and getclosurevars(forward).nonlocals.get("ctx_factory")
@@ -339,7 +341,7 @@ def _without_gradient_marks(model: nn.Module) -> None:
 
 
 def as_fake(model: nn.Module, mode: FakeTensorMode) -> None:
-    """Replace every meta parameter with a fake CPU tensor of `mode`, keeping ties (one object stays one object)."""
+    """Replace every meta parameter by a fake CPU tensor of `mode`, keeping ties (one object stays one object)."""
     memo: dict[int, nn.Parameter] = {}
     with mode:
         for module in model.modules():

@@ -1,1 +1,1 @@
-"""From a checkpoint to a bundle: plan, compile, verify, publish; and reports before and after."""
+"""From a checkpoint to a bundle: plan, compile, verify and publish, with reports before and after."""

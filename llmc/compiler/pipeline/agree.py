@@ -1,4 +1,4 @@
-"""Run finished executables against the portable ones that they were made of, before they are published."""
+"""Run natively compiled executables against the portable ones that they were built from, before they are published."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def agree(
     half: Bundle, manifest: Manifest, sources: Mapping[str, Path], finisher: Finisher, target: Target,
     options: CompileOptions, store: Store, report: Reporter,
 ) -> dict[str, Any]:  # fmt: skip
-    """How the finished bundle of `manifest` agrees with its portable half, for its manifest; remembered in the store.
+    """Compare the finished bundle of `manifest` with its portable half, and return the manifest entry; cached in the
+    store.
 
     Raises VerificationError beyond the limits of the bundle's formats.
     """
@@ -80,7 +81,6 @@ def _outcomes(
     half: Bundle, manifest: Manifest, sources: Mapping[str, Path],
     parts: Sequence[Bucket | Once], beyond: int, store: Store, report: Reporter,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """The outcome of each bucket, as verify.py has it."""
     from llmc.artifacts.bundle.reader import BundleFiles
     from llmc.artifacts.bundle.writer import write_bundle
     from llmc.compiler.verification.agreement import Agreement

@@ -1,8 +1,7 @@
-"""Weights for a bundle that was compiled from a configuration alone.
+"""Bind weights to a bundle that was compiled from a configuration alone.
 
-Such a bundle has tensors.json, tables.npz and config.json (weightless.py) where others have weights. Binding holds a
-checkpoint against them, by architecture, names and shapes; makes the weights file, once in the store; and writes a
-bundle that opens as any other:
+Such a bundle has tensors.json, tables.npz and config.json (weightless.py) in place of weights. Binding compares them
+with a checkpoint, by architecture, names and shapes, creates the weights file in the store, and writes a normal bundle:
 
     files       the old ones, and "weights", "weights.json"; tokenizer and chat template where there were none
     model       the name of the checkpoint, and its end and special tokens where there were none
@@ -10,7 +9,7 @@ bundle that opens as any other:
                 configuration are "configuration/…"; "bound" = {"manifest": digest, "model", "checkpoint"} of the bundle
                 that was bound
 
-All else, executables and their keys included, is what was compiled.
+Everything else, including executables and their keys, stays as compiled.
 """
 
 from __future__ import annotations
@@ -57,15 +56,14 @@ _SHAPING = (
     "hidden_size", "intermediate_size", "num_attention_heads", "rms_norm_eps", "rope_parameters", "hidden_act",
     "sliding_window", "layer_types",
 )  # fmt: skip
-"""Members of a configuration that programs have built in. One that a configuration leaves out is its architecture's
-default, and not compared."""
+"""Config keys that are compiled into programs. A key that a configuration leaves out has its architecture's default,
+and is not compared."""
 
 
 def why_unverified(target: Target, checkpoint: Checkpoint, options: CompileOptions) -> str | None:
-    """Why a compile has nothing to verify with, for its manifest; None where the checkpoint has weights.
+    """Reason for the manifest why a compile cannot be verified; None where the checkpoint has weights.
 
-    Raises InputError where a configuration alone is not enough for the target, or for the verification that was asked
-    for.
+    Raises InputError where a configuration alone is not enough for the target or the requested verification.
     """
     if checkpoint.tensor_names():
         return None
@@ -75,21 +73,21 @@ def why_unverified(target: Target, checkpoint: Checkpoint, options: CompileOptio
 
         able = ", ".join(name for name in offered() if open_target(name).description.config_only)
         raise InputError(
-            f"device {options.device} needs the weights to compile, and {checkpoint.path} is a configuration alone: "
+            f"device {options.device} needs the weights to compile, and {checkpoint.path} is only a configuration: "
             f"give the checkpoint as MODEL, or compile for one of: {able}"
         )
     if options.verify == "all":
         raise InputError(
-            "--verify all needs weights to compare with, and a configuration alone has none; leave it out, and verify "
-            "later with: llmc verify BUNDLE --reference MODEL"
+            "--verify all needs weights to compare with, and a configuration has none; leave it out, and verify later "
+            "with: llmc verify BUNDLE --reference MODEL"
         )
     return "no weights: verify with llmc verify BUNDLE --reference MODEL"
 
 
 def bound(bundle: Path, weights: str, store: Store, report: Report | None = None) -> Path:
-    """The folder, in the store, of the bundle with the weights of the checkpoint that is named; made once.
+    """Folder in the store of the bundle with the weights of the named checkpoint, created on first use.
 
-    Raises what `bind` raises.
+    Raises the errors of `bind`.
     """
     checkpoint = open_checkpoint(weights)
     with BundleFiles.open(bundle) as files:
@@ -110,11 +108,11 @@ def bind(
     bundle: Path, checkpoint: Checkpoint, output: Path, store: Store, report: Report | None = None, *,
     name: str | None = None,
 ) -> Path:  # fmt: skip
-    """Write the bundle with the checkpoint's weights to `output`; `name` is what the user called the checkpoint.
+    """Write the bundle with the checkpoint's weights to `output`; `name` is the user's name for the checkpoint.
 
     Raises InputError for a bundle that has weights, CheckpointError for a checkpoint that does not match it, naming the
-    first mismatches, ArtifactError for a damaged bundle, and CapacityError or UnwritableError without room; `output` is
-    then as it was.
+    first mismatches, ArtifactError for a damaged bundle, and CapacityError or UnwritableError without room. On an error
+    `output` stays unchanged.
     """
     with BundleFiles.open(bundle) as files:
         manifest = files.manifest
@@ -136,11 +134,12 @@ def bind(
 
 
 def require_match(files: BundleFiles, described: list[Described], checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError, naming the first mismatches, unless the weights fit what was compiled."""
+    """Raise CheckpointError, naming the first mismatches, unless the weights fit the compiled configuration."""
     known = set(checkpoint.tensor_names())
     if not known:
         raise CheckpointError(
-            f"{checkpoint.path} is a configuration alone: it has no weights to bind; name the folder or file that has"
+            f"{checkpoint.path} is only a configuration and has no weights to bind; name the folder or file that "
+            "has the weights"
         )
     wrong = [*_differing_config(files, checkpoint), *_differing_tensors(described, checkpoint, known)]
     if wrong:
@@ -164,7 +163,7 @@ def _differing_config(files: BundleFiles, checkpoint: Checkpoint) -> Iterator[st
 
 
 def _agree(mine: Any, theirs: Any) -> bool:
-    """Whether two values are the same in what both say; a GGUF file has its numbers in float32."""
+    """Whether two values are equal in their common members; a GGUF file has its numbers in float32."""
     if isinstance(mine, dict) and isinstance(theirs, dict):
         return all(_agree(mine[name], theirs[name]) for name in mine.keys() & theirs.keys())
     if isinstance(mine, int | float) and isinstance(theirs, int | float):
@@ -176,9 +175,9 @@ def _differing_tensors(described: list[Described], checkpoint: Checkpoint, known
     needed = {source for tensor in described for source in tensor["sources"]}
     tied = checkpoint.config.get("tie_word_embeddings", False)
     for head in sorted(known.intersection(HEADS) - needed if not tied else ()):
-        yield f"{head} is a tensor of its own, the bundle needs one that is tied to the embedding"
+        yield f"{head} is a separate tensor, the bundle needs one that is tied to the embedding"
     for tensor in described:
-        if tensor["transform"] in SCALES:  # of a tensor that is described beside them
+        if tensor["transform"] in SCALES:  # a described tensor covers its scales
             continue
         for source in tensor["sources"]:
             try:
@@ -187,7 +186,7 @@ def _differing_tensors(described: list[Described], checkpoint: Checkpoint, known
                 yield f"{source} is missing"
                 continue
             wanted = tensor["shape"]
-            if len(tensor["sources"]) > 1 or len(shape) < len(wanted):  # stacked: one source a layer
+            if len(tensor["sources"]) > 1 or len(shape) < len(wanted):  # stacked: one source per layer
                 wanted = wanted[1:]
             if shape != wanted:
                 yield f"{source} is {shape}, the bundle needs {wanted}"
@@ -226,7 +225,7 @@ def _of_configuration(dependency: dict[str, Any]) -> dict[str, Any]:
 def _require_unbound(bundle: Path, manifest: Manifest) -> None:
     if not manifest.is_unbound:
         raise InputError(
-            f"{bundle} has its weights; leave them out (only a bundle that was compiled with --config takes others)"
+            f"{bundle} already has weights; leave them out (only a bundle that was compiled with --config takes others)"
         )
 
 
@@ -246,7 +245,7 @@ def _described(files: BundleFiles) -> list[Described]:
         lists = (tensor.get("sources"), tensor.get("shape")) if all(isinstance(t, str) for t in texts) else (None,)
         if not all(isinstance(found, list) for found in lists):
             raise ArtifactError(
-                f"{files.folder}: {TENSORS} has {tensor!r:.100}, which describes no tensor; compile again"
+                f"{files.folder}: {TENSORS} has {tensor!r:.100}, which describes no tensor; compile the bundle again"
             )
     return found
 
@@ -257,12 +256,12 @@ def _json(files: BundleFiles, name: str, kind: type) -> Any:
     except (ValueError, RecursionError) as e:
         raise ArtifactError(f"{files.folder}: {name} cannot be read as JSON ({e}); compile the bundle again") from e
     if not isinstance(found, kind):
-        raise ArtifactError(f"{files.folder}: {name} is no {kind.__name__}; compile the bundle again")
+        raise ArtifactError(f"{files.folder}: {name} is not a {kind.__name__}; compile the bundle again")
     return found
 
 
 def _is_sound(folder: Path) -> bool:
-    """Whether a bound bundle is there and intact."""
+    """Whether an intact bound bundle exists."""
     if not folder.is_dir():
         return False
     try:

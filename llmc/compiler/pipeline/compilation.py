@@ -1,4 +1,4 @@
-"""A compile that is asked for: its key, its programs, what it would do, and the bundle that it makes."""
+"""A requested compile: its key, its programs, its dry run, and the resulting bundle."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 PHASES = ("program", "lowered")
 POSITION = ("jobs", "executor", "address", "worker_memory")
-"""Options that say where and how fast something is compiled, and change none of it."""
+"""Options that set where and how fast something is compiled, and do not change the result."""
 BASE = ("numpy", "onnxruntime", "tokenizers")
 
 
@@ -57,8 +57,8 @@ BASE = ("numpy", "onnxruntime", "tokenizers")
 class Compilation:
     """A checkpoint, its plan, the options and the store.
 
-    The target is opened once, and the `job` settled once, for all that is done with it. A model that embeds or scores
-    has an EncodePlan; its target is opened by each method.
+    All methods share one opened target and one `job`. A model that embeds or scores has an EncodePlan; each method
+    opens its target.
     """
 
     checkpoint: Checkpoint
@@ -67,7 +67,7 @@ class Compilation:
     store: Store
     settings: Settings
     target: Target | None = None
-    """The target of the device; None: opened when it is first needed."""
+    """The device's target; None until first use."""
 
     @classmethod
     def of(
@@ -76,9 +76,9 @@ class Compilation:
     ) -> Compilation:  # fmt: skip
         """Open the checkpoint and the target, and plan.
 
-        `task`: "generate", "embed" or "score"; None: what the checkpoint's own files say. `plan` may be a file. Without
-        one, `planning` are arguments of `plan_for`, or of `encoder_plan_of` for a model that embeds or scores. Raises
-        what these raise.
+        `task`: "generate", "embed" or "score"; None: the task in the checkpoint's own files. `plan` may be a file.
+        Without one, `planning` are arguments of `plan_for`, or of `encoder_plan_of` for a model that embeds or scores.
+        Raises the errors of these functions.
         """
         checkpoint = open_checkpoint(model)
         encodes = settled_task(checkpoint, task)
@@ -99,14 +99,14 @@ class Compilation:
         elif isinstance(plan, Path):
             plan = Plan.load(plan)
         elif isinstance(plan, EncodePlan):
-            raise InputError(f"the plan is one to {plan.task}: make one to generate, with llmc plan MODEL")
+            raise InputError(f"the plan is for the task {plan.task}: create one to generate, with llmc plan MODEL")
         return cls(checkpoint, plan, options, store, settings, target)
 
     @classmethod
     def resumed(cls, output: Path | None, cache_dir: Path | None, settings: Settings) -> tuple[Compilation, Path]:
-        """The interrupted compile whose journal lies beside the bundle `output`, and that bundle's folder.
+        """The interrupted compile whose journal is next to the bundle `output`, and that bundle's folder.
 
-        Raises InputError where there is no journal, or it cannot be read, and what `of` raises.
+        Raises InputError for a missing or unreadable journal, and the errors of `of`.
         """
         journal = Journal.read(output)
         store = open_store(cache_dir, settings, journal.options.device)
@@ -120,30 +120,31 @@ class Compilation:
 
     @cached_property
     def job(self) -> CompileJob:
-        """What is compiled, settled with the target; of a model that generates. Raises as `CompileJob.of`."""
+        """The compile job, resolved with the target, for a model that generates. Raises the errors of
+        `CompileJob.of`."""
         assert isinstance(self.plan, Plan)
         return CompileJob.of(self.checkpoint, self.plan, self.options, self.settings, self.target)
 
     @property
     def location(self) -> Path | None:
-        """Where bundles of this device have a place of their own (artifacts/local/precompiled.py)."""
+        """Folder for all bundles of this device, or None (artifacts/local/precompiled.py)."""
         if isinstance(self.plan, EncodePlan):
             return None
         return path_for(self.options.device, self.checkpoint.requested, self.settings.neuron_artifacts)
 
     @property
     def default_output(self) -> Path:
-        """The bundle folder where none is named: its place, or MODEL-DEVICE.llmc here."""
+        """Default bundle folder: its location, or MODEL-DEVICE.llmc in the current directory."""
         device = self.options.device
         named = device.replace(":", "-") if isinstance(self.plan, EncodePlan) else device
         return self.location or Path(f"{stem_of(self.checkpoint.requested)}-{named}.llmc")
 
     def key(self) -> Key:
-        """One key of all that a compile makes, known before anything is made: for the name of a CI cache of the store.
+        """One key for the whole compile, known before it runs: for the name of a CI cache of the store.
 
-        Equal keys stand for compiles that make the same on hosts of the same processor: checkpoint, buckets, options,
-        all of llmc's code and the packages that it may compile with. What differs in any of these may still make the
-        same. Hashes the checkpoint, and makes nothing.
+        It covers the checkpoint, buckets, options, all of llmc's code and the packages that it may compile with. On
+        hosts with the same processor, compiles with equal keys give the same result; different keys may give it too.
+        Hashes the checkpoint, and builds nothing.
         """
         stages, requested = (
             Stages(self.store, self.checkpoint, self.plan, ignore, self.settings),
@@ -153,7 +154,7 @@ class Compilation:
         versions = {name: version for name in packages if (version := _version(name)) is not None}
         buckets: list[Any] = [[b.phase, b.batch, b.query, b.context] for b in self.plan.buckets]
         return Key(
-            "local-compile",  # of no entry: none may come from elsewhere either
+            "local-compile",  # no store entry has it, and none may be fetched
             {
                 "checkpoint": stages.checkpoint_digest(),
                 "buckets": digest_bytes(canonical_json(buckets)),
@@ -168,11 +169,12 @@ class Compilation:
     def programs(self, phase: str, report: Reporter) -> Iterator[tuple[str, str]]:
         """Programs of `phase` with their names: traced, or in the form that the device's compiler takes.
 
-        Traced programs have symbolic sizes; a device that lowers bucket by bucket gives one of each shape of the plan.
-        What was made is in the store, for a compile. Raises as `compile`, and InputError for an unknown phase.
+        Traced programs have symbolic sizes; a device that lowers bucket by bucket gives one for each shape of the plan.
+        A later compile takes the results from the store. Raises the errors of `compile`, and InputError for an unknown
+        phase.
         """
         if phase not in PHASES:
-            raise InputError(f"--emit {phase!r}: there is {', '.join(PHASES)} and key")
+            raise InputError(f"--emit {phase!r} is unknown; choose {', '.join(PHASES)} or key")
         if isinstance(self.plan, EncodePlan):
             yield from programs_of_encoder(self.checkpoint, self.plan, self.options, self.store, phase, report)
             return
@@ -186,17 +188,18 @@ class Compilation:
         yield from job.target.show(built, job.target.shapes(job.plan.buckets, options), options)
 
     def dry_run(self) -> dict[str, Any]:
-        """What a compile would do (`pipeline.dry_run`, `dry_run_encoder`). Builds nothing; raises as `compile`."""
+        """Describe what a compile would do (`pipeline.dry_run`, `dry_run_encoder`). Builds nothing; raises the errors
+        of `compile`."""
         if isinstance(self.plan, EncodePlan):
             return dry_run_encoder(self.checkpoint, self.plan, self.options, self.store)
         return dry_run(self.job, self.store)
 
     def compile(self, output: Path, report: Reporter, *, resumable: bool = False) -> CompileResult:
-        """Compile into the bundle folder `output`, and finish what is portable on the device's own host.
+        """Compile into the bundle folder `output`, and compile portable executables natively on the device's own host.
 
-        With `resumable` a journal lies beside it until the bundle is published (`Compilation.resumed`). Raises
-        CheckpointError, CompileError, VerificationError, DeviceError, CapacityError or ArtifactError; then `output` is
-        as it was.
+        With `resumable` a journal is next to it until the bundle is published (`Compilation.resumed`). Raises
+        CheckpointError, CompileError, VerificationError, DeviceError, CapacityError or ArtifactError; then `output`
+        stays unchanged.
         """
         if isinstance(self.plan, EncodePlan):
             return compile_encoder(self.checkpoint, output, self.plan, self.options, self.store, report)
@@ -208,12 +211,12 @@ class Compilation:
             return compile_and_finish(self.job, output, self.store, report)
 
     def with_host_files(self, result: CompileResult) -> CompileResult:
-        """The result of `compile`, after `write_host_files`."""
+        """Add the host files to the result of `compile` (`write_host_files`)."""
         return result if self.encodes else write_host_files(result, self.job.target)
 
 
 def stem_of(model: str) -> str:
-    """What a bundle of a model is named after: its file or folder; of a config.json its folder."""
+    """Name that a model's bundles start with: its file or folder; for a config.json its folder."""
     path = Path(model)
     return path.resolve().parent.name if path.name == "config.json" else path.stem
 

@@ -1,7 +1,7 @@
-"""Compile a checkpoint into a verified bundle: prepare once, one executable a shape, verify, publish.
+"""Compile a checkpoint into a verified bundle: prepare once, compile one executable per shape, verify, publish.
 
-Every step is a cached stage (stages.py), so that a compile that was interrupted, or whose plan grew by a bucket, only
-does what is missing.
+Every step is a cached stage (stages.py). A compile that was interrupted, or whose plan gained a bucket, runs only the
+missing stages.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExecutableReport:
-    """An executable is there: number `index` of `total`."""
+    """Executable `index` of `total` is ready."""
 
     index: int
     total: int
@@ -57,7 +57,7 @@ class ExecutableReport:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """Verification has done `done` of `total` parts."""
+    """Verification has finished `done` of `total` parts."""
 
     done: int
     total: int
@@ -65,7 +65,7 @@ class VerifyReport:
 
 @dataclass(frozen=True)
 class BeginReport:
-    """A compile begins, which `expected` seconds are estimated for; the estimate looks into the store."""
+    """A compile begins, with an estimate of `expected` seconds; computing the estimate reads the store."""
 
     expected: Callable[[], float]
 
@@ -95,22 +95,22 @@ class CompileResult:
     stages: dict[str, float]
     verification: dict[str, Any]
     finished: dict[str, Any] = field(default_factory=dict)
-    """What finishing on this host did (pipeline/finish.py); empty where nothing was finished."""
+    """Outcome of on-target compilation on this host (pipeline/finish.py); empty without it."""
 
     host_files: list[str] = field(default_factory=list)
-    """Files for the device's own host that lie beside the bundle (`Finisher.host_files`)."""
+    """Files for the device's own host next to the bundle (`Finisher.host_files`)."""
 
     left_out: dict[str, int] = field(default_factory=dict)
-    """Modules beside the text part → how many tensors they have (`Checkpoint.left_out`)."""
+    """Modules outside the text part → their number of tensors (`Checkpoint.left_out`)."""
 
     notices: list[str] = field(default_factory=list)
-    """What of the checkpoint is not read, a line each (`Checkpoint.notices`)."""
+    """Unread parts of the checkpoint, a line each (`Checkpoint.notices`)."""
 
     described: list[str] = field(default_factory=list)
-    """The analysis in words, a line each (`Target.describe`)."""
+    """The analysis for people, a line each (`Target.describe`)."""
 
     def to_json(self) -> dict[str, Any]:
-        """For --json: all but what is described, which is the analysis again."""
+        """The result for --json, without `described`, which repeats the analysis."""
         found = asdict(self)
         del found["described"]
         return found
@@ -120,7 +120,7 @@ def compile_bundle(
     model: str | Checkpoint, destination: Path, plan: Plan, options: CompileOptions, store: Store, report: Reporter,
     settings: Settings | None = None,
 ) -> CompileResult:  # fmt: skip
-    """`compile_job` of `model` for `options.device`; `settings`: the environment's."""
+    """Run `compile_job` on `model` for `options.device`; `settings` default to the environment's."""
     return compile_job(CompileJob.of(model, plan, options, settings), destination, store, report)
 
 
@@ -128,11 +128,11 @@ def compile_job(job: CompileJob, destination: Path, store: Store, report: Report
     """Compile a job into the bundle folder `destination`.
 
     Raises CheckpointError, CompileError, VerificationError, DeviceError, CapacityError or ArtifactError; then
-    `destination` is as it was.
+    `destination` stays unchanged.
     """
     start = time.perf_counter()
     target, checkpoint = job.target, job.checkpoint
-    target.toolchain()  # missing packages are reported before anything is made
+    target.toolchain()  # reports missing packages before any work
     require_native(target, job.options)
     store.require_usable(Key("executable", {"target": target.description.name, "state": target.state}))
     unverified = why_unverified(target, checkpoint, job.options)
@@ -169,7 +169,7 @@ def compile_job(job: CompileJob, destination: Path, store: Store, report: Report
 
 
 def publish(stages: Stages, destination: Path, manifest: Manifest, sources: Mapping[str, Path]) -> None:
-    """Write the bundle, and note in the store the bundle, its verification, and where the checkpoint lies."""
+    """Write the bundle, and record in the store the bundle, its verification, and the checkpoint's location."""
     remember_recorded(stages.store, manifest)
     write_bundle(destination, manifest, sources)
     remember_bundle(stages.store, manifest)
@@ -178,8 +178,8 @@ def publish(stages: Stages, destination: Path, manifest: Manifest, sources: Mapp
 
 @dataclass(frozen=True)
 class _Built:
-    """A verified manifest, the file of each blob it names, and the entries of its executables. `options` are those that
-    they were made with, `choice` says why."""
+    """A verified manifest, the file of each blob that it names, and its executables' entries. `options` are those of
+    the compile, and `choice` is the reason for them."""
 
     manifest: Manifest
     sources: Mapping[str, Path]
@@ -194,7 +194,7 @@ def lowered(
 ) -> tuple[Lowered, CompileOptions, str]:  # fmt: skip
     """The lowered programs, the options that fit the model, and the reason if these differ from `options`.
 
-    `requested` are those that were asked for, None for none.
+    `requested` are the user's options, or None.
     """
     try:
         return target.lower(stages, target.trace(stages, options), options), options, ""
@@ -202,7 +202,7 @@ def lowered(
         if requested is not None and any(requested.get(name) not in (None, "auto") for name in e.instead):
             raise
         options = options.changed(**e.instead)
-        if requested is not None and requested.quantize is None:  # what the weights decided was for what does not fit
+        if requested is not None and requested.quantize is None:  # that default was for the options that do not fit
             options = replace(options, quantize=target.configure(requested).quantize)
         return target.lower(stages, target.trace(stages, options), options), options, e.why
 
@@ -211,8 +211,11 @@ def _make(
     stages: Stages, target: Target, requested: CompileOptions | None, options: CompileOptions, report: Reporter,
     unverified: str | None, because: str = "", decided: str = "",
 ) -> _Built:  # fmt: skip
-    """Trace, lower, compile and verify for one target. `options` are what it makes of those `requested`, None for none,
-    `because` says why it is this target, and `decided` why the model's defaults are these, if they fit."""
+    """Trace, lower, compile and verify for one target.
+
+    `options` are `requested` as the target configured them; None means no request. `because` is the reason for this
+    target, and `decided` the reason for the model's defaults, if they fit.
+    """
     created, options, changed = lowered(stages, target, requested, options)
     choice = "; ".join(filter(None, (target.fixes(options).why, because, changed or decided)))
     shapes = target.shapes(stages.plan.buckets, options)
@@ -247,7 +250,7 @@ def _with_starter(stages: Stages, created: _Built, quick: _Built) -> tuple[Manif
 def _with_files(
     stages: Stages, manifest: Manifest, sources: Mapping[str, Path], files: Mapping[str, str]
 ) -> tuple[Manifest, dict[str, Path]]:  # fmt: skip
-    """And with these files: digests in the store by name."""
+    """The bundle with more files, given as digests in the store by name."""
     paths = {digest: stages.store.path(digest) for digest in files.values()}
     sizes = {digest: path.stat().st_size for digest, path in paths.items()}
     more = manifest.changed(files={**manifest.files, **files}, blobs={**manifest.blobs, **sizes})
@@ -255,7 +258,7 @@ def _with_files(
 
 
 def require_native(target: Target, options: CompileOptions) -> None:
-    """Raise DeviceError where `--require-native` asks for what this host cannot make."""
+    """Raise DeviceError where `--require-native` requests executables that this host cannot build."""
     finisher = target.finisher()
     if options.require_native and target.state != "native" and (finisher is None or finisher.lacks()):
         why = f" ({finisher.lacks()})" if finisher is not None else ""
@@ -269,7 +272,7 @@ def _executables(
     stages: Stages, target: Target, lowered: Lowered, shapes: Sequence[Shape], options: CompileOptions,
     report: Reporter,
 ) -> list[BuiltExecutable]:  # fmt: skip
-    """One a shape, in order; missing ones are made by the executor that the options name."""
+    """One executable per shape, in order; the executor of the options builds missing ones."""
     done = count(1)
 
     def tell(shape: Shape, created: BuiltExecutable) -> None:
@@ -285,7 +288,7 @@ def _assemble(
     stages: Stages, target: Target, lowered: Lowered, shapes: Sequence[Shape],
     entries: Sequence[BuiltExecutable], options: CompileOptions, analysis: Mapping[str, Any], choice: str,
 ) -> tuple[Manifest, dict[str, Path]]:  # fmt: skip
-    """The manifest without its verification, and the file of each blob it names."""
+    """The manifest without its verification, and the file of each blob that it names."""
     store, checkpoint = stages.store, stages.checkpoint
     sources: dict[str, Path] = {}
     blobs: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""A dry run of a compile: which stages and executables are in the store, and rough estimates of time and size."""
+"""Dry run of a compile: which stages and executables are in the store, and rough estimates of time and size."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 class NotBuiltError(LlmcError):
-    """A stage that has to run."""
+    """A stage is not in the store and has to run."""
 
 
 class LookupStages(Stages):
-    """Stages that are looked up and never run.
+    """Stages that are only looked up, never run.
 
-    The first one that is missing ends the walk (NotBuiltError); `found` are those before it.
+    The first missing one ends the walk (NotBuiltError); `found` are those before it.
     """
 
     def __init__(self, stages: Stages) -> None:
@@ -41,7 +41,7 @@ class LookupStages(Stages):
         self.found: set[str] = set()
 
     def run(self, kind: str, components: Mapping[str, Any], build: object) -> Entry:
-        """The entry that the store has."""
+        """Look up the stage's entry in the store."""
         key = Key(kind, components)
         entry = self.store.lookup(key)
         if entry is None:
@@ -51,13 +51,14 @@ class LookupStages(Stages):
 
 
 def ignore(_: StageReport) -> None:
-    """Tell nobody."""
+    """Ignore a report."""
 
 
 def dry_run(job: CompileJob, store: Store) -> dict[str, Any]:
-    """What a compile would do: shapes with whether they are cached, and estimates of time (s) and size (bytes).
+    """Describe what a compile would do: shapes with whether they are cached, and estimates of time (s) and size
+    (bytes).
 
-    Times come from the last builds of the same kind in the store where there are any; builds nothing.
+    Times come from the last builds of the same kind in the store, where there are any. Builds nothing.
     """
     require_native(job.target, job.options)
     why_unverified(job.target, job.checkpoint, job.options)
@@ -67,7 +68,7 @@ def dry_run(job: CompileJob, store: Store) -> dict[str, Any]:
 
 
 def _estimate(target: Target, stages: Stages, options: CompileOptions) -> dict[str, Any]:
-    """Shapes with `cached` (None when that depends on a stage still to run) and `why` not, seconds and bytes."""
+    """Shapes with `cached` (None when a stage still to run decides it) and `why` not, seconds and bytes."""
     lookup = LookupStages(stages)
     shapes = target.shapes(stages.plan.buckets, options)
     known = None
@@ -115,7 +116,7 @@ def _reference_missing(lookup: LookupStages, target: Target) -> bool:
 
 
 def _size_of(stages: Stages) -> ModelSize | None:
-    """The model's sizes, or None for an architecture whose config names them otherwise."""
+    """The model's sizes, or None for an architecture whose config has other keys for them."""
     try:
         return size_of(stages.checkpoint.config, stages.checkpoint.name)
     except CheckpointError:

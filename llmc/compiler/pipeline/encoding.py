@@ -46,7 +46,7 @@ TASKS = (GENERATE, "embed", "score")
 
 
 def settled_task(checkpoint: Checkpoint, requested: str | None) -> Task | None:
-    """The task that was asked for, or the checkpoint's own; None: to generate. Raises UnknownNameError."""
+    """The requested task, or the checkpoint's own; None to generate. Raises UnknownNameError."""
     if requested is not None and requested not in TASKS:
         raise UnknownNameError("task", requested, TASKS)
     if requested is None:
@@ -55,10 +55,10 @@ def settled_task(checkpoint: Checkpoint, requested: str | None) -> Task | None:
 
 
 def plan_encoder(checkpoint: Checkpoint, task: Task, **given: Any) -> EncodePlan:
-    """The plan for a checkpoint; of `given`, limits are max_model_len, max_num_seqs, max_num_batched_tokens.
+    """Plan for a checkpoint; the limits in `given` are max_model_len, max_num_seqs and max_num_batched_tokens.
 
-    `traffic`, a file or an open `Trace`, has recorded texts: buckets of the lengths that pad them least, `max_graphs`
-    of them at most. Raises InputError for a length that the model's positions do not reach.
+    `traffic`, a file or an open `Trace`, has recorded texts; at most `max_graphs` bucket lengths are chosen for the
+    least padding. Raises InputError for a length beyond the model's positions.
     """
     requested = given.get("max_model_len")
     longest = read_description(checkpoint, task).description.max_length
@@ -78,19 +78,21 @@ def plan_encoder(checkpoint: Checkpoint, task: Task, **given: Any) -> EncodePlan
 
 
 EXECUTABLE = "executable"
-"""The stage of one executable."""
+"""Stage name of one executable."""
 LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
 OF_TRAFFIC = ("traffic", "max_graphs")
-"""What is planned by: limits, and recorded texts."""
+"""Planning arguments about recorded texts."""
 
 
 def encoder_plan_of(checkpoint: Checkpoint, task: Task, plan: object, given: Mapping[str, Any]) -> EncodePlan:
-    """`plan`, or one by what is `given` (`plan_encoder`). Raises InputError for a plan of another task, and for further
-    arguments."""
+    """`plan`, or a new one with the arguments `given` (`plan_encoder`).
+
+    Raises InputError for a plan of another task, and for further arguments.
+    """
     requested = {name: value for name, value in given.items() if value is not None}
     if plan is not None:
         if not isinstance(plan, EncodePlan) or plan.task != task:
-            raise InputError(f"the plan is not one to {task}: make it with llmc plan MODEL --task {task}")
+            raise InputError(f"the plan is not for the task {task}: create it with llmc plan MODEL --task {task}")
         return plan
     known = {*LIMITS, *(OF_TRAFFIC if "traffic" in requested else ())}
     if other := sorted(requested.keys() - known):
@@ -107,12 +109,13 @@ def compile_encoder(
 ) -> CompileResult:  # fmt: skip
     """Compile `model` for `options.device` into the bundle folder `destination`.
 
-    Raises as `compile_bundle` does; then `destination` is as it was.
+    Raises the errors of `compile_bundle`; then `destination` stays unchanged.
     """
     start = time.perf_counter()
     if options.executor != LOCAL:
         raise InputError(
-            f"--executor {options.executor}: models to {plan.task} are compiled on this host; leave it out"
+            f"--executor {options.executor} cannot compile models to {plan.task}, which are compiled on this host; "
+            "leave it out"
         )
     checkpoint, task = open_checkpoint(model), plan.task
     assert task in ("embed", "score")
@@ -127,7 +130,7 @@ def compile_encoder(
     telling = threading.Lock()
 
     def on_stage(event: StageReport) -> None:
-        with telling:  # executables may be made in several threads
+        with telling:  # several threads may build executables
             total = len(plan.buckets) if event.name == EXECUTABLE and options.specialise else 1
             if event.seconds is not None:
                 seconds[event.name] = round(seconds.get(event.name, 0) + event.seconds, 3)
@@ -197,14 +200,14 @@ def _assemble(
 
 
 def _width(config: Mapping[str, Any], read: Read) -> int:
-    """Numbers of a row that the graphs return: of a state, or labels."""
+    """Values per row of the graphs' output: of a hidden state, or labels."""
     if read.description.task == "embed":
         return int(config.get("hidden_size", config.get("dim", 0)))
     return 1 if read.description.template is not None else labels_of(config)
 
 
 def _pooling_files(stages: Stages, read: Read) -> dict[str, str]:
-    """What follows the model, as files."""
+    """Files for the steps after the model."""
     import numpy as np
 
     found = {POOLING: stages.store.put_bytes(read.description.to_json()).digest}
@@ -219,7 +222,7 @@ def _pooling_files(stages: Stages, read: Read) -> dict[str, str]:
 def programs_of_encoder(
     checkpoint: Checkpoint, plan: EncodePlan, options: CompileOptions, store: Store, phase: str, report: Reporter
 ) -> Iterator[tuple[str, str]]:
-    """Programs with their names: traced ("program"), or lowered. Raises as `compile_encoder`."""
+    """Programs with their names: traced ("program"), or lowered. Raises the errors of `compile_encoder`."""
     target, _ = open_encoder_target(options.device)
     options = target.configure(options)
     target.toolchain()
@@ -232,11 +235,11 @@ def programs_of_encoder(
 
 
 _BYTES = {"none": 4, "int8": 1}
-"""Of a weight in a bundle, by quantisation."""
+"""Bytes of a weight in a bundle, by quantisation."""
 
 
 class _Walk(LookupStages):
-    """Goes on behind executables that are missing: `why`, of each that a bucket has."""
+    """Continues after missing executables; `why` has the reason for each of them."""
 
     def __init__(self, stages: Stages) -> None:
         super().__init__(stages)
@@ -249,15 +252,15 @@ class _Walk(LookupStages):
             if kind != EXECUTABLE:
                 raise
             self.why.append(str(missing))
-            return None  # type: ignore[return-value] # nothing is made of an executable but the bundle
+            return None  # type: ignore[return-value] # only the bundle uses an executable
         self.why += [None] if kind == EXECUTABLE else []
         return entry
 
 
 def dry_run_encoder(checkpoint: Checkpoint, plan: EncodePlan, options: CompileOptions, store: Store) -> dict[str, Any]:
-    """As `pipeline.dry_run.dry_run` of models that generate; seconds are those of the store's last builds.
+    """`pipeline.dry_run.dry_run` for models that embed or score; seconds are those of the store's last builds.
 
-    Raises as `compile_encoder` does; builds nothing.
+    Raises the errors of `compile_encoder`; builds nothing.
     """
     target, chosen = open_encoder_target(options.device)
     options = target.configure(options)
@@ -267,7 +270,7 @@ def dry_run_encoder(checkpoint: Checkpoint, plan: EncodePlan, options: CompileOp
     shapes = [(b.batch, b.query) for b in plan.buckets] if options.specialise else [None]
     why: list[str | None]
     try:
-        target.make(walk, plan, case, replace(options, jobs=1))  # one after the other, as they are listed
+        target.make(walk, plan, case, replace(options, jobs=1))  # one after the other, in the order of the list
         why = walk.why or [None]
     except NotBuiltError as missing:
         why = [str(missing)] * len(shapes)
@@ -290,7 +293,7 @@ def dry_run_encoder(checkpoint: Checkpoint, plan: EncodePlan, options: CompileOp
 
 
 def _seconds(store: Store, walk: _Walk, to_build: int) -> float | None:
-    """Of what is missing, verification not counted; None where no such build was measured."""
+    """Seconds for everything missing except verification; None without a measured build."""
     if not to_build:
         return 0.0
     shared = 0.0 if walk.why else typical(store.entries("encoder"))

@@ -1,4 +1,4 @@
-"""Verify a bundle that embeds or scores: when it is compiled, remembered in the store, and again when asked."""
+"""Verify a bundle that embeds or scores: during its compile, cached in the store, and again on request."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def verification_of(
     stages: Stages, target: EncoderTarget, manifest: Manifest, sources: Mapping[str, Path], plan: EncodePlan,
     case: EncoderCase, options: CompileOptions, report: Reporter,
 ) -> dict[str, Any]:  # fmt: skip
-    """How the bundle agrees with the reference, remembered in the store. Raises VerificationError."""
+    """Agreement of the bundle with the reference, cached in the store. Raises VerificationError."""
     if options.verify == "none":
         return {"mode": "none"}
     quality = _quality(manifest)
@@ -67,7 +67,7 @@ def verification_of(
 def verified_again(
     bundle: Bundle, stages: Stages, every: bool, progress: Callable[[int, int], None]
 ) -> dict[str, Any]:  # fmt: skip
-    """The same of a bundle that exists, run now, with nothing taken from the store. Raises VerificationError."""
+    """Verify an existing bundle now, and take nothing from the store. Raises VerificationError."""
     case = EncoderCase.of(stages.checkpoint, bundle.encode_plan.task)  # type: ignore[arg-type] # what a plan to encode has
     target = encoder_target(bundle.manifest.target)
     outcome = _run(bundle, stages, target, case, every, progress)
@@ -92,7 +92,6 @@ def _run(
 
 
 def _quality(manifest: Manifest) -> str:
-    """The limits that hold for a bundle's formats; see verification/encoding.py."""
     if manifest.options["quantize"] == "int8":
         return "int8"
     return "bf16" if manifest.options["dtype"] == "bf16" else "exact"

@@ -1,16 +1,16 @@
-"""Finish a portable bundle on its device's own host: native executables of the bundle's own blobs, verified, published.
+"""Compile a portable bundle natively on its device's own host, from the bundle's own blobs; verify and publish it.
 
-No checkpoint is needed. Each result is a cached stage of the store, so that an interrupted run goes on where it was,
-and of two at once one builds and the other waits. The finished bundle takes the portable one's place atomically:
+No checkpoint is needed. Each result is a cached stage of the store: an interrupted run resumes, and of two concurrent
+runs one builds and the other waits. The finished bundle replaces the portable one atomically:
 
     executables  the native ones
-    files        the old ones, what the device left, and "portable.json": the manifest of the portable bundle
-    options      the old ones, what was pinned, and "finished_for": {name: value}, what they are tied to
+    files        the old ones, the device's outputs, and "portable.json": the manifest of the portable bundle
+    options      the old ones, the pinned ones, and "finished_for": {name: value}, what the executables are tied to
     verification the old one, and "finished": how they agree with the portable executables
     provenance   the old one, and "finished": {"manifest": digest of the portable manifest, "llmc": version}
 
-All blobs of the portable bundle stay, so that any host can run or finish it again. A signature covers a manifest, so
-that of the portable bundle does not cover the finished one.
+All blobs of the portable bundle stay, which lets any host run it or compile it natively again. A signature covers one
+manifest: that of the portable bundle does not cover the finished one.
 """
 
 from __future__ import annotations
@@ -58,8 +58,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FinishResult:
-    """Outcome of finishing; `finished_for` is what the executables are tied to, `files` what the device left,
-    `unsigned` whether the bundle lost a signature by it; sizes in bytes, times in seconds."""
+    """Outcome of on-target compilation; sizes in bytes, times in seconds.
+
+    `finished_for` is what the executables are tied to, `files` are the device's outputs, and `unsigned` says whether
+    the bundle lost a signature.
+    """
 
     bundle: str
     device: str
@@ -75,12 +78,12 @@ class FinishResult:
     verification: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """For --json."""
+        """The result for --json."""
         return asdict(self)
 
 
 def compile_and_finish(job: CompileJob, destination: Path, store: Store, report: Reporter) -> CompileResult:
-    """`compile_job`, and on the device's own host `finish_bundle` of what it leaves portable."""
+    """Run `compile_job`, and on the device's own host `finish_bundle` on its portable executables."""
     report(BeginReport(lambda: float(dry_run(job, store)["estimated_seconds"])))
     result = compile_job(job, destination, store, report)
     manifest = read_manifest(destination)
@@ -98,9 +101,10 @@ def compile_and_finish(job: CompileJob, destination: Path, store: Store, report:
 
 
 def write_host_files(result: CompileResult, target: Target) -> CompileResult:
-    """Put what the device's own host needs into a folder beside a portable bundle of `target`, `BUNDLE.DEVICE`.
+    """Write the files for the device's own host into the folder `BUNDLE.DEVICE` next to a portable bundle of `target`.
 
-    The result has their names. Raises InputError where that folder cannot be written."""
+    The result has their names. Raises InputError where that folder cannot be written.
+    """
     if not result.portable:
         return result
     bundle = Path(os.path.realpath(result.bundle))
@@ -113,14 +117,13 @@ def write_host_files(result: CompileResult, target: Target) -> CompileResult:
 
 
 def finisher_here(target: Target) -> Finisher | None:
-    """What finishes bundles of the target on this host; None where nothing is left to finish, or not here."""
+    """The target's finisher for this host; None where nothing is portable, or this is not the device's host."""
     finisher = target.finisher()
     return None if finisher is None or finisher.lacks() else finisher
 
 
 def is_finishable(folder: Path) -> bool:
-    """Whether a folder is a bundle with portable executables, or one that was finished, and no compile of it was
-    interrupted."""
+    """Whether a folder is a bundle with portable or finished executables, without an interrupted compile."""
     if Journal.exists(folder) or not is_dir(folder) or not (folder / FILE_NAME).exists():
         return False
     manifest = read_manifest(folder)
@@ -128,7 +131,7 @@ def is_finishable(folder: Path) -> bool:
 
 
 def unfinished(bundle: Bundle) -> str:
-    """In words, why a bundle still has to be finished on this host; "" where it has not to be, or has no weights."""
+    """Reason why a bundle still has to be compiled natively on this host; "" for none, or without weights."""
     if bundle.manifest.is_unbound:
         return ""
     if any(item.state == "portable" for item in bundle.manifest.executables):
@@ -142,12 +145,12 @@ def finish_bundle(
     path: Path, store: Store, report: Reporter, *, jobs: int = 1, verify: str = "sample",
     settings: Settings | None = None, target: Target | None = None,
 ) -> FinishResult:  # fmt: skip
-    """Finish the bundle in the folder `path` for this host, in place; one that is finished for it already stays.
+    """Compile the bundle in the folder `path` natively for this host, in place; one that is already finished for it
+    stays.
 
-    `target` made it; None: opened here.
-
-    Raises InputError for a bundle that has no portable executables, DeviceError where the device or its toolchain is
-    missing, CompileError, VerificationError, ArtifactError, CapacityError or UnwritableError; then `path` is as it was.
+    `target` is the bundle's target; None opens it. Raises InputError for a bundle that has no portable executables,
+    DeviceError where the device or its toolchain is missing, CompileError, VerificationError, ArtifactError,
+    CapacityError or UnwritableError; then `path` stays unchanged.
     """
     began = time.perf_counter()
     settings = settings or Settings.from_environment()
@@ -165,7 +168,8 @@ def finish_bundle(
         created, files, reused = {}, entry.outputs, len(half.manifest.executables) * hit
     else:
         raise CompileError(
-            f"device {target.description.name}: {type(finisher).__name__} is neither of the two ways to finish"
+            f"device {target.description.name}: {type(finisher).__name__} is neither an EachExecutable nor a "
+            "WholeBundle"
         )
     manifest, sources = _assemble(half, finisher, pins, created, files, store)
     options = recorded_options(half.manifest, target).changed(verify=verify)
@@ -201,7 +205,6 @@ def _require_finisher(half: Bundle, target: Target) -> Finisher:
 
 
 def _components(finisher: Finisher, target: str, pins: Mapping[str, Value]) -> dict[str, Value]:
-    """The components that the keys of both ways share."""
     return {
         **{f"host.{name}": value for name, value in finisher.host().items()},
         **{f"option.{name}": value for name, value in pins.items()},
@@ -213,7 +216,7 @@ def _components(finisher: Finisher, target: str, pins: Mapping[str, Value]) -> d
 def executable_key(
     finisher: EachExecutable, half: Bundle, executable: Executable, pins: Mapping[str, Value]
 ) -> Key:  # fmt: skip
-    """The key of one finished executable, in named components."""
+    """Key of one finished executable, in named components."""
     found = half.manifest
     return Key(
         "finished",
@@ -230,7 +233,7 @@ def executable_key(
 def _each(
     finisher: EachExecutable, half: Bundle, pins: Mapping[str, Value], store: Store, jobs: int, report: Reporter
 ) -> tuple[dict[Executable, Entry], int]:  # fmt: skip
-    """Every executable's entry, and how many were in the store; an error or an interrupt keeps those that are made."""
+    """Every executable's entry, and the number of cached ones; an error or an interrupt keeps the finished ones."""
     executables = half.manifest.executables
 
     def one(executable: Executable) -> tuple[Entry, bool, float]:
@@ -265,8 +268,6 @@ def _each(
 def _programs(
     finisher: EachExecutable, half: Bundle, pins: Mapping[str, Value], store: Store, jobs: int
 ) -> dict[str, Blob]:  # fmt: skip
-    """The finished programs among the bundle's files."""
-
     def one(name: str) -> Blob:
         def make(workspace: Workspace) -> Mapping[str, Blob]:
             workspace.meta |= {"state": "native"}
@@ -287,7 +288,7 @@ def _programs(
 def _whole(
     finisher: WholeBundle, half: Bundle, pins: Mapping[str, Value], store: Store, report: Reporter
 ) -> tuple[Entry, bool]:  # fmt: skip
-    """The entry of the files that the device left, and whether it was in the store."""
+    """The entry of the device's output files, and whether it was cached."""
     executables = half.manifest.executables
     key = Key(
         "finished",
@@ -324,7 +325,7 @@ def _assemble(
     half: Bundle, finisher: Finisher, pins: Mapping[str, Value], created: Mapping[Executable, Entry],
     files: Mapping[str, Blob], store: Store,
 ) -> tuple[Manifest, dict[str, Path]]:  # fmt: skip
-    """The finished manifest, and the file of each blob it names."""
+    """The finished manifest, and the file of each blob that it names."""
     old = half.manifest
     added = {name: blob for name, blob in files.items() if not is_digest(name)}
     added[PORTABLE_NAME] = store.put_bytes(old.to_bytes())

@@ -1,4 +1,4 @@
-"""A checkpoint for two devices: one that computes prompts, one that decodes, from one plan, into one folder."""
+"""Compile a checkpoint for disaggregated prefill and decode on two devices, from one plan into one folder."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HybridResult:
-    """What was compiled, by role: "prefill" and "decode"; or "decode" alone where that device has prompts computed on
-    the other one by itself, once `variables` are set where it runs."""
+    """Compile results by role: "prefill" and "decode", or only "decode".
+
+    The latter means that the decode device runs prefill on the other device itself, once `variables` are set where it
+    runs.
+    """
 
     folder: Path
     halves: Mapping[str, CompileResult]
@@ -32,18 +35,18 @@ class HybridResult:
 
 
 def compile_hybrid(requested: Compilation, folder: Path, prefill: str, report: Reporter) -> HybridResult:
-    """Compile what is asked for its device, which decodes, and for the device `prefill`, into `folder`.
+    """Compile a request for its device, which decodes, and for the device `prefill`, into `folder`.
 
-    Each half has all buckets of its phase, and one that serves the other phase alone (buckets/hybrid/halves.py).
-    Options that targets declare go to the halves whose device declares them. Raises what `Compilation.compile` raises,
-    and InputError for an option that neither takes.
+    Each half has all buckets of its phase, and one that only serves the other phase (buckets/hybrid/halves.py). Options
+    that targets declare go to the halves whose device declares them. Raises the errors of `Compilation.compile`, and
+    InputError for an option that neither device takes.
     """
     checkpoint, plan, options = requested.checkpoint, requested.plan, requested.options
     assert isinstance(plan, Plan)
     if checkpoint.choices:
         raise InputError(
-            f"{checkpoint.name} has adapters that requests choose, and prompts with one are not handed from device to "
-            "device: compile for one device, or merge an adapter (--lora)"
+            f"{checkpoint.name} has selectable adapters, whose prompts cannot be transferred between devices: compile "
+            "for one device, or merge an adapter (--lora)"
         )
     target = requested.target or open_target(options.device, requested.settings)
     variables = target.prefills_on(prefill) if isinstance(target, VendorPrefill) else None

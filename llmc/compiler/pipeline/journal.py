@@ -1,7 +1,7 @@
-"""The note beside a bundle that an interrupted compile leaves, for `llmc compile --resume`.
+"""The journal next to a bundle while its compile runs, for `llmc compile --resume`.
 
-`.<bundle>.compile.json` = {"schema": 1, "model": str, "output": str, "options": {…}, "plan": {…}}, written when a
-compile starts and removed when its bundle is published, or when what was asked for is refused.
+`.<bundle>.compile.json` = {"schema": 1, "model": str, "output": str, "options": {…}, "plan": {…}}. It is written when a
+compile starts, and removed when the bundle is published or the request is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Journal:
-    """What a compile was asked for."""
+    """The request of a compile."""
 
     model: str
     plan: Plan
@@ -36,7 +36,7 @@ class Journal:
 
     @classmethod
     def read(cls, output: Path | None) -> Journal:
-        """The journal of the bundle `output`; raises InputError when there is none, or it cannot be read."""
+        """Read the journal of the bundle `output`. Raises InputError when it is missing or cannot be read."""
         if output is None:
             raise InputError("--resume needs -o BUNDLE, the bundle whose compile was interrupted")
         path = _path(output)
@@ -59,7 +59,7 @@ class Journal:
             "schema": SCHEMA, "model": self.model, "output": str(self.output), "options": self.options.to_dict(),
             "plan": self.plan.to_dict(),
         }  # fmt: skip
-        with suppress(OSError):  # if there is no room for it, the compile itself reports it
+        with suppress(OSError):  # without room for it, the compile itself reports the error
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.with_name(f"{path.name}.{os.getpid()}")
             temporary.write_text(json.dumps(data))

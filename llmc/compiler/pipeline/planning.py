@@ -1,4 +1,4 @@
-"""From a checkpoint's configuration and the user's numbers to a plan."""
+"""Build a plan from a checkpoint's configuration and the user's numbers."""
 
 from __future__ import annotations
 
@@ -40,18 +40,17 @@ class PlanArguments:
     max_model_len …          the limits, see `llmc.buckets.limits.Limits`
     max_seq_len_to_capture   tokens up to which lengths get buckets of their own; longer requests run through the few
                              buckets that coverage needs. Default: max_model_len
-    prompt_batch …           ranges (min, step, max), with a rule's own numbers behind them; contexts in `context_unit`
-    context_unit             "tokens" (default) or "blocks" of block_size tokens; for `from_file` the default is what
-                             its own numbers say
+    prompt_batch …           ranges (min, step, max), followed by a rule's own numbers; contexts in `context_unit`
+    context_unit             "tokens" (default) or "blocks" of block_size tokens; with `from_file` the default is the
+                             file's unit
     from_file                a file of bucket specs, see buckets/planner/bucket_file.py
-    traffic                  a trace file, or a `llmc.buckets.traffic.source.Traffic` where more is to be said about how
-                             it is replayed
-    bench                    a bench file: what steps cost, in place of tokens
+    traffic                  a trace file, or a `llmc.buckets.traffic.source.Traffic` with replay settings
+    bench                    a bench file with measured step costs, which replace token counts
     max_graphs …             the budget, see `llmc.buckets.planner.budget.Budget`; time in seconds, memory in bytes
-    device                   whose compile time and graph memory the budget counts; default cpu
-    options                  what is compiled with on it (`CompileOptions`); default: its defaults
+    device                   device of the budget's compile time and graph memory; default cpu
+    options                  compile options for it (`CompileOptions`); default: its defaults
     settings                 default: the environment
-    target                   that of `device`, where it is open already
+    target                   the target of `device`, where it is already open
     """
 
     model: str | Checkpoint | None = None
@@ -81,7 +80,7 @@ class PlanArguments:
     target: Target | None = None
 
     def limits(self) -> tuple[Limits, dict[str, str]]:
-        """The limits, and the origin of each. Raises InputError and CheckpointError as `plan_for`."""
+        """The limits, and the origin of each. Raises InputError and CheckpointError as `plan_for` does."""
         names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "max_prompt_len")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         origins = dict.fromkeys(given, "flag")
@@ -103,7 +102,6 @@ class PlanArguments:
 
     @cached_property
     def _target(self) -> Target | None:
-        """That of `device`, opened once; None without a device."""
         return self.target or (None if self.device is None else open_target(self.device, self._settings))
 
     @cached_property
@@ -111,13 +109,13 @@ class PlanArguments:
         return self.settings if self.settings is not None else Settings.from_environment()
 
     def _decided(self, limits: Limits) -> Mapping[str, Range]:
-        """The ranges that the device's options decide."""
+        """Ranges that the device's options determine."""
         if self._target is None or self.options is None:
             return {}
         return self._target.description.ranges(self.options, limits)
 
     def inputs(self, limits: Limits) -> PlanInputs:
-        """What the planner works from."""
+        """The planner's inputs."""
         unit = None if self.context_unit is None else _context_unit(self.context_unit)
         scale = limits.block_size if unit == "blocks" else 1
         given: dict[Dimension, Range | None] = {
@@ -140,10 +138,10 @@ class PlanArguments:
 
 
 def plan_for(model: str | Checkpoint | None, **keywords: Any) -> Plan:
-    """The plan for a checkpoint (open, or by name), a config.json, or `max_model_len` alone; keywords: `PlanArguments`.
+    """Plan for a checkpoint (open, or by name), a config.json, or `max_model_len` alone; keywords: `PlanArguments`.
 
-    Raises InputError for numbers that cannot be used, a length that the model's positions do not reach, no length at
-    all, or a budget that no plan meets; CheckpointError when the model cannot be read.
+    Raises InputError for unusable numbers, a length beyond the model's positions, no length at all, or a budget that no
+    plan meets, and CheckpointError when the model cannot be read.
     """
     arguments = PlanArguments(model, **keywords)
     limits, origins = arguments.limits()
@@ -161,7 +159,7 @@ def plan_for(model: str | Checkpoint | None, **keywords: Any) -> Plan:
 
 
 def frontier_for(model: str | Checkpoint | None, **keywords: Any) -> list[FrontierPoint]:
-    """The least padding for each of several numbers of graphs; arguments and errors as `plan_for`, without a budget."""
+    """Least padding for each of several graph counts; arguments and errors of `plan_for`, without a budget."""
     arguments = PlanArguments(model, **keywords)
     return frontier_from(arguments.inputs(arguments.limits()[0]))
 
@@ -191,7 +189,7 @@ def _traffic(traffic: TrafficLike, bench: str | os.PathLike[str] | None) -> Traf
 
 
 def _model_length(flag: int | None, source: str | Checkpoint | None, named: str) -> tuple[int, str]:
-    """max_model_len and its origin, given (as `named`) or from the config, held against what the config allows."""
+    """max_model_len and its origin, given (as `named`) or from the config, checked against the config's limit."""
     if source is None:
         if flag is None:
             raise InputError("nothing to plan for: give MODEL, --config FILE or --max-model-len N")
@@ -211,8 +209,7 @@ def _model_length(flag: int | None, source: str | Checkpoint | None, named: str)
 
 
 def _reads_tokens(source: str | Checkpoint | None) -> bool:
-    """Whether a model's graphs read cached tokens, as far as its configuration says: one that keeps states alone reads
-    none."""
+    """Whether a model's graphs read cached tokens, by its configuration; a purely recurrent model reads none."""
     if source is None:
         return True
     try:

@@ -1,4 +1,4 @@
-"""The provenance of a bundle: its sources and versions, in the fields of SLSA provenance v1.
+"""Provenance of a bundle: its sources and versions, in the fields of SLSA provenance v1.
 
     provenance = {"model": str, "checkpoint": digest, "plan": digest of the plan, 64 hex,
                   "buildDefinition": {"buildType": BUILD_TYPE, "externalParameters": {…}, "internalParameters": {…},
@@ -8,9 +8,9 @@
                | {"name": package, "uri": purl[, "digest": …],
                   "annotations": {"version": str[, "licenseExpression" (SPDX) | "licenseName" (words): str]}}
 
-Source: https://slsa.dev/spec/v1.0/provenance. Two compiles of the same thing give the same bytes, on any machine: no
-time, host, user or path is in it. So a model that was given as a path is named by its last part alone; where it was is
-noted in the store, under a key that never leaves the machine.
+Source: https://slsa.dev/spec/v1.0/provenance. Repeated compiles give the same bytes on any machine: no time, host, user
+or path is included. A model given as a path is therefore named by its last part only. The store records its full
+location, under a key that never leaves the machine.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PACKAGES = (
     "gguf", "huggingface-hub", "ml-dtypes", "numpy", "onnx", "onnxruntime", "safetensors", "sympy", "tokenizers",
     "torch", "transformers", "ziglang",
 )  # fmt: skip
-"""Packages that can shape a bundle; those installed are listed, used by this target or not."""
+"""Packages that can affect a bundle; all installed ones are listed, whether this target uses them or not."""
 
 LICENCE = "Apache-2.0"
 LONGEST_LICENCE = 100
@@ -60,7 +60,7 @@ _MODEL_KIND = f"{LOCAL}model"
 def provenance(
     stages: Stages, target: str, recorded: Recorded, toolchain: Mapping[str, str], options: CompileOptions, model: str
 ) -> dict[str, Any]:  # fmt: skip
-    """The provenance of a bundle that is compiled by the target of that name from `model`, as the user named it."""
+    """Provenance of a bundle that the named target compiles from `model`, as the user named it."""
     name, plan = model_name(model), stages.plan.digest()
     packages = [found for package in PACKAGES if (found := _package(package))]
     versions = {item["name"]: item["annotations"]["version"] for item in packages}
@@ -94,8 +94,8 @@ def provenance(
 
 
 def model_name(model: str) -> str:
-    """The name of a model for manifests: the last part of a path that exists, or any other name unchanged; with those
-    of adapters behind it."""
+    """Name of a model for manifests: the last part of an existing path, or any other name unchanged, followed by those
+    of adapters."""
 
     def name(part: str) -> str:
         path = expanded(part)
@@ -105,7 +105,7 @@ def model_name(model: str) -> str:
 
 
 def remember_model(store: Store, checkpoint: str, model: str) -> None:
-    """Note where a checkpoint is on this machine, for `find_model`; without room for that nothing is noted."""
+    """Record a checkpoint's location on this machine for `find_model`; does nothing without room."""
 
     def location(part: str) -> str:
         path = expanded(part)
@@ -117,7 +117,7 @@ def remember_model(store: Store, checkpoint: str, model: str) -> None:
 
 
 def find_model(store: Store, checkpoint: str, name: str) -> str:
-    """Where a checkpoint was when it was last compiled on this machine; `name` where nothing is known of that."""
+    """Location of a checkpoint when it was last compiled on this machine, or `name` if unknown."""
     entry = store.lookup(_model_key(checkpoint))
     return name if entry is None else str(entry.meta.get("model", name))
 
@@ -127,7 +127,6 @@ def _model_key(checkpoint: str) -> Key:
 
 
 def _llmc() -> dict[str, Any]:
-    """llmc itself, by the digest of its sources."""
     found = _dependency("llmc", __version__) | {"digest": {"sha256": parse(package_digest())}}
     found["annotations"]["licenseExpression"] = LICENCE
     return found
@@ -135,7 +134,7 @@ def _llmc() -> dict[str, Any]:
 
 @cache
 def _package(name: str) -> dict[str, Any] | None:
-    """An installed package, by its own metadata; None when it is not there."""
+    """An installed package by its metadata, or None."""
     try:
         found = metadata.metadata(name)
     except metadata.PackageNotFoundError:
@@ -166,7 +165,7 @@ def _dependency(name: str, version: str) -> dict[str, Any]:
 
 
 def model_facts(checkpoint: Checkpoint, cache: CacheShape | None = None) -> dict[str, Any]:
-    """What a manifest says about the model, whose `cache` is held so (None: as its family says)."""
+    """Facts about the model for a manifest; `cache` is its cache shape, by default the architecture's."""
     config = checkpoint.config
     return {
         "name": checkpoint.name,
@@ -180,7 +179,7 @@ def model_facts(checkpoint: Checkpoint, cache: CacheShape | None = None) -> dict
 
 
 def without_rings(model: Mapping[str, Any]) -> dict[str, Any]:
-    """A manifest's facts of a model as `model_facts` gives them for the model alone."""
+    """Remove the device's ring buffers from a manifest's model facts."""
     facts = dict(model)
     tensors = facts.get("cache")
     if tensors is not None:
@@ -189,7 +188,7 @@ def without_rings(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cache_facts(cache: CacheShape) -> dict[str, Any]:
-    """As `Bundle.cache_shape` reads it: three numbers where every layer has a key and a value of one size."""
+    """Facts that `Bundle.cache_shape` reads: three numbers where every layer has a key and a value of one size."""
     uniform = cache.uniform
     if uniform is None:
         return {"layers": cache.layers, "cache": cache.to_json()}

@@ -1,4 +1,4 @@
-"""A caller's request as members of a manifest, so that an existing bundle can be compared with it."""
+"""A caller's request as members of a manifest, for comparison with an existing bundle."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from llmc.buckets.plan import Plan
 
 OPTIONS = ("quantize", "dtype", "specialise", "sample_top_k")
-"""And those that targets declare."""
+"""Compared options; options that targets declare are compared as well."""
 
 LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "max_prompt_len")
 APART = (
@@ -29,7 +29,7 @@ APART = (
     "store",
     "report",
 )
-"""Arguments of `llmc.compile` that no manifest is compared by, or that are not about planning."""
+"""Arguments of `llmc.compile` that are not compared with a manifest, or do not concern planning."""
 
 FACTS = {"architecture": "model_type", "layers": "num_hidden_layers", "vocab_size": "vocab_size"}
 """A manifest's fact about the model → the name in the checkpoint's config."""
@@ -38,10 +38,10 @@ FACTS = {"architecture": "model_type", "layers": "num_hidden_layers", "vocab_siz
 def requested_members(
     manifest: Manifest, device: str | None, arguments: Mapping[str, Any], model: str | None
 ) -> dict[str, Any]:
-    """The members that `arguments` of `llmc.compile`, a device and a checkpoint decide, and no others.
+    """The manifest members that `arguments` of `llmc.compile`, a device and a checkpoint determine.
 
-    Arguments that choose buckets count as they would have planned within the limits that the bundle has. A checkpoint
-    that cannot be read is not compared. Raises InputError for arguments that cannot be used.
+    Arguments that choose buckets are planned within the bundle's limits. A checkpoint that cannot be read is not
+    compared. Raises InputError for unusable arguments.
     """
     found: dict[str, Any] = {} if device is None else {"device": device}
     defaults = {"sample_top_k": 0, **{name: one.option.default for name, one in declared().items()}}

@@ -1,4 +1,4 @@
-"""The target that a device stands for, for one model and plan. Estimates, plans and compiles all use this."""
+"""Resolve a device to its target for one model and plan; estimates, plans and compiles all use this."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 class CompileJob:
     """The inputs of a compile, determined once.
 
-    The open checkpoint; the `opened` target of the device, and the target that the device stands for; the options
-    `requested`, and the same with the target's defaults (`options`); the reason for that target ("" for a device that
-    stands for itself), the reason for defaults that the model `decided` ("" for none), and a target that serves until
-    this one's executables are open.
+    `opened` is the device's target, and `target` the one that the device resolves to. `options` are those `requested`,
+    with the target's defaults. `why` is the reason for the target, and `decided` the reason for defaults that the model
+    determines, each "" for none. `starter` serves until the target's executables are open.
     """
 
     checkpoint: Checkpoint
@@ -46,9 +45,9 @@ class CompileJob:
         cls, model: str | Checkpoint, plan: Plan, options: CompileOptions, settings: Settings | None = None,
         target: Target | None = None,
     ) -> CompileJob:  # fmt: skip
-        """Open the checkpoint and the device's `target`, unless they are, and ask the target whether it takes all that.
+        """Open the checkpoint and the device's `target`, unless they are open, and check that the target takes them.
 
-        Raises CheckpointError, InputError and DeviceError, before anything is made.
+        Raises CheckpointError, InputError and DeviceError, before anything is built.
         """
         checkpoint = open_checkpoint(model)
         deployment = Deployment(plan.limits, plan.provenance.facts, checkpoint.config, weights_of(checkpoint))
@@ -57,15 +56,15 @@ class CompileJob:
         device = found.target.description
         if checkpoint.choices and not device.selects_adapters:
             raise InputError(
-                f"device {options.device} has no graphs whose rows choose an adapter, as those of "
-                f"{', '.join(selecting_adapters())} have: leave --lora-modules out, and compile a bundle for each "
-                "adapter (--lora merges it)"
+                f"device {options.device} has no graphs with selectable adapters; devices that do: "
+                f"{', '.join(selecting_adapters())}. Leave --lora-modules out, and compile a bundle for each adapter "
+                "(--lora merges it)"
             )
         device.reference.require_readable(checkpoint)
         if not plan.limits.contexts and cache_of(checkpoint.config).kv:
             raise InputError(
-                f"the plan is for a model that keeps states alone ('contexts' is false), and {checkpoint.name} reads "
-                "cached tokens; plan for this model"
+                f"the plan is for a purely recurrent model ('contexts' is false), and {checkpoint.name} reads cached "
+                "tokens; plan for this model"
             )
         found.options.require_vocabulary(checkpoint.name, int(checkpoint.config["vocab_size"]))
         return cls(
@@ -75,20 +74,20 @@ class CompileJob:
 
     @property
     def because(self) -> str:
-        """Why it is this target, as summaries have it."""
+        """Reason for this target, for summaries."""
         return f"{self.target.description.executor}: {self.why}" if self.why else ""
 
 
 def target_of(manifest: Manifest) -> Target:
-    """The target that made a bundle: its device's, or the one that its device stood for."""
+    """The target that built a bundle: its device's, or the one that its device resolved to."""
     target = open_target(manifest.device)
     return target if target.description.name == manifest.target else open_target(manifest.target)
 
 
 def recorded_options(manifest: Manifest, target: Target) -> CompileOptions:
-    """The options that a bundle of `target` was compiled with, as `configure` made them.
+    """Options that a bundle of `target` was compiled with, after `configure`.
 
-    A device that specialises by itself decides that again: an LPU's host may have HyperDex or not.
+    A device that specialises on its own decides that again: an LPU's host may have HyperDex or not.
     """
     device = target.description
     names = {"quantize", "dtype", "sample_top_k", *(option.name for option in device.options)}

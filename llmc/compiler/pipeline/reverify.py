@@ -1,4 +1,4 @@
-"""Verify a bundle that exists, against the checkpoint it came from or another copy of it."""
+"""Verify an existing bundle against the checkpoint it came from, or another copy of it."""
 
 from __future__ import annotations
 
@@ -29,13 +29,11 @@ def verify_again(
     report: Report,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    """Check files and numbers of the bundle at `path`; nothing is taken from earlier verifications, but the reference's
-    predictions that were made here, or that a trusted key signed.
+    """Check the files and numbers of the bundle at `path`, independent of earlier verifications.
 
-    `recorded` of what is returned says where the outcome in its manifest comes from. That it was verified here is noted
-    in the store.
-
-    Raises ArtifactError for damaged files, CheckpointError when the reference is missing or another model, and
+    Only the reference's predictions are reused, if this machine computed them or a trusted key signed them. `recorded`
+    in the result says where the outcome in the manifest comes from. The store records that this machine verified the
+    bundle. Raises ArtifactError for damaged files, CheckpointError when the reference is missing or another model, and
     VerificationError when numbers disagree.
     """
     bundle = Bundle.open(path)
@@ -61,7 +59,7 @@ def verify_again(
 def _numbers(
     bundle: Bundle, stages: Stages, every: bool, progress: Callable[[int, int], None]
 ) -> tuple[dict[str, Any], Origin]:
-    """The outcome of a bundle that generates, and where the reference's predictions came from."""
+    """The outcome of a bundle that generates, and the origin of the reference's predictions."""
     manifest = bundle.manifest
     target = target_of(manifest)
     limits = target.verification.limits(recorded_options(manifest, target))

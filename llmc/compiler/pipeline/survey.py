@@ -17,11 +17,11 @@ from llmc.runtime.host import host_memory
 
 
 def survey() -> list[dict[str, Any]]:
-    """A row for each device, and for each sort of card here that no device of llmc is for.
+    """A row for each device, and for each kind of accelerator on this host that llmc does not support.
 
-    compiles, runs ("yes" or what is missing), state of its executables here, a note (what is left for the device's own
-    host), the topologies that it takes behind its name (`Topologies`) and how they are named, found (its cards
-    here, in words), hardware (where it ran, of record: `Hardware`, with its text), and its guide.
+    Keys: compiles, runs ("yes" or what is missing), state of its executables here, a note (work left for the device's
+    own host), the topologies that its name takes (`Topologies`) and their notation, found (accelerators on this host),
+    hardware (where it ran, of record: `Hardware`, with its text), and its guide.
     """
     targets = list(_targets())
     rows = [_row(name, target) for name, target in targets]
@@ -30,7 +30,7 @@ def survey() -> list[dict[str, Any]]:
 
 
 def host() -> str:
-    """This host's CPU, CPUs and memory in words."""
+    """This host's CPU model, CPU count and memory, for people."""
     memory = host_memory()
     sizes = [f"{usable_cpus()} CPUs", *([] if memory is None else [f"{memory / (1 << 30):.1f} GiB"])]
     return f"{CPU.found() or 'a CPU of unknown name'}; {', '.join(sizes)}"

@@ -1,4 +1,4 @@
-"""Verification of bundles whose device gives tokens alone (verification/tokens.py). It runs each time: seconds."""
+"""Verify bundles whose device returns only tokens (verification/tokens.py). It runs each time, within seconds."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 
 
 def gives_tokens(manifest: Manifest) -> bool:
-    """Whether tokens are all that its device gives."""
+    """Whether the manifest's device returns only tokens."""
     return issubclass(executor_class(manifest.executor), GeneratingExecutor)
 
 
 def tokens_stage(bundle: Bundle, stages: Stages, target: Target, probes: Entry, limits: Limits) -> dict[str, Any]:
-    """What the manifest records, besides the mode. Raises VerificationError, and DeviceError without the device."""
+    """Verify the bundle, and return the manifest record without the mode. Raises VerificationError, and DeviceError
+    without the device."""
     from llmc.compiler.verification.probes import load_probes
     from llmc.compiler.verification.tokens import verify_tokens
 

@@ -1,5 +1,6 @@
-"""Tune a bundle on its device's own host: each executable's products are timed there, and the results are kept in the
-store and, if one is named, in a file, after each executable, so that an interrupt loses one at most.
+"""Tune a bundle on its device's own host by timing the matmuls of each executable.
+
+Results go into the store and, if one is named, a file, after each executable: an interrupt loses at most one.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
 
 Reported = Callable[[str, int, int], None]
-"""Hears of each executable that is done: how, its number, of how many."""
+"""Called for each finished executable: how, its number, of how many."""
 
 
 @dataclass(frozen=True)
 class TuneResult:
-    """Outcome: `results` is how many products have a result, `new` how many of them had none before; `digest` names
-    them in the store, None where there are none. `tuned` of `executables` were done; time in seconds."""
+    """Outcome: `results` counts matmuls with a result, and `new` those without an earlier one.
+
+    `digest` names them in the store, None without any. `tuned` of `executables` are finished. Time is in seconds.
+    """
 
     bundle: str
     device: str
@@ -44,17 +47,17 @@ class TuneResult:
 
     @property
     def interrupted(self) -> bool:
-        """Whether some are left."""
+        """Whether some executables are left."""
         return self.tuned < self.executables
 
     def to_json(self) -> dict[str, Any]:
-        """For --json."""
+        """The result for --json."""
         return asdict(self)
 
 
 def tuner_of(bundle: Bundle) -> Tuner:
-    """What tunes a bundle here. Raises InputError for a device that has none, DeviceError where this host lacks its
-    card or compiler."""
+    """The tuner of a bundle on this host. Raises InputError for a device without one, DeviceError where this host lacks
+    its GPU or compiler."""
     device = bundle.manifest.device
     tuner = target_of(bundle.manifest).tuner()
     if tuner is None:
@@ -65,11 +68,10 @@ def tuner_of(bundle: Bundle) -> Tuner:
 
 
 def tune_bundle(bundle: Bundle, store: Store, file: Path | None, reported: Reported) -> TuneResult:
-    """Tune all executables; a file that exists is added to, and what it knows is not timed again. An interrupt ends it
-    with what was found.
+    """Tune all executables; known results of an existing file are kept and not timed again.
 
-    Raises what `tuner_of` does, ArtifactError for a file of another card or compiler, CompileError, and CapacityError
-    or UnwritableError where results cannot be kept.
+    An interrupt ends it with the results so far. Raises the errors of `tuner_of`, ArtifactError for a file of another
+    GPU or compiler, CompileError, and CapacityError or UnwritableError where results cannot be kept.
     """
     began, tuner = time.perf_counter(), tuner_of(bundle)
     known = read_results(file) if file is not None and file.exists() else None
@@ -83,7 +85,7 @@ def tune_bundle(bundle: Bundle, store: Store, file: Path | None, reported: Repor
             tuned, has = number, len(known.found) if known else 0
             reported(f"{executable}: {has - had} new, {time.perf_counter() - start:.1f} s", number, len(executables))
     except KeyboardInterrupt:
-        pass  # the caller sees what is left
+        pass  # the result says what is left
     found = known or Results({})
     return TuneResult(
         str(bundle.path), bundle.manifest.device, dict(found.made_for), len(found.found),
@@ -93,7 +95,6 @@ def tune_bundle(bundle: Bundle, store: Store, file: Path | None, reported: Repor
 
 
 def _keep(results: Results, store: Store, file: Path | None) -> str:
-    """The digest under which the store has them."""
     data = write_results(results)
     digest = digest_bytes(data)
     if file is not None:

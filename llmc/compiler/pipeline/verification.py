@@ -1,11 +1,11 @@
 """Verification as cached stages of a compile, over a draft of the bundle.
 
-Its parts are buckets (at least one for each executable), greedy texts, and the accuracy over a text. Each bucket's
-outcome has a key with the digests of its executable, the shared files and the reference, of the executables that make
-the past that it continues, and with the libraries and the instruction set. So for a plan with one more decode bucket,
-only that bucket and the parts over the whole bundle run again.
+Its parts are buckets (at least one per executable), greedy texts, and the accuracy over a text. The key of a bucket's
+outcome has the digests of its executable, the shared files and the reference, the libraries and the instruction set. It
+also has the digests of the executables that compute the continued past. For a plan with one more decode bucket, only
+that bucket and the parts over the whole bundle run again.
 
-Outcomes and the reference's predictions may come from elsewhere; what is recorded says so (local/origins.py).
+Outcomes and the reference's predictions may come from elsewhere; the record says where (local/origins.py).
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
 
 _WORDS = ("analysis", "choice", "remaining")
-"""Options of a manifest that are text for people; executors may open executables with any of the others."""
+"""Manifest options that are text for people; executors may use any other option to open executables."""
 
 
 def origins_of(stages: Stages, settings: Settings) -> Origins:
-    """Tells where results in the store come from."""
+    """Lookup for the origins of results in the store."""
     from llmc.artifacts.signing.keyring import Keyring
 
     return Origins(stages.store, Keyring.from_settings(settings))
 
 
 def vouched_probes(stages: Stages, target: Target, origins: Origins, *, anew: bool) -> tuple[Entry, Origin]:
-    """As `probes_stage`, and where they come from; made `anew` where they came from elsewhere, unsigned."""
+    """`probes_stage` and the origin of its predictions; `anew` recomputes unsigned ones from elsewhere."""
     entry, origin = origins.of_entry(probes_stage(stages, target))
     if anew and origin.name == "unsigned":
         return probes_stage(stages, target, own=True), HERE
@@ -75,9 +75,9 @@ def vouched_probes(stages: Stages, target: Target, origins: Origins, *, anew: bo
 
 
 def probes_stage(stages: Stages, target: Target, *, own: bool = False) -> Entry:
-    """Probes and text with what the reference predicts; needs the reference only when they are not in the store.
+    """Probes and text with the reference's predictions; runs the reference only when they are not in the store.
 
-    They may come from elsewhere, unless they are to be the store's `own`.
+    They may come from elsewhere, unless the store's `own` are requested.
     """
     limits = stages.plan.limits
     longest = limits.longest_prompt + 1
@@ -101,7 +101,9 @@ def probes_stage(stages: Stages, target: Target, *, own: bool = False) -> Entry:
         from llmc.compiler.verification.windows import make_windows, save_windows
 
         vocab_size, probes = int(stages.checkpoint.config["vocab_size"]), []
-        for number in range(len(stages.checkpoint.choices), -1, -1):  # the base comes last, to read the text, too
+        for number in range(
+            len(stages.checkpoint.choices), -1, -1
+        ):  # the base comes last, because the text is read with it
             checkpoint = stages.checkpoint.of_adapter(number)
             reference = target.description.reference.open(checkpoint)
             probes += make_probes(checkpoint, reference, longest, vocab_size, farthest, number)
@@ -121,10 +123,10 @@ def verify_stage(
     stages: Stages, target: Target, manifest: Manifest, sources: Mapping[str, Path], options: CompileOptions,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:  # fmt: skip
-    """Verify what of the bundle was not verified before; returns what the manifest records.
+    """Verify the parts of the bundle that are not verified yet, and return the record for the manifest.
 
-    With LLMC_REQUIRE_SIGNATURES nothing unsigned from elsewhere counts as verified, even where it is in the store.
-    Raises VerificationError, and records nothing for what failed.
+    With LLMC_REQUIRE_SIGNATURES nothing unsigned from elsewhere counts as verified, even if it is in the store. Raises
+    VerificationError, and records no failed part.
     """
     from llmc.compiler.pipeline.token_verification import gives_tokens, tokens_stage
     from llmc.compiler.verification.verify import summarise
@@ -166,7 +168,7 @@ def verify_stage(
             for one in (own_key(key), key):
                 stages.store.publish(one, {}, outcomes[key.digest])
     except (CapacityError, UnwritableError) as error:
-        logger().warning("what was verified is not remembered: %s", error)
+        logger().warning("the verification result is not saved: %s", error)
     stages.report(StageReport("verify", not missing, time.perf_counter() - start))
     return {
         "mode": options.verify,
@@ -180,19 +182,18 @@ def verify_stage(
 
 
 def _located(error: VerificationError, stages: Stages, target: Target) -> VerificationError:
-    """The same refusal, with the layer where the traced model first differs from its reference."""
+    """The same error, with the layer where the traced model first differs from its reference."""
     start = time.perf_counter()
     stages.report(StageReport("diagnose", False, None))
     try:
         where = target.description.reference.first_difference(stages.checkpoint, stages.plan.limits.max_model_len - 1)
     except Exception as reason:  # noqa: BLE001 - whatever a wrong model raises, the refusal is what counts
-        where = f"in which layer could not be found ({type(reason).__name__}: {reason!s:.200})"
+        where = f"the differing layer could not be found ({type(reason).__name__}: {reason!s:.200})"
     stages.report(StageReport("diagnose", False, time.perf_counter() - start))
     return VerificationError(f"{error}; {where}") if where else error
 
 
 def _key(stages: Stages, serving: ServingExecutables[Executable], manifest: Manifest, probes: Entry, part: Part) -> Key:
-    """Key of the outcome of one part."""
     plan = stages.plan
     components: dict[str, Value] = {
         "bucket": str(part),
@@ -212,22 +213,22 @@ def _key(stages: Stages, serving: ServingExecutables[Executable], manifest: Mani
     bucket = bucket_of(part)
     components["executables"] = _joint(serving.of(bucket))
     past = past_length(bucket, plan.limits, steps_beyond(plan.limits, stages.parameters))
-    if past > plan.limits.longest_prompt:  # decode graphs make its end
+    if past > plan.limits.longest_prompt:  # decode graphs compute its end
         components["past.executables"] = _joint(manifest.executables)
         components["past.plan"] = _buckets_digest(plan, plan.buckets)
-    elif past:  # the bundle's own prompt graphs, as the plan selects them, make the past
+    elif past:  # the bundle's own prefill graphs, as the plan selects them, compute the past
         components["past.executables"] = _joint([e for e in manifest.executables if e.phase in ("any", "prompt")])
         components["past.plan"] = _buckets_digest(plan, plan.prompt)
     return Key("verify", components)
 
 
 def _joint(executables: Sequence[Executable]) -> str:
-    """One digest for the contents of some executables, in any order: what was verified is what is served."""
+    """One digest for the contents of some executables, in any order: the verified ones are those served."""
     return digest_bytes(canonical_json(sorted(executable.blob for executable in executables)))
 
 
 def _buckets_digest(plan: Plan, buckets: Sequence[Bucket]) -> str:
-    """Digest of limits and buckets alone: a plan also says how it came to be, which no result depends on."""
+    """Digest of only limits and buckets: a plan also describes its origin, which no result depends on."""
     return digest_bytes(canonical_json([plan.limits.to_dict(), [str(bucket) for bucket in buckets]]))
 
 
@@ -241,7 +242,7 @@ def _run(
 
 @contextmanager
 def _draft(stages: Stages, manifest: Manifest, sources: Mapping[str, Path], target: Target) -> Iterator[Bundle]:
-    """The bundle, opened, as it would be published; on the CPU, where the target is verified there."""
+    """The opened bundle as it would be published; on the CPU, where the target is verified there."""
     from llmc.artifacts.bundle.reader import BundleFiles
     from llmc.artifacts.bundle.writer import write_bundle
     from llmc.runtime.bundle import Bundle
@@ -261,15 +262,15 @@ def run_parts(
     parts: Sequence[Part],
     progress: Callable[[int, int], None],
 ) -> list[dict[str, Any]]:
-    """The outcome of each part of an opened bundle."""
+    """Run each part of an opened bundle, and return the outcomes."""
     from llmc.compiler.verification.probes import turns_of
     from llmc.compiler.verification.verify import Verification
 
-    trim()  # the reference's memory is not held while the bundle runs
+    trim()  # release the reference's memory while the bundle runs
     executor = open_executor(bundle)
     try:
         if executor.capabilities.exact:
-            executor.open_all()  # those that open behind the first step would run, or not, as they are ready
+            executor.open_all()  # opened in the background, they would run or not depending on timing
         beyond, turns = steps_beyond(stages.plan.limits, stages.parameters), turns_of(stages.checkpoint.config)
         verification = Verification(bundle, executor, *_load(stages, probes, parts), beyond, turns)
         outcomes = []
@@ -289,7 +290,7 @@ def run_parts(
 
 
 def _predictions(part: Part) -> str:
-    """Name of the reference's file that a part reads."""
+    """File of the reference's predictions that a part reads."""
     return "text" if part == "accuracy" else "probes"
 
 
@@ -306,10 +307,10 @@ def _load(stages: Stages, entry: Entry, parts: Sequence[Part]) -> tuple[list[Pro
             arrays = {name: stack.enter_context(np.load(stages.path(entry.outputs[name]))) for name in sorted(needed)}
             probes = load_probes(arrays["probes"]) if "probes" in needed else []
             if "probes" in needed and not probes:
-                raise ValueError("no probe is in them")
+                raise ValueError("there is no probe")
             return probes, load_windows(arrays["text"]) if "text" in needed else []
     except (AttributeError, EOFError, IndexError, KeyError, TypeError, ValueError, BadZipFile) as error:
         raise ArtifactError(
-            f"the reference's predictions {entry.key.digest} are not of the form that verification reads ({error!r}); "
-            "with LLMC_REQUIRE_SIGNATURES=1 a compile makes unsigned ones again"
+            f"the reference's predictions {entry.key.digest} have an unknown form ({error!r}); compile with "
+            "LLMC_REQUIRE_SIGNATURES=1 to recompute unsigned ones"
         ) from error

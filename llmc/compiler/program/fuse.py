@@ -10,10 +10,11 @@ adapted(base, x, adapters, A, B₀ … Bₙ; ends)  base + (mask ⊙ (x · Aᵀ)
                                               ranks ends[a − 1] … ends[a] − 1 of its adapter a > 0, else 0
 gqa(q, k, v, past k, past v, past_lengths, cos, sin; …)   rotary embedding, cache append and attention in one;
                                               k and v are None when q is the packed [B, Q, (Hq + 2·Hkv)·D]; cos and
-                                              sin turn the first values of a head, both None where nothing turns; a
+                                              sin rotate the first values of a head, both None without rotation; a
                                               ninth input is sinks [Hq], a tenth [Hq, P] what scores grow by at each
                                               position of a key; `value_dim` where values have another width
-Every rule matches arithmetic, never a module's name; what does not match stays as it was.
+
+Every rule matches arithmetic, never a module's name; unmatched operators stay unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from llmc.compiler.program.match import Matcher, after_inputs, either
 
 
 def fuse_attention(graph: Graph) -> None:
-    """Attention over [B, H, Q, D] heads, with or without rotary embedding before it → gqa over [B, Q, H·D]."""
+    """Fuse attention over [B, H, Q, D] heads, with or without a preceding rotary embedding → gqa over [B, Q, H·D]."""
     m = Matcher(graph)
     inserted: dict[int, list[Node]] = {}
     flattened: dict[str, Value] = {}
@@ -64,9 +65,9 @@ def fuse_attention(graph: Graph) -> None:
 
 
 def _rotary(m: Matcher, value: Value) -> tuple[Value, Value, Value] | None:
-    """(x, cos, sin) when value = x·cos + rotate_half(x)·sin, or so of the first part of x, with the rest beside it.
+    """(x, cos, sin) when value = x·cos + rotate_half(x)·sin, or only the first part of x is rotated.
 
-    Some models rotate [B, Q, H, D]. Then x is what a transposition of what they rotate would be.
+    Some models rotate [B, Q, H, D]; x is then the transpose of the rotated tensor.
     """
     turned = m.made_by(value, "transpose")
     if turned is not None and {turned.attrs["dim0"], turned.attrs["dim1"]} == {1, 2}:
@@ -96,7 +97,7 @@ def _rotary(m: Matcher, value: Value) -> tuple[Value, Value, Value] | None:
 
 
 def _bounds(node: Node, x: Value) -> tuple[int, int] | None:
-    """Where a slice of the last axis of `x` [B, H, Q, D] begins and ends; None for one of another axis."""
+    """Begin and end of a slice of the last axis of `x` [B, H, Q, D]; None for another axis."""
     if node.attrs.get("dim", 0) not in (-1, 3) or node.attrs.get("step", 1) != 1:
         return None
     start, end = node.attrs.get("start") or 0, node.attrs.get("end")
@@ -131,7 +132,7 @@ def _is_rotated_half(m: Matcher, rotated: Value, x: Value) -> bool:
 
 
 def _half_table(graph: Graph, m: Matcher, value: Value) -> Value | None:
-    """The [P, D/2] table behind a position_table value whose two halves repeat each other; None for another one."""
+    """The [P, D/2] table behind a position_table value whose two halves are equal, or None."""
     full = m.producers[value].inputs[0]
     assert full is not None
     name = f"{full.name}_half"
@@ -148,8 +149,10 @@ def _half_table(graph: Graph, m: Matcher, value: Value) -> Value | None:
 
 
 def _flat_heads(m: Matcher, value: Value, built: list[Node], known: dict[str, Value]) -> Value:
-    """[B, H, Q, D] → the [B, Q, H·D] tensor it was made from, or a reshape of it; `known` are those that earlier
-    attentions made, by name: some read the keys of another layer."""
+    """[B, H, Q, D] → the [B, Q, H·D] tensor it was built from, or a reshape of it.
+
+    `known` holds the results of earlier attentions by name, because some layers read the keys of another layer.
+    """
     transposed = m.made_by(value, "transpose")
     if transposed is not None and {transposed.attrs["dim0"], transposed.attrs["dim1"]} == {1, 2}:
         source = transposed.inputs[0]
@@ -174,7 +177,7 @@ def _flat_heads(m: Matcher, value: Value, built: list[Node], known: dict[str, Va
 
 
 def _drop_inverse_reshapes(graph: Graph) -> None:
-    """reshape(reshape(x)) with x's own shape → x."""
+    """reshape(reshape(x)) to x's own shape → x."""
     producers = graph.producers()
     replaced: dict[Value, Value] = {}
     for node in graph.nodes:
@@ -186,7 +189,7 @@ def _drop_inverse_reshapes(graph: Graph) -> None:
 
 
 def fuse_qkv(graph: Graph) -> None:
-    """gqa over three linears of one input → gqa over one packed linear; so where each is a sum of two."""
+    """Fuse gqa over three linears of one input → gqa over one packed linear, also where each is a sum of two."""
     m = Matcher(graph)
     added: dict[int, list[Node]] = {}
     for i, node in enumerate(graph.nodes):
@@ -200,7 +203,7 @@ def fuse_qkv(graph: Graph) -> None:
 
 
 def fuse_gate_up(graph: Graph) -> None:
-    """silu(linear(x, gate)) · linear(x, up) → one linear, split in two; so where each is a sum of two."""
+    """Fuse silu(linear(x, gate)) · linear(x, up) → one linear, split in two, also where each is a sum of two."""
     m = Matcher(graph)
     added: dict[int, list[Node]] = {}
     index = {id(n): i for i, n in enumerate(graph.nodes)}
@@ -219,7 +222,7 @@ def fuse_gate_up(graph: Graph) -> None:
 
 
 def fuse_gated(graph: Graph, gate_width: int) -> None:
-    """silu(a) · b of a split linear without biases → gated_linear."""
+    """Fuse silu(a) · b of a split linear without biases → gated_linear."""
     m = Matcher(graph)
     for node in graph.nodes:
         if not gate_width or node.op != "mul" or (pair := either(node, lambda v: m.made_by(v, "silu"))) is None:
@@ -234,8 +237,11 @@ def fuse_gated(graph: Graph, gate_width: int) -> None:
 
 
 def _packed(m: Matcher, values: Sequence[Value | None], name: str) -> list[Node]:
-    """What makes `values` side by side, the last node all of them: a linear over the concatenated weights of theirs, or
-    the sum of two such. None where they are not made by alike linears, and read elsewhere, too."""
+    """Nodes that compute `values` concatenated, the last node all of them: a linear over their concatenated weights, or
+    the sum of two such linears.
+
+    None where alike linears do not compute them, or other nodes read them.
+    """
     if not all(v is not None and m.sole(v) for v in values):
         return []
     sums = [m.made_by(v, "add") for v in values]
@@ -272,7 +278,7 @@ def _bias(node: Node) -> list[Value]:
 
 
 def fuse_rms_norm(graph: Graph) -> None:
-    """weight · (x · rsqrt(mean(x²) + eps)) → rms_norm; the weight may be a number more."""
+    """Fuse weight · (x · rsqrt(mean(x²) + eps)) → rms_norm; a number may be added to the weight."""
     m = Matcher(graph)
 
     def is_weight(value: Value) -> bool:
@@ -309,7 +315,8 @@ def _mean_square_eps(m: Matcher, value: Value | None, x: Value) -> float | None:
 
 
 def norm_before_transpose(graph: Graph) -> None:
-    """rms_norm(transpose(x)) → transpose(rms_norm(x)), where the last axis stays: heads lie by token for longer."""
+    """Rewrite rms_norm(transpose(x)) → transpose(rms_norm(x)), where the last axis stays: heads keep token order
+    longer."""
     m = Matcher(graph)
     for node in graph.nodes:
         turned = m.made_by(node.inputs[0], "transpose") if node.op == "rms_norm" else None
@@ -324,8 +331,10 @@ def norm_before_transpose(graph: Graph) -> None:
 
 
 def fuse_residual(graph: Graph) -> None:
-    """rms_norm(x + y) → skip_rms_norm, which also yields x + y, where that is hidden states [B, Q, H]; a sum of heads
-    [B, H, Q, D] is a rotary embedding's."""
+    """Fuse rms_norm(x + y) → skip_rms_norm, which also yields x + y, where that is hidden states [B, Q, H].
+
+    A sum of heads [B, H, Q, D] is a rotary embedding's.
+    """
     m = Matcher(graph)
     fused: set[int] = set()
     for node in graph.nodes:
@@ -343,11 +352,11 @@ def fuse_residual(graph: Graph) -> None:
 
 
 def fuse_experts(graph: Graph) -> None:
-    """Σ of the chosen experts' weighted results (frontend/traceable.py) → experts, one operator a layer.
+    """Fuse Σ of the chosen experts' weighted results (frontend/traceable.py) → experts, one operator per layer.
 
-    experts(x, ids, shares, gate_up, down): [T, H] → [T, H] is Σ over the k experts e in ids[t] of
-    shares[t, e] · (silu(gate) · up) · down[e]ᵀ, where gate ‖ up = x · gate_up[e]ᵀ; ids [T, k] int64, shares [T, k],
-    gate_up [E, 2·I, H], down [E, H, I]. What does not match stays as `expert_linear`.
+    experts(x, ids, shares, gate_up, down): [T, H] → [T, H] is Σ over the k experts e in ids[t] of shares[t, e] ·
+    (silu(gate) · up) · down[e]ᵀ, where gate ‖ up = x · gate_up[e]ᵀ; ids [T, k] int64, shares [T, k], gate_up [E, 2·I,
+    H], down [E, H, I]. Unmatched operators stay `expert_linear`.
     """
     m = Matcher(graph)
     for node in graph.nodes:
@@ -380,7 +389,7 @@ def _experts(m: Matcher, node: Node) -> list[Value | None] | None:
 
 
 def fuse_adapters(graph: Graph) -> None:
-    """base + linear(mask[adapters] · linear(x, A), B …) → adapted(base, x, adapters, A, B …; ends)."""
+    """Fuse base + linear(mask[adapters] · linear(x, A), B …) → adapted(base, x, adapters, A, B …; ends)."""
     m = Matcher(graph)
     for node in graph.nodes:
         if node.op != "add":
@@ -395,7 +404,7 @@ def fuse_adapters(graph: Graph) -> None:
 
 
 def _matmul(m: Matcher, value: Value | None) -> tuple[Node, Node, Value] | None:
-    """The products with B and with A, and the table of masks, that make a value which nothing else reads."""
+    """The matmuls with B and with A, and the mask table, of a value that has one reader."""
     high = m.made_by(value, "linear") if value is not None and m.sole(value) else None
     masked = m.made_by(high.inputs[0], "mul") if high else None
     sides = either(masked, lambda v: m.made_by(v, "index")) if masked else None
@@ -408,7 +417,7 @@ def _matmul(m: Matcher, value: Value | None) -> tuple[Node, Node, Value] | None:
 
 
 def merge_equal(graph: Graph) -> None:
-    """Operators of equal inputs and attributes, and weights of one name → the first of them."""
+    """Replace operators of equal inputs and attributes, and weights of one name, by the first of them."""
     merged: dict[Value, Value] = {}
     weights: dict[str, Value] = {}
     for value, name in graph.weights.items():
@@ -428,8 +437,8 @@ def merge_equal(graph: Graph) -> None:
 def fuse(graph: Graph, gate_width: int = 0, *, adapted: bool = False) -> Graph:
     """Apply every rule in place and return the graph.
 
-    `gate_width`: gated_linear is for gates whose width is a multiple of it; 0 for none. `adapted`: products of adapters
-    are fused, too.
+    `gate_width`: gated_linear is for gates whose width is a multiple of it; 0 for none. `adapted`: also fuse the
+    matmuls of adapters.
     """
     gate = partial(fuse_gated, gate_width=gate_width)
     for rule in (
@@ -457,10 +466,10 @@ _ROW_WISE = frozenset({
 
 
 def narrow_last_rows(graph: Graph) -> None:
-    """Take each row's last live token before the last row-wise operators, not after: the others' results are unused.
+    """Select each row's last live token before the last row-wise operators, not after: their other results are unused.
 
-    last_rows(f(x)) = f(last_rows(x)) for every operator f that treats tokens alike; in a decoder that moves the
-    selection from the head up to the last layer's attention.
+    last_rows(f(x)) = f(last_rows(x)) for every operator f that treats tokens alike. In a decoder that moves the
+    selection from the lm_head up to the last layer's attention.
     """
     last = next((n for n in graph.nodes if n.op == "last_rows"), None)
     if last is None:

@@ -1,11 +1,11 @@
-"""Traced program (torch.export) → graph language.
+"""Translate a traced program (torch.export) into the graph language.
 
-What has no meaning for a compiler is dropped on the way: assertions, no-op casts, views and slices, gradient-mode
-wrappers. Tensors that depend on nothing but a token's position (rotary cosines and sines) become tables over
-positions 0 … max_positions − 1, computed by running those very operators, so that every scaling rule a model has
-(linear, llama3, yarn …) is kept without being named here.
+Operators without a meaning for a compiler are dropped: assertions, no-op casts, views and slices, gradient-mode
+wrappers. Tensors that depend only on a token's position (rotary cosines and sines) become tables over positions 0 …
+max_positions − 1. Running the traced operators computes them, which keeps every scaling rule of a model (linear,
+llama3, yarn …) without naming it here.
 
-Of a traced model without a cache (frontend/encode.py) every operator stays, positions included.
+In a traced model without a cache (frontend/encode.py) every operator stays, including those of positions.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ _NUMBER = re.compile(r"_\d+$")
 def import_program(
     program: ExportedProgram, max_positions: int, cache: CacheShape | None = None, adapters: AdapterLayout | None = None
 ) -> Graph:  # fmt: skip
-    """Translate `program`, a step over `cache` (None: a key and a value a layer), with `adapters` to choose from.
+    """Translate `program`, a step over `cache` (None: a key and a value per layer), with selectable `adapters`.
 
-    Raises CompileError naming the operator and layer it cannot translate."""
+    Raises CompileError naming the operator and layer it cannot translate.
+    """
     return Importer(program, max_positions, cache, adapters).run()
 
 
 class Importer:
-    """One translation: what a step over a cache has; models without one differ (`_EncoderImporter`)."""
+    """One translation of a step over a cache; `_EncoderImporter` overrides it for models without one."""
 
     axes: ClassVar[Mapping[str, str]] = {"token_ids": "BQ", "past_lengths": "B", "new_lengths": "B"}
-    """Symbols of the inputs' sizes; all others are caches, of B rows and S places, or S6 where a window of 6 may lie in
-    a ring."""
+    """Symbols of the inputs' sizes. All others are caches, of B rows and S slots, or S6 where a window of 6 may use a
+    ring buffer."""
 
     def __init__(
         self, program: ExportedProgram, max_positions: int, cache: CacheShape | None,
@@ -67,7 +68,7 @@ class Importer:
         self.positional_values: dict[tuple[bytes, tuple[Dim, ...]], Value] = {}
 
     def run(self) -> Graph:
-        """The whole program."""
+        """Translate the whole program."""
         kinds = {s.arg.name: s for s in self.program.graph_signature.input_specs}
         users = [n for n in self.graph.nodes if n.op == "placeholder" and kinds[n.name].kind == InputKind.USER_INPUT]
         names, out_names = self._names(len(users))
@@ -92,7 +93,7 @@ class Importer:
         return self.out
 
     def _weight(self, spec: Any) -> str:
-        """The name of a parameter, or of one that is equal."""
+        """Name of a parameter, or of an equal one."""
         name = str(spec.target).removeprefix("model.")
         return name if self.adapters is None else self.adapters.held_as(name, self.parameters)
 
@@ -100,8 +101,8 @@ class Importer:
         return _positional_nodes(self.graph)
 
     def _held(self, node: fx.Node, spec: Any) -> None:
-        """A buffer or a constant, as a table of float32 or int64; frequencies of rotary positions are read by tables of
-        positions alone."""
+        """Add a buffer or a constant as a table of float32 or int64, except rotary frequencies, which only position
+        tables read."""
         held = self.program.state_dict.get(spec.target, self.program.constants.get(spec.target))
         if isinstance(held, torch.Tensor):
             dtype = torch.float32 if held.is_floating_point() else torch.int64
@@ -110,7 +111,7 @@ class Importer:
             self.out.tables[value] = held.detach().to(dtype).numpy()
 
     def _names(self, users: int) -> tuple[list[str], list[str]]:
-        """Of inputs, of which there are so many, and of outputs."""
+        """Names of so many inputs, and of the outputs."""
         entries = self._entries(users - len(self.fixed))
         return [*self.fixed, *(f"past_{entry}" for entry in entries)], [
             "logits",
@@ -151,8 +152,8 @@ class Importer:
         raise CompileError(f"the traced program passes {arg!r} where a tensor is expected")
 
     def _table(self, node: fx.Node) -> Value:
-        """A function of positions alone, [B, Q, D], [B, 1, Q, D] or [B, Q, 1, D], as a lookup of a [max_positions, D]
-        table."""
+        """Add a function of only positions, [B, Q, D], [B, 1, Q, D] or [B, Q, 1, D], as a lookup in a [max_positions,
+        D] table."""
         result = _evaluate(node, self.program, self.max_positions)
         if not node.meta["val"].shape or node not in self.positional:
             return self._constant(node, result)
@@ -181,18 +182,22 @@ class Importer:
         return value
 
     def _constant(self, node: fx.Node, result: Tensor) -> Value:
-        """What depends on nothing but the model's configuration."""
+        """Add a value that depends only on the model's configuration."""
         if not result.is_floating_point() or any(isinstance(d, str) for d in self._value(node, "").shape):
-            raise CompileError(f"constant {node.name} is {result.dtype} of {tuple(node.meta['val'].shape)}: no form")
+            raise CompileError(
+                f"constant {node.name} is {result.dtype} of {tuple(node.meta['val'].shape)}: this form is not supported"
+            )
         value = self.values[node] = Value(f"table_{node.name}", tuple(result.shape), "float32")
         self.out.tables[value] = result.float().numpy()
         return value
 
     def _positions(self, node: fx.Node, result: Tensor) -> Value:
-        """Positions [B, Q] themselves, for tables of learned ones; some models count from another number than 0."""
+        """Positions [B, Q] for tables of learned ones; some models do not count from 0."""
         offset = int(result[0])
         if not torch.equal(result, torch.arange(offset, offset + len(result))):
-            raise CompileError(f"position-dependent tensor {node.name} does not count tokens: no form")
+            raise CompileError(
+                f"position-dependent tensor {node.name} does not count tokens: this form is not supported"
+            )
         value = self.values[node] = self._value(node, node.name)
         attrs = {"offset": offset, "last": offset + self.max_positions - 1}
         inputs = [self.out.inputs["past_lengths"], self.out.inputs["token_ids"]]
@@ -279,7 +284,7 @@ def _op_name(node: fx.Node) -> str:
 
 
 def _inline_wrappers(module: fx.GraphModule) -> fx.Graph:
-    """Copy of the graph with the bodies of gradient-mode wrappers put in their place, its operators numbered anew."""
+    """Copy of the graph with gradient-mode wrappers replaced by their bodies, and operators renumbered."""
     out = fx.Graph()
     env: dict[fx.Node, Any] = {}
 
@@ -298,7 +303,7 @@ def _inline_wrappers(module: fx.GraphModule) -> fx.Graph:
                 env[node] = env[node.args[0]][node.args[1]]
             elif node not in env:
                 args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
-                # an operator's number says how many there are before it, whatever the tracer dropped on its way
+                # renumbered, because an operator's number counts those before it, including the dropped ones
                 name = _NUMBER.sub("", node.name) if node.op == "call_function" else node.name
                 built = env[node] = out.create_node(node.op, node.target, args, kwargs, name, node.type)
                 built.meta = dict(node.meta)
@@ -362,8 +367,10 @@ RESULT = "result"
 
 
 def import_encoder(program: ExportedProgram) -> Graph:
-    """Translate `program`: inputs by their names, the output RESULT, weights by their names in the program without
-    "model." before them. Raises CompileError naming an operator that has no form."""
+    """Translate `program`: inputs by their names, the output RESULT, and weights by their names without "model.".
+
+    Raises CompileError naming an operator that has no form.
+    """
     return _EncoderImporter(program, 0, None).run()
 
 

@@ -1,9 +1,9 @@
 """The graph language between the traced program and a target: single assignment, no weights, no framework.
 
-A `Value` is a tensor with a name, a dtype and a shape whose dimensions are ints or expressions in the symbols
-B (batch), Q (new tokens per row) and S (cache length), written as strings. A `Node` applies an operator, named as in
-ATen without the overload (`linear`, `mul`, `silu` …) or as one of the fused operators in `fuse.py`, to its inputs.
-Weights are values listed in `Graph.weights`; computed tables are in `Graph.tables`.
+A `Value` is a tensor with a name, a dtype and a shape. Dimensions are ints, or strings with expressions in the symbols
+B (batch), Q (new tokens per row) and S (cache length). A `Node` applies an operator to its inputs. Operators have the
+names of ATen without the overload (`linear`, `mul`, `silu` …), or are the fused operators of `fuse.py`. Weights are
+values listed in `Graph.weights`; computed tables are in `Graph.tables`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Dim: TypeAlias = "int | str"
 
 @dataclass(eq=False, frozen=True)
 class Value:
-    """A tensor: compared by identity."""
+    """A tensor, compared by identity."""
 
     name: str
     shape: tuple[Dim, ...]
@@ -46,7 +46,7 @@ class Node:
         return self.outputs[0]
 
     def optional(self, at: int) -> Value | None:
-        """An input that may be absent, or not even have a place."""
+        """The input at index `at`, or None where it is absent or out of range."""
         return self.inputs[at] if at < len(self.inputs) else None
 
     def __str__(self) -> str:
@@ -66,11 +66,11 @@ class Graph:
     tables: dict[Value, NDArray[np.float32]]
 
     def producers(self) -> dict[Value, Node]:
-        """The node that makes each value."""
+        """The node that computes each value."""
         return {o: n for n in self.nodes for o in n.outputs}
 
     def uses(self) -> Counter[Value]:
-        """How often each value is read, by nodes and as an output."""
+        """Read count of each value, by nodes and as an output."""
         counts: Counter[Value] = Counter(v for _, v in self.outputs)
         counts.update(v for n in self.nodes for v in n.inputs if v is not None)
         return counts
@@ -100,7 +100,7 @@ class Graph:
         self.tables = {v: t for v, t in self.tables.items() if v in needed}
 
     def lines(self) -> Iterator[str]:
-        """The graph as text, one node a line: what a key and a reader see."""
+        """The graph as text, one node a line, for keys and readers."""
         for name, v in self.inputs.items():
             yield f"input {name}: {v.dtype}[{','.join(map(str, v.shape))}]"
         for v, name in self.weights.items():
@@ -112,5 +112,5 @@ class Graph:
             yield f"output {name} = {v}"
 
     def text(self) -> str:
-        """All lines."""
+        """The graph as one text."""
         return "\n".join(self.lines()) + "\n"

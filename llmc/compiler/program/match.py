@@ -1,4 +1,4 @@
-"""What rules that fuse a graph share: looks at what makes and reads a value, and the order of nodes."""
+"""Shared helpers of fusion rules: producers and readers of a value, and the order of nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Matcher:
         self.uses: Counter[Value] = graph.uses()
 
     def made_by(self, value: Value | None, *ops: str) -> Node | None:
-        """The node making `value` when it is one of `ops`."""
+        """The node that computes `value`, if it is one of `ops`."""
         node = self.producers.get(value) if value is not None else None
         return node if node is not None and node.op in ops else None
 

@@ -1,4 +1,4 @@
-"""A traced program as the store holds it: what a target lowers, the same whatever it is quantised to.
+"""A traced program in the store: the input of a target's lowering, the same for every quantisation.
 
 fused      the graph language (ir.py) before fusing: "program" is its graph, "tables" its computed constants
 two_part   torch's own form (runtime/portable_program.py), without a cache ("first") or with one ("cached"):
@@ -26,7 +26,8 @@ PROGRAM, TABLES, TENSORS = "program", "tables", "tensors"
 
 @dataclass(frozen=True)
 class Program:
-    """One traced program: `outputs` of its stage by name, and the `paths` of these files; "program" is there always."""
+    """One traced program: `outputs` of its stage by name, and the `paths` of these files, which always include
+    "program"."""
 
     name: str
     outputs: Mapping[str, Blob]
@@ -34,12 +35,12 @@ class Program:
 
     @classmethod
     def stored(cls, name: str, stages: Stages, entry: Entry) -> Self:
-        """The program that a stage's entry holds."""
+        """The program in a stage's entry."""
         return cls(name, entry.outputs, {key: stages.path(blob) for key, blob in entry.outputs.items()})
 
     @property
     def components(self) -> dict[str, str]:
-        """What names it in a key."""
+        """Key components that name the program."""
         return {name: blob.digest for name, blob in self.outputs.items() if name in (PROGRAM, TABLES)}
 
     def text(self) -> str:
@@ -52,7 +53,7 @@ class GraphProgram(Program):
     """A program of dialect fused."""
 
     def graph(self) -> Graph:
-        """A copy of its graph, to be rewritten."""
+        """Copy of its graph, for rewriting."""
         return read_graph(self.paths[PROGRAM].read_bytes(), self.paths[TABLES].read_bytes())
 
     def text(self) -> str:
@@ -72,7 +73,7 @@ class WeightlessProgram(Program):
 
 
 def write_graph(graph: Graph) -> dict[str, bytes]:
-    """The graph as files, which `read_graph` reads: values are numbered in the order in which they are met."""
+    """The graph as files for `read_graph`; values are numbered in the order of their first use."""
     import numpy as np
 
     numbers: dict[int, int] = {}
@@ -101,7 +102,7 @@ def write_graph(graph: Graph) -> dict[str, bytes]:
 
 
 def read_graph(program: bytes, tables: bytes) -> Graph:
-    """The graph of `write_graph`."""
+    """The inverse of `write_graph`."""
     import numpy as np
 
     from llmc.compiler.program.ir import Graph, Node, Value

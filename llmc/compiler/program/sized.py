@@ -1,8 +1,8 @@
-"""A traced program (torch's model.json, see runtime/portable_program.py) at one bucket's sizes, without torch.
+"""Bind a traced program (torch's model.json, see runtime/portable_program.py) to one bucket's sizes, without torch.
 
 A traced program is a straight line of ATen operators whose sizes are arithmetic over B, Q and S, all of it over sizes
 of inputs. `at` evaluates this arithmetic and the guards that tracing recorded, and replaces symbols in the operators by
-numbers. This takes some milliseconds a bucket.
+numbers. This takes some milliseconds per bucket.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ATEN = "torch.ops.aten."
 OWN = "torch.ops.llmc."
-"""Operators of our own (frontend/attention.py), which keep the prefix "llmc." in their names."""
+"""Prefix of llmc's own operators (frontend/attention.py), which keep the prefix "llmc." in their names."""
 SIZE = ATEN + "sym_size.int"
 ASSERTION = ATEN + "_assert_scalar.default"
 CHECKED_ELSEWHERE = ATEN + "_assert_tensor_metadata.default"
@@ -37,12 +37,12 @@ _INT64 = 5
 _NUMBERS = ("as_sym_int", "as_sym_bool", "as_sym_float")
 _LITERALS = ("as_int", "as_ints", "as_float", "as_floats", "as_bool", "as_bools")
 _ABSENT = ("as_none", "as_device", "as_layout", "as_memory_format")
-"""Arguments without a meaning here, because XLA chooses where results lie."""
+"""Arguments without a meaning here, because XLA chooses where results are stored."""
 
 
 @dataclass(frozen=True)
 class Ref:
-    """A tensor by the name that the program gives it."""
+    """A tensor, by its name in the program."""
 
     name: str
 
@@ -80,8 +80,8 @@ class Operation:
 class BoundProgram:
     """A program at one bucket's sizes. Inputs are `takes`, `cache` and `weights`, all by name.
 
-    `weights` maps the program's names to the checkpoint's; `cache` has key and value of each layer in turn and is empty
-    without context; `outputs` are logits, with `top` the largest and their ids, then key and value of each layer.
+    `weights` maps the program's names to the checkpoint's. `cache` has key and value of each layer in turn and is empty
+    without context. `outputs` are logits, with `top` the largest and their ids, then key and value of each layer.
     """
 
     operations: tuple[Operation, ...]
@@ -118,8 +118,11 @@ class TracedProgram:
 
     @classmethod
     def parse(cls, data: bytes, takes: Sequence[str] = ()) -> TracedProgram:
-        """Read the file that tracing leaves (program/to_export.py, `serialise`), of a program that `takes` these inputs
-        before cache and weights, by default those of a step; raises ValueError for another."""
+        """Parse the file written by tracing (program/to_export.py, `serialise`).
+
+        `takes` are the program's inputs before cache and weights, by default those of a step. Raises ValueError for a
+        program with other inputs.
+        """
         try:
             fields: Fields = json.loads(data)
             graph = fields["graph_module"]["graph"]
@@ -159,8 +162,10 @@ class TracedProgram:
         return "\n".join([*lines, *(f"output {said(o)}" for o in self.graph["outputs"])]) + "\n"
 
     def at(self, batch: int, query: int, context: int, cache: CacheShape | None = None) -> BoundProgram:
-        """The program at B, Q and S, over a `cache` with rings where that is given. Raises CompileError where a guard
-        of the trace does not hold there."""
+        """Bind the program to B, Q and S, over a `cache` with ring buffers if given.
+
+        Raises CompileError where a guard of the trace does not hold there.
+        """
         offsets = offsets_of(self.cache, context, cache)
         binding = _Binding(self.graph["tensor_values"], {"B": batch, "Q": query, "S": context}, offsets)
         operations = [o for node in self.graph["nodes"] if (o := binding.operation(node)) is not None]
@@ -172,14 +177,13 @@ class TracedProgram:
 
 
 def offsets_of(inputs: Sequence[str], context: int, cache: CacheShape | None) -> dict[str, int]:
-    """How many places each cache input of a program of that context has; of a state it says nothing."""
+    """Number of slots of each cache input of a program of that context; recurrent state has none."""
     if cache is None:
         return dict.fromkeys(inputs, context)
     return {name: t.token_slots(context) for name, t in zip(inputs, cache, strict=bool(inputs))}
 
 
 def _shown(value: Any) -> str:
-    """An argument as text."""
     if isinstance(value, Ref):
         return f"%{value.name}"
     if isinstance(value, DType):
@@ -197,7 +201,7 @@ class _Binding:
         self._numbers: dict[str, Any] = {}
 
     def operation(self, node: Fields) -> Operation | None:
-        """The node with numbers for symbols; None for one that is size arithmetic, or a guard that holds."""
+        """The node with numbers for symbols; None for size arithmetic, or for a guard that holds."""
         target = node["target"]
         if target == CHECKED_ELSEWHERE:
             return None
@@ -211,7 +215,7 @@ class _Binding:
                 at = ", ".join(f"{k}={v}" for k, v in self._sizes.items())
                 raise CompileError(f"a guard of the traced program does not hold at {at}: {given.get('assert_msg')}")
         elif not target.startswith((ATEN, OWN)):
-            raise CompileError(f"the traced program calls {target!r:.80}, which is no ATen operator")
+            raise CompileError(f"the traced program calls {target!r:.80}, which is not an ATen operator")
         else:
             names, several = output_names(node)
             return Operation(target.removeprefix(ATEN).removeprefix("torch.ops."), given, tuple(names), several)
@@ -264,7 +268,6 @@ def _number_name(node: Fields) -> str:
 
 
 def _needed(operations: Sequence[Operation], outputs: Sequence[str]) -> tuple[Operation, ...]:
-    """The operations that `outputs` depend on, in order."""
     needed = set(outputs)
     kept: list[Operation] = []
     for operation in reversed(operations):

@@ -1,4 +1,4 @@
-"""Tracing as cached stages: a model is traced once a dialect, for every bucket, target and quantisation."""
+"""Tracing as cached stages: a model is traced once per dialect, for every bucket, target and quantisation."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ WeightlessDialect = Literal["two_part", "read_only"]
 """Dialects of programs that take weights as inputs (frontend/attention.py)."""
 
 FIRST, CACHED = "program_first", "program_cached"
-"""Names of programs without a cache, and with one; executables' keys have them."""
+"""Names of programs without a cache, and with one, in executables' keys."""
 
 DTYPES = {"f32": "float32", "bf16": "bfloat16"}
-"""Names of the dtypes that weights and cache may have, by the options' names."""
+"""Possible dtypes of weights and cache, by the options' names."""
 
 TRANSFORMS = {"f32": "dense", "bf16": "bf16"}
-"""Transforms of recipes (weights/recipes.py) that make weights of such a dtype."""
+"""Recipe transforms (weights/recipes.py) that create weights of such a dtype."""
 
 
 def traced_graph(stages: Stages) -> GraphProgram:
-    """The model in dialect fused, as a graph before fusing. Needs no weights. Raises CompileError."""
+    """Trace the model in dialect fused, as a graph before fusing. Needs no weights. Raises CompileError."""
     components = {
         "config": stages.config_digest,
         "dialect": "fused",
@@ -58,9 +58,9 @@ def traced_graph(stages: Stages) -> GraphProgram:
 def traced_weightless(
     stages: Stages, options: CompileOptions, cached: bool, dialect: WeightlessDialect = "two_part"
 ) -> WeightlessProgram:
-    """The model in `dialect` with symbolic sizes, without a cache or with one; the same for every target.
+    """Trace the model in `dialect` with symbolic sizes, without a cache or with one; the same for every target.
 
-    Its files are described in weights/weightless.py. Needs no weights and no memory for them. Raises CompileError.
+    weights/weightless.py describes its files. Needs no weights and no memory for them. Raises CompileError.
     """
     components = {
         "config": stages.config_digest,
@@ -109,19 +109,20 @@ def traced_weightless(
 
 
 def _cache(stages: Stages) -> str:
-    """The cache's shape, which the family says, as a component of keys."""
+    """The cache shape of the architecture, as a key component."""
     return digest_bytes(canonical_json(cache_of(stages.checkpoint.config).to_json()))
 
 
 def both_weightless(
     stages: Stages, options: CompileOptions, dialect: WeightlessDialect = "two_part"
 ) -> list[WeightlessProgram]:
-    """Without and with a cache, as the plan needs; where graphs read no cached tokens, all of them take states."""
+    """Trace without and with a cache, as the plan needs; where graphs read no cached tokens, all take recurrent
+    state."""
     states = not stages.plan.limits.contexts
     needed = sorted({bucket.context > 0 or states for bucket in stages.plan.buckets})
     return [traced_weightless(stages, options, cached, dialect) for cached in needed]
 
 
 def program_for(context: int, traced: Container[str]) -> str:
-    """Which of the programs that were traced computes a shape: CACHED also at context 0 where there is no other."""
+    """The traced program that computes a shape: CACHED also at context 0 where there is no other."""
     return CACHED if context or FIRST not in traced else FIRST

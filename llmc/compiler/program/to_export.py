@@ -1,16 +1,16 @@
-"""Traced program with symbolic shapes → one portable program per bucket, without tracing again.
+"""Specialise a traced program with symbolic shapes to one portable program per bucket, without tracing again.
 
 A traced program is a straight line of ATen operators whose sizes are arithmetic over B, Q and S. Specialising walks it
-once over tensors without storage: sizes become the bucket's numbers, size arithmetic and the guards that tracing
-recorded are evaluated (a guard that fails is an error), operators that change nothing or repeat an earlier one are
-dropped, operators of layers with a state are written out, and each tensor that is left gets the shape and strides it
-has at this size. What tracing assumed without a guard (that no size is 1) is settled by tests, which find the same
-operators in a fresh static trace of every supported architecture, and by verification.
+once over tensors without storage. Sizes become the bucket's numbers. Size arithmetic and the guards that tracing
+recorded are evaluated; a guard that fails is an error. Operators that change nothing or repeat an earlier one are
+dropped, and recurrent operators are expanded. Each remaining tensor gets its shape and strides at this size. Tracing
+also assumes without a guard that no size is 1. Tests check this: they find the same operators in a fresh static trace
+of every supported architecture. Verification checks it as well.
 
-The graph is torch's own model.json throughout (runtime/portable_program.py), so that torch.export.load takes it.
+The graph stays torch's own model.json (runtime/portable_program.py), which torch.export.load accepts.
 
-Portable programs have no operators of ours, and loops have no place in them: at a fixed number of tokens the operators
-of frontend/recurrent are a line of matrix products (frontend/recurrent/chunked.py).
+Portable programs contain neither llmc's operators nor loops: at a fixed number of tokens the operators of
+frontend/recurrent are a sequence of matmuls (frontend/recurrent/chunked.py).
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ _WRITTEN: dict[str, Any] = {
     "state_scan": chunked.state_scan,
 }
 _DEFAULT = ("layout", "pin_memory")
-"""Arguments that are never other than by default."""
+"""Arguments that always have their default."""
 _CODES = {getattr(torch, name): code for code, name in DTYPES.items()}
 
 
 def is_expanded(target: object) -> bool:
-    """Whether an operator's name is one of those."""
+    """Whether an operator is a recurrent one that has to be expanded."""
     return isinstance(target, str) and target.startswith(_PREFIX) and _name(target) in _WRITTEN
 
 
@@ -71,9 +71,9 @@ def operator_of(target: str) -> Any:
 
 
 def expanded(node: Mapping[str, Any], given: Sequence[Any]) -> Iterator[Fields]:
-    """The nodes that compute what `node` does of `given`, fake tensors and numbers in the operator's order.
+    """Nodes that compute `node` for `given`, fake tensors and numbers in the operator's order.
 
-    Names of what they make start with the name of the node's first output; the last ones make its outputs.
+    Their names start with the name of the node's first output; the last ones compute its outputs.
     """
     outputs, _ = output_names(node)
     names = [i["arg"]["as_tensor"]["name"] for i in node["inputs"] if "as_tensor" in i["arg"]]
@@ -84,18 +84,19 @@ def expanded(node: Mapping[str, Any], given: Sequence[Any]) -> Iterator[Fields]:
 
 
 def described(tensor: Tensor) -> Fields:
-    """What model.json says of a tensor, but for sizes, strides and offset."""
+    """model.json's description of a tensor, except for sizes, strides and offset."""
     return {
         "dtype": _CODES[tensor.dtype], "requires_grad": False, "device": {"type": "cpu", "index": None}, "layout": 7,
     }  # fmt: skip
 
 
 class _Hole:
-    """Where a tensor belongs."""
+    """Marks a tensor argument."""
 
 
 def _compute(written: Any, form: Sequence[Any], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """In float32, and back into what the operator gives: its first argument's dtype or value's, and the state's."""
+    """Compute in float32, and convert to the operator's output dtypes: its first argument's or the value's, and the
+    state's."""
     left = iter(tensors)
     given = [next(left) if isinstance(part, _Hole) else part for part in form]
     held = next(t for t in reversed(given) if isinstance(t, Tensor) and t.is_floating_point())
@@ -137,7 +138,6 @@ def _built(target: str, inputs: Sequence[tuple[str, Fields, bool]], name: str) -
 
 
 def _argument(value: Any, named: Mapping[fx.Node, str]) -> Fields:
-    """An argument as model.json has it."""
     if isinstance(value, fx.Node):
         return {"as_tensor": {"name": named[value]}}
     if isinstance(value, list | tuple):
@@ -166,13 +166,13 @@ _SAME_SHAPE_IS_SAME = frozenset(
     for name in ("slice.Tensor", "view.default", "reshape.default", "expand.default", "alias.default", "detach.default")
 )
 _WALKING = threading.Lock()
-"""Fake tensors keep caches per process; the interpreter lock leaves nothing to gain from two walks at once. What is
-replaced in torch while one program is written is that of all."""
+"""Fake tensors keep caches per process, and with the interpreter lock two concurrent walks gain nothing. The patches to
+torch while one program is written affect all threads."""
 
 
 @contextmanager
 def _no_canonical_copy() -> Iterator[None]:
-    """torch also makes a canonical copy, to see that it can, and drops it: half of the time of saving."""
+    """torch also creates a canonical copy as a check, and drops it: half of the time of saving."""
     copy = serde.canonicalize
     serde.canonicalize = lambda program, *_, **__: program
     try:
@@ -185,7 +185,9 @@ def serialise(exported: ExportedProgram) -> Fields:
     """The graph of a traced program as torch's model.json, without debug information. Raises CompileError."""
     if exported.state_dict or exported.constants:
         held = [*exported.state_dict, *exported.constants]
-        raise CompileError(f"the traced program holds tensors ({', '.join(held[:3])}), which portable programs may not")
+        raise CompileError(
+            f"the traced program contains tensors ({', '.join(held[:3])}), which portable programs must not"
+        )
     buffer = io.BytesIO()
     with _WALKING, _no_canonical_copy():
         torch.export.save(exported, buffer)
@@ -199,8 +201,8 @@ def serialise(exported: ExportedProgram) -> Fields:
 def specialise(
     program: Fields, batch: int, query: int, context: int, cache: CacheShape | None = None
 ) -> Fields:  # fmt: skip
-    """`program`, left as it is, at B = batch, Q = query and S = context, over a `cache` with rings where that is given.
-    Raises CompileError."""
+    """Copy of `program` at B = batch, Q = query and S = context, over a `cache` with ring buffers if given. Raises
+    CompileError."""
     graph = program["graph_module"]["graph"]
     inputs = [given["as_tensor"]["name"] for given in graph["inputs"]]
     caches = inputs[len(FIXED_INPUTS) : len(inputs) - len(weight_names(program))]
@@ -218,7 +220,7 @@ def specialise(
 
 
 class _Walk:
-    """One specialisation: what each name of the graph stands for, and the nodes that are left."""
+    """One specialisation: the value of each name in the graph, and the remaining nodes."""
 
     def __init__(self, sizes: tuple[int, int, int], offsets: Mapping[str, int]) -> None:
         self.sizes = sizes
@@ -230,7 +232,6 @@ class _Walk:
         self.described: dict[str, Fields] = {}
 
     def run(self, graph: Mapping[str, Any]) -> Fields:
-        """The graph with numbers for symbols."""
         for given in graph["inputs"]:
             name = given["as_tensor"]["name"]
             self.values[name] = self._input(name, graph["tensor_values"][name])
@@ -285,7 +286,7 @@ class _Walk:
         self.values[named["as_name"]] = compute(*given)
 
     def _number(self, tagged: Mapping[str, Any]) -> Any:
-        """What an argument of size arithmetic stands for: a number, or the tensor whose size is asked for."""
+        """Value of an argument of size arithmetic: a number, or the tensor whose size is read."""
         ((_, value),) = tagged.items()
         if not isinstance(value, Mapping):
             return value
@@ -317,7 +318,7 @@ class _Walk:
         self.nodes.append(built)
 
     def _argument(self, tagged: Mapping[str, Any]) -> Fields:
-        """An argument with numbers for sizes, and the names of what is left."""
+        """An argument with numbers for sizes, and the remaining names."""
         ((kind, value),) = tagged.items()
         if kind == "as_tensor":
             return {kind: {"name": self._final(value["name"])}}
@@ -338,7 +339,7 @@ def _size_of(tensor: Tensor, dim: int) -> int:
 
 
 def _unchanged(node: Mapping[str, Any], before: Tensor, after: Tensor) -> bool:
-    """Whether an operator gave back its first argument: the very object, or all of it in the same shape."""
+    """Whether an operator returned its first argument: the same object, or all of it in the same shape."""
     return after is before or (
         node["target"] in _SAME_SHAPE_IS_SAME and after.shape == before.shape and _step(node) == 1
     )
@@ -349,7 +350,6 @@ def _step(node: Mapping[str, Any]) -> int:
 
 
 def _needed(nodes: Sequence[Fields], outputs: Sequence[str]) -> list[Fields]:
-    """The nodes that `outputs` depend on, in order."""
     needed = set(outputs)
     kept: list[Fields] = []
     for node in reversed(nodes):

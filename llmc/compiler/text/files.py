@@ -1,9 +1,9 @@
-"""Tokenizer and chat template of a checkpoint, as files of a bundle; with a large vocabulary an index of it.
+"""Tokenizer and chat template of a checkpoint, as files of a bundle; large vocabularies also get an index.
 
-The index (runtime/text/vocabulary.py has its format) is of use for byte-level BPE alone: its decoder joins bytes, and a
-token of a word is a substring of it. Not where a word is altered before it is looked up (prefixes and suffixes of
-subwords, dropout), where bytes stand in for tokens, or where added tokens swallow spaces or are looked for in
-normalised text. A sample of texts has to be encoded alike by both.
+runtime/text/vocabulary.py has the format of the index, which works only for byte-level BPE, whose decoder joins bytes
+and whose tokens are substrings of words. It does not work where a word is altered before its lookup (prefixes and
+suffixes of subwords, dropout) or where bytes stand in for tokens. It does not work where added tokens swallow spaces or
+match normalised text either. Tokenizer and index must encode a sample of texts identically.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.workspace import Workspace
 
 SMALLEST = 256 << 10
-"""Bytes of a tokenizer.json that is read as fast as an index is."""
+"""Bytes of a tokenizer.json from which on an index loads faster."""
 SAMPLE = (
     "The capital of France is Paris; isn't it? It's 1,234.5 km away (or 767 miles).",
     "Grüße aus Köln — ça va?  Ünïcödé, naïve café; Ελληνικά, Русский, العربية, हिन्दी, ไทย.",
@@ -42,7 +42,7 @@ _MODULUS = 1 << 64
 
 
 def build_index(data: bytes, smallest: int = SMALLEST) -> bytes | None:
-    """The index of a tokenizer.json; None where none is of use, or where it could not be right."""
+    """Build the index of a tokenizer.json; None where it has no use, or would be wrong."""
     if len(data) < smallest:
         return None
     try:
@@ -55,7 +55,7 @@ def build_index(data: bytes, smallest: int = SMALLEST) -> bytes | None:
         vocabulary |= {token["content"]: token["id"] for token in skeleton["added_tokens"]}
         index = _written(skeleton, vocabulary, merges)
     except (ValueError, KeyError, TypeError, AttributeError):
-        return None  # a form of tokenizer.json that is not known here
+        return None  # an unknown form of tokenizer.json
     return index if index is not None and _encodes_alike(data, index) else None
 
 
@@ -126,7 +126,7 @@ def _encodes_alike(data: bytes, index: bytes) -> bool:
 
 
 def text_files(stages: Stages) -> dict[str, str]:
-    """Digest of each file by name; a checkpoint without a tokenizer makes a bundle that takes token ids.
+    """Digest of each file by name; the bundle of a checkpoint without a tokenizer takes token ids.
 
     Raises CheckpointError for a tokenizer that is damaged, or that runtime/text/bounds.py refuses.
     """

@@ -1,1 +1,1 @@
-"""Verification: compiled graphs against the reference model, with padding poisoned."""
+"""Verification: compiled graphs against the reference model, with NaN in the padding."""

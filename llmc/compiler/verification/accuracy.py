@@ -1,10 +1,10 @@
-"""The accuracy of a bundle: how near its predictions are to the reference's over the text of texts.py.
+"""The accuracy of a bundle: how close its predictions are to the reference's over the text of texts.py.
 
 The text is teacher-forced: whatever a bundle predicts, the next token is the text's. The first FIRST tokens of a window
-are a prompt, the others are decoded one by one, several windows at once, in the buckets that an engine would choose.
-An executor that scores every token of a step takes the first half of each window as a prompt, so that both phases
-count. The positions, and so the figures, are the same for every executor, plan permitting; but of portable executables,
-which a host replays operator by operator, only the last PORTABLE positions of each part of the text are taken, the
+are a prompt, and the others are decoded one by one. Several windows run at once, in the buckets that an engine would
+choose. An executor that scores every token of a step takes the first half of each window as a prompt, which covers both
+phases. All executors read the same positions, if the plan permits, and so give comparable figures. A host replays
+portable executables operator by operator. They read only the last PORTABLE positions of each part of the text, with the
 tokens before them as a prompt.
 """
 
@@ -36,13 +36,13 @@ Scored = tuple[list[tuple[int, int]], NDArray[np.float32]]
 
 
 def measure(plan: Plan, executor: Executor, windows: Sequence[TextWindow], last: int | None = None) -> dict[str, Any]:
-    """Mean and 99th percentile of KL(reference ‖ bundle) in nats, and the share of equal best tokens, over the text.
+    """Mean and 99th percentile of KL(reference ‖ bundle) in nats, and the top-1 agreement, over the text.
 
-    The percentile is the smallest divergence that at least 99% of the positions do not exceed. Best tokens are equal
-    where the reference prefers no other by more than float32 sums differ (divergence.TIE). Perplexity is e to the mean
-    of −log p of the text's own next token, where a window has one; None where none has. `parts` has the mean of each
-    part of the text, `text` the digest of what was read. `last`: so many positions at the end of each part are taken,
-    and of no window more; None: all.
+    The percentile is the smallest divergence that at least 99% of the positions do not exceed. Top-1 tokens agree where
+    the reference prefers no other by more than float32 sums differ (divergence.TIE). Perplexity is e to the mean of
+    −log p of the text's own next token, where a window has one; None where none has. `parts` has the mean of each part
+    of the text, `text` the digest of the tokens read. `last`: read only so many positions at the end of each part, and
+    no more of any window; None: all.
     """
     read: list[list[int]] = [[] for _ in windows]
     kl: list[list[float]] = [[] for _ in windows]
@@ -83,7 +83,7 @@ def measure(plan: Plan, executor: Executor, windows: Sequence[TextWindow], last:
 def compare(gaps: NDArray[np.uint16], logits: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """KL(reference ‖ logits) of each row in nats, and whether its best token is the reference's; gaps, logits [n, V].
 
-    Not a number where a row's logits are none.
+    The divergence is NaN where a row's logits contain NaN.
     """
     p = log_softmax(gaps * -STEP)
     with np.errstate(invalid="ignore"):  # infinity minus infinity
@@ -97,8 +97,10 @@ def compare(gaps: NDArray[np.uint16], logits: NDArray[np.float32]) -> tuple[NDAr
 def surprises(
     gaps: NDArray[np.uint16], logits: NDArray[np.float32], tokens: NDArray[np.int64]
 ) -> NDArray[np.float64]:  # fmt: skip
-    """−log p of a token after each row, by the reference and by the logits, [2, n] in nats; gaps, logits [n, V]. No
-    token is less likely than those that gaps do not tell apart."""
+    """−log p of a token after each row, by the reference and by the logits, [2, n] in nats; gaps, logits [n, V].
+
+    No token is less likely than those that gaps do not distinguish.
+    """
     with np.errstate(invalid="ignore"):  # infinity minus infinity
         both = (log_softmax(gaps * -STEP), log_softmax(logits))
     found = np.stack([-np.take_along_axis(p, tokens[:, None], -1)[:, 0] for p in both])
@@ -116,12 +118,12 @@ def check(found: Mapping[str, Any], limits: Limits) -> None:
     raise VerificationError(
         f"over {found['tokens']} tokens of text the bundle differs from the reference model by a mean KL of "
         f"{found['mean_kl']:.2g} nats (limit {limits.mean_kl:.2g} for {limits.quality}; p99 {found['p99_kl']:.2g}), "
-        f"equal tokens {found['top1']:.1%} (limit {top1:.0%}); {what_to_do}"
+        f"top-1 agreement {found['top1']:.1%} (limit {top1:.0%}); {what_to_do}"
     )
 
 
 def least_equal(share: float, rows: int) -> float:
-    """The share of equal tokens that `rows` must have: two standard deviations below the limit, for few rows."""
+    """Least top-1 agreement for `rows`: two standard deviations below the limit, for few rows."""
     return float(share - 2 * (share * (1 - share) / rows) ** 0.5)
 
 
@@ -144,7 +146,7 @@ def _scored(plan: Plan, executor: Executor, windows: Sequence[TextWindow], last:
 
 
 def _read(windows: Sequence[TextWindow], last: int | None) -> Iterable[int]:
-    """Which windows are read: all, or of each part as many from its end as have `last` positions together.
+    """The windows to read: all, or the last of each part that have `last` positions together.
 
     Where the text has fewer parts than TEXTS, each stands for several of them.
     """
@@ -160,7 +162,7 @@ def _read(windows: Sequence[TextWindow], last: int | None) -> Iterable[int]:
 
 
 def _together(plan: Plan, executor: Executor, lengths: Sequence[int]) -> int:
-    """How many windows decode at once: longest first, as many as there are slots, buckets and room for."""
+    """Number of windows that decode at once: longest first, as many as there are slots, buckets and room for."""
     count = max(1, min(plan.limits.max_num_seqs, fitting(executor, lengths)))
     while count > 1 and not executor.capabilities.exact and plan.lookup("decode", count, 1, lengths[0] - 1) is None:
         count -= 1

@@ -1,7 +1,7 @@
-"""Prove a finished bundle: its executables give what the portable ones give that they were made of.
+"""Verify a finished bundle: its executables give the results of the portable ones that they were built from.
 
 No checkpoint is needed: the portable executables, which were verified against the reference model, are the reference.
-Both replay the same steps, over the same past, with the unused cache poisoned and random pad tokens, and must agree
+Both replay the same steps over the same past, with NaN in the unused cache and random pad tokens. They must agree
 within the limits of the bundle's formats.
 """
 
@@ -42,8 +42,11 @@ class Agreement(Verification):
 
 
 def texts(bundle: Bundle) -> Sequence[Probe]:
-    """The sequences that rows are cut from, the long one last: llmc's own texts by the bundle's tokenizer,
-    pseudo-random ids without one. They have no logits: the portable executables give them."""
+    """The sequences that rows are cut from, the long one last: llmc's own texts with the bundle's tokenizer, or
+    pseudo-random ids without one.
+
+    They have no logits; the portable executables compute those.
+    """
     limits, vocab_size = bundle.plan.limits, bundle.size("vocab_size")
     farthest = max(1, min(LONGEST, limits.max_model_len - 1))
     try:

@@ -1,11 +1,11 @@
-"""Verification of encoders: vectors and scores against unbatched transformers, and padding that cannot be seen.
+"""Verification of encoders: vectors and scores against unbatched transformers, and independence of padding.
 
-The reference is the checkpoint's own model in float32, one text at a time without padding, with the masks and positions
-that transformers makes by itself. Checked are rows of all lengths of the plan's buckets, ragged and together; each
-batch runs twice, with other ids in its padding, and must give the same numbers.
+The reference is the checkpoint's own model in float32, one text at a time without padding, with transformers' own masks
+and positions. Rows of all lengths of the plan's buckets are checked, with different lengths in one batch. Each batch
+runs twice, with different ids in its padding, and must give the same numbers.
 
 The reference of the toy that embeds or scores is its definition (targets/encoders/fake.py), token by token. It shares
-nothing with the fake encoder, not even constants, so that a mistake there is not repeated here.
+nothing with the fake encoder, not even constants, which keeps a mistake there from being repeated here.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def toy_encoder(checkpoint: Checkpoint, task: str) -> Reference:
 
 
 def _faded(vectors: list[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
-    """Of each vector, the sum of it and what came before it, faded by the distance."""
+    """For each vector, the sum of it and all earlier ones, each decayed by its distance."""
     found: list[NDArray[np.float64]] = []
     for vector in vectors:
         found.append(vector + _DECAY * found[-1] if found else vector)
@@ -72,12 +72,13 @@ def _faded(vectors: list[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
 
 
 SAMPLED, MOST_TOKENS = 6, 4096
-"""Buckets that a sample has, and the tokens of the largest that it takes."""
+"""Number of buckets in a sample, and the most tokens of its buckets."""
 LEAST_COSINE = {"exact": 0.99999, "bf16": 0.999, "int8": 0.99}
-"""Between a state (or logits) of a live token and the reference's, by the formats of a bundle: a choice. Tiny random
-models of every family had at least 0.999999 in float32; states in bf16 and int8 were not measured apart."""
+"""Least cosine between a state (or logits) of a live token and the reference's, by the formats of a bundle: a choice.
+Tiny random models of every architecture had at least 0.999999 in float32; states in bf16 and int8 were not measured
+separately."""
 MOST_LEAK = 1e-5
-"""The largest difference, against the largest number of the row, that other padding may make."""
+"""Largest difference from other padding, relative to the largest number of the row."""
 
 Reference = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float32]]
 """(token ids [T], segment ids [T]) → states [T, H] or logits [labels], float32."""
@@ -85,7 +86,7 @@ Reference = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float32]
 
 @dataclass(frozen=True)
 class EncodingOutcome:
-    """The worst of what was seen."""
+    """The worst values over all checked rows."""
 
     buckets: int
     planned: int
@@ -94,7 +95,7 @@ class EncodingOutcome:
     leak: float
 
     def to_json(self) -> dict[str, Any]:
-        """For the manifest."""
+        """The outcome for the manifest."""
         return {
             "buckets": self.buckets, "planned": self.planned, "rows": self.rows, "cosine": self.cosine,
             "leak": self.leak,
@@ -133,7 +134,7 @@ def verify_encoder(
                     f"{where}: cosine {near:.6f} to the reference, the limit for {quality} is {LEAST_COSINE[quality]}"
                 )
             if not leak <= MOST_LEAK:
-                raise VerificationError(f"{where}: what stands in padding changes its numbers by {leak:.2g}")
+                raise VerificationError(f"{where}: the ids in padding change its numbers by {leak:.2g}")
         progress(done, len(shapes))
     return EncodingOutcome(len(shapes), len(plan.buckets), rows, worst, leak)
 
@@ -155,7 +156,7 @@ def _run(
 
 
 def _cosine(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
-    """The least cosine of a row of `a` to its row of `b`; of single numbers, 1 − their difference over 1 + |b|."""
+    """Least cosine of a row of `a` to its row of `b`; for single numbers, 1 − their difference over 1 + |b|."""
     if a.shape[-1] == 1:
         return float((1 - np.abs(a - b) / (1 + np.abs(b))).min())
     norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)

@@ -1,10 +1,10 @@
-"""Where a compiled model that does not match first differs: after which layer.
+"""Find the layer after which a compiled model first differs from its reference.
 
-Made only for a refusal. The model runs twice with the checkpoint's weights in float32: as the reference does, each text
-alone, and as it is traced, with each of llmc's forms of attention, over ragged rows whose padding is random and whose
-unused cache is NaN: a step of all tokens but the last, then one of that. Hidden states of live tokens are compared
-after every layer. What is traced wrongly differs here on any device; where nothing does, the fault lies behind the
-trace.
+This runs only after a failed verification. The model runs twice with the checkpoint's weights in float32. First it runs
+like the reference, each text alone. Then it runs as traced, with each of llmc's forms of attention, over ragged rows
+with random padding and NaN in the unused cache: a step of all tokens but the last, then one of that. Hidden states of
+live tokens are compared after every layer. A tracing error shows here on any device; without a difference, the fault is
+behind the trace.
 """
 
 from __future__ import annotations
@@ -30,15 +30,18 @@ if TYPE_CHECKING:
 LONGEST = 256
 """Tokens of the longest text, at most."""
 DIFFERENT = 1e-3
-"""Relative to the largest value of a layer's hidden states; sums in another order change 1e-6 of it."""
+"""Relative to the largest value of a layer's hidden states; another order of summation changes 1e-6 of it."""
 _NAN = float("nan")
 
 Hidden = list[Tensor]
-"""After each layer, [tokens, H]."""
+"""Hidden states after each layer, [tokens, H]."""
 
 
 def first_difference(checkpoint: Checkpoint, longest: int) -> str:
-    """What a refusal says of it, in a sentence; texts have up to `longest` tokens. Raises what loading raises."""
+    """Describe the first difference in a sentence for the error message; texts have up to `longest` tokens.
+
+    Raises the errors of loading the model.
+    """
     model = load_real_model(checkpoint)
     texts = _texts(min(longest, LONGEST), int(checkpoint.config["vocab_size"]))
     with torch.inference_mode(), warnings.catch_warnings():
@@ -54,7 +57,7 @@ def first_difference(checkpoint: Checkpoint, longest: int) -> str:
     return (
         f"traced, all {len(wanted[0])} layers give the reference's hidden states over {len(texts[0])} tokens (largest "
         f"difference {largest:.1g} of their size): the fault is behind the trace, in the lowering for the device, its "
-        "compiler or the formats of numbers"
+        "compiler or the number formats"
     )
 
 
@@ -76,7 +79,7 @@ def _texts(longest: int, vocab_size: int) -> list[list[int]]:
 
 @contextmanager
 def _watched(model: nn.Module) -> Iterator[list[Tensor]]:
-    """What each layer gives, [B, Q, H], as the model runs."""
+    """Output of each layer, [B, Q, H], as the model runs."""
     seen: list[Tensor] = []
 
     def keep(_: nn.Module, __: Any, out: Any) -> None:
@@ -97,7 +100,7 @@ def _alone(model: nn.Module, text: list[int]) -> Hidden:
 
 
 def _traced(model: Any, shape: CacheShape, dialect: Dialect, texts: list[list[int]]) -> list[Hidden]:
-    """The same of each text, from ragged rows."""
+    """Hidden states of each text from the traced model, over ragged rows."""
     own = model.config._attn_implementation
     model.set_attn_implementation(attention_name(dialect))
     try:
@@ -122,13 +125,13 @@ def _traced(model: Any, shape: CacheShape, dialect: Dialect, texts: list[list[in
 
 
 def _kept(built: Tensor, lengths: Tensor) -> Tensor:
-    """A cache of new keys or values, [B, H, Q, D], NaN behind each row's live tokens."""
+    """A cache of new keys or values, [B, H, Q, D], with NaN behind each row's live tokens."""
     live = torch.arange(built.shape[2])[None] < lengths[:, None]
     return built.masked_fill(~live[:, None, :, None], _NAN)
 
 
 def _errors(wanted: list[Hidden], found: list[Hidden]) -> list[float]:
-    """Of each layer the largest difference, relative to the largest value; infinite where a value is no number."""
+    """Largest difference of each layer, relative to the largest value; infinite where a value is NaN."""
     layers = range(len(wanted[0]))
     apart = [max(float((f[i] - w[i]).abs().max()) for w, f in zip(wanted, found, strict=True)) for i in layers]
     sizes = [max(float(w[i].abs().max()) for w in wanted) for i in layers]

@@ -1,10 +1,10 @@
-"""How close to the reference a bundle must be, by the formats of its numbers.
+"""How close to the reference a bundle must be, by its number formats.
 
-Each format that a bundle uses adds an error of its own. Small independent errors of logits add up in the divergence, so
-the limits of a bundle are the sums of what its formats are allowed. Reasons are figures over the text of texts.py (475
-positions of SmolLM2-135M: mean KL in nats to float32, and share of equal best tokens). A limit is two to eight times
-such a figure (forty times for f16, because devices sum in different precisions), because other models and kernels are
-less exact. The multiples are a choice; only this model was measured.
+Each format of a bundle adds its own error. Small independent errors of logits add up in the divergence: the limits of a
+bundle are the sums of its formats' allowances. The reasons are figures over the text of texts.py (475 positions of
+SmolLM2-135M: mean KL in nats to float32, and top-1 agreement). A limit is two to eight times such a figure, because
+other models and kernels are less exact. For f16 it is forty times, because devices sum in different precisions. The
+multiples are a choice; only this model was measured.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from llmc.errors import UnknownNameError
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a bundle: mean KL divergence to the reference in nats, and share of equal argmax tokens.
+    """The limits of a bundle: mean KL divergence to the reference in nats, and top-1 agreement.
 
-    `row_kl` bounds every row, and `bucket_kl` the mean of a bucket of many rows (`bucket_limit`), so that one wrong
-    graph cannot hide among many right ones, nor one wrong row in a large one. With `greedy_equal`, greedy continuations
-    must be the reference's token by token. `quality` names the formats.
+    `row_kl` bounds every row, and `bucket_kl` the mean of a bucket of many rows (`bucket_limit`). They keep one wrong
+    graph from hiding among many right ones, and one wrong row in a large graph. With `greedy_equal`, greedy
+    continuations must be the reference's token by token. `quality` names the formats.
     """
 
     mean_kl: float
@@ -32,9 +32,8 @@ class Limits:
     quality: str = "exact"
 
     def bucket_limit(self, rows: int) -> float:
-        """The limit for the mean of a bucket of that many rows: a row's limit for one row, closer to `bucket_kl` for
-        more.
-        """
+        """Limit for the mean of a bucket of that many rows: a row's limit for one row, closer to `bucket_kl` for
+        more."""
         return self.bucket_kl + (self.row_kl - self.bucket_kl) / rows
 
 
@@ -63,7 +62,7 @@ WEIGHTS: Mapping[str, Allowance | None] = {
         0.15,
         "8-bit input, blocks of 64: 0.0071, 96.6%; per channel: 0.0053, 96.6%, with u8 KV cache: 0.0091, 97.3%",
     ),
-    "fp8": Allowance(0.15, 0.25, "float8 e4m3, a scale for each row, head and embedding too: 0.053, 84.0%"),
+    "fp8": Allowance(0.15, 0.25, "float8 e4m3, a scale for each row, also for lm_head and embedding: 0.053, 84.0%"),
     "keep": Allowance(0.01, 0.10, "the checkpoint's own blocks are exact; 8-bit input: 0.0046, 97.9%"),
     "int4": Allowance(0.15, 0.25, "blocks of 32 with a minimum: 0.059, 86.7%; symmetric ones (0.62, 53%) do not pass"),
 }
@@ -83,8 +82,8 @@ KV_CACHE: Mapping[str, Allowance | None] = {
 def limits(quantize: str, dtype: str, kv_cache: str = "f32", most: float | None = None) -> Limits:
     """Limits for weights, unquantised numbers and cached keys and values in these formats; float32 must be equal.
 
-    `most`: the mean divergence that was asked for, in place of what formats that are not exact are allowed. A cache in
-    `dtype` adds nothing of its own. Raises UnknownNameError, listing the known ones, for another format.
+    `most`: the requested mean divergence, in place of the allowances of inexact formats. A cache in `dtype` adds
+    nothing of its own. Raises UnknownNameError, listing the known ones, for another format.
     """
     found = {
         quantize: _known("quantisation", quantize, WEIGHTS),

@@ -1,11 +1,11 @@
-"""The parts of verification. They depend on the plan and the model's size alone, so they are the same on every host.
+"""The parts of verification. They depend only on the plan and the model's size, and are the same on every host.
 
-Greedy texts, the accuracy over a text, every executable, and of each phase the smallest and the largest bucket are
-always run. Sampled buckets are run a second time with another poison, as long as all runs of buckets, and the steps
-that make a past longer than the longest prompt, stay within BUDGET; the smallest bucket of each phase always is. Beyond
-it, sampled buckets are not run at all whose executables others run.
+Greedy texts, the accuracy over a text, every executable, and the smallest and largest bucket of each phase always run.
+Sampled buckets run a second time with another fill of the unused cache, as long as the work stays within BUDGET. It
+counts all runs of buckets, and the steps for a past beyond the longest prompt. The smallest bucket of each phase always
+runs twice. Beyond the budget, sampled buckets whose executables other buckets run are skipped.
 
-Outcomes come from the store, which others may have written: `readable` says whether one is of the form that is read.
+Outcomes come from the store, which others may have written: `readable` checks their form.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _ACCURACY: Mapping[str, Check] = {
 
 
 def readable(part: Part, outcome: Mapping[str, Any]) -> bool:
-    """Whether `outcome` is what a run of `part` leaves, as far as its form tells; else the part is run."""
+    """Whether `outcome` has the form of a run of `part`; if not, the part runs again."""
     if part == "greedy":
         return _has(outcome, _GREEDY)
     if part == "accuracy":
@@ -78,25 +78,25 @@ def _has(found: Mapping[str, Any], wanted: Mapping[str, Check]) -> bool:
 
 
 SAMPLES = 4
-"""Buckets of each phase that are sampled."""
+"""Sampled buckets of each phase."""
 
 BUDGET = 1.2e13
 """Floating-point operations of all runs of buckets, above which no second run is added: 45,000 tokens of a model of 135
 million parameters, which take about a minute on two cores."""
 
 CHEAP = 1 / 16
-"""Share of BUDGET that second runs have in any case: those of decode cost next to nothing."""
+"""Share of BUDGET that second runs always have: decode buckets cost next to nothing."""
 
 STEPPED = BUDGET / 8
 """Floating-point operations of the decode steps that lengthen a past beyond the longest prompt; part of BUDGET."""
 
 LEAST = 16
-"""Tokens that a run counts for at least: one of fewer tokens takes as long, since it reads all weights."""
+"""Least tokens that a run counts for: a shorter run takes as long, because it reads all weights."""
 
 
 @dataclass(frozen=True)
 class Once:
-    """A bucket that is run once, to run the executable that serves it."""
+    """A bucket that runs once, to run the executable that serves it."""
 
     bucket: Bucket
 
@@ -105,12 +105,12 @@ class Once:
 
 
 Part: TypeAlias = 'Bucket | Once | Literal["greedy", "accuracy"]'
-"""A part, with an outcome of its own: a bucket, which is run twice under two poisons, or once; greedy texts over the
+"""A part with its own outcome: a bucket, run twice with two fills of the unused cache, or once; greedy texts over the
 whole bundle; or its divergence over a text."""
 
 
 class SizedExecutable(Protocol):
-    """An executable, or the shape of one: None where a size stays dynamic."""
+    """An executable, or the shape of one; None where a size stays dynamic."""
 
     @property
     def phase(self) -> str:
@@ -118,22 +118,22 @@ class SizedExecutable(Protocol):
 
     @property
     def batch(self) -> int | None:
-        """Sequences."""
+        """Number of sequences."""
 
     @property
     def query(self) -> int | None:
-        """New tokens of each."""
+        """New tokens per sequence."""
 
     @property
     def context(self) -> int | None:
-        """Cached tokens of each."""
+        """Cached tokens per sequence."""
 
 
 E = TypeVar("E", bound=SizedExecutable)
 
 
 class ServingExecutables(Generic[E]):
-    """Which executables may serve a bucket: those of its shape, or of every shape."""
+    """The executables that may serve a bucket: those of its shape, or of every shape."""
 
     def __init__(self, policy: VerificationPolicy, executables: Iterable[E]) -> None:
         self._policy = policy
@@ -142,7 +142,7 @@ class ServingExecutables(Generic[E]):
             self._of[e.phase, e.batch, e.query, e.context].append(e)
 
     def of(self, bucket: Bucket) -> list[E]:
-        """In no particular order."""
+        """Executables for `bucket`, in no particular order."""
         run = self._policy.runs_as(bucket)
         batch, query, context = ((None, size) for size in (run.batch, run.query, run.context))
         shapes = product(("any", bucket.phase), batch, query, context)
@@ -151,8 +151,10 @@ class ServingExecutables(Generic[E]):
 
 @dataclass(frozen=True)
 class ChosenParts:
-    """The parts to run for `planned` buckets, in order. Of the sampled buckets that do not fit into the budget
-    `left_out` are run once, and `not_run` not at all."""
+    """The parts to run for `planned` buckets, in order.
+
+    Of the sampled buckets that do not fit into the budget `left_out` run once, and `not_run` not at all.
+    """
 
     parts: tuple[Part, ...]
     planned: int
@@ -160,14 +162,14 @@ class ChosenParts:
     not_run: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """For the manifest, beside what was found."""
+        """The choice for the manifest."""
         return {"planned": self.planned, "left_out": list(self.left_out), "not_run": list(self.not_run)}
 
 
 def sample_buckets(buckets: Sequence[Bucket], every: bool) -> list[Bucket]:
     """All buckets, or of each phase the smallest, the largest and SAMPLES − 2 others.
 
-    The others are those whose name's digest is lowest: a choice that one more bucket in the plan hardly changes.
+    The others have the lowest digests of their names: one more bucket in the plan hardly changes this choice.
     """
     if every:
         return list(buckets)
@@ -182,10 +184,10 @@ def choose(
     buckets: Sequence[Bucket], limits: Limits, every: bool, policy: VerificationPolicy,
     executables: Iterable[SizedExecutable], parameters: int,
 ) -> ChosenParts:  # fmt: skip
-    """What verification runs of a plan's `buckets`, for a model of so many `parameters`: greedy texts, the sampled
-    buckets, one for each other executable, and the text. `every`: all buckets twice, whatever that takes.
+    """Choose the parts to verify for a plan's `buckets` and a model of `parameters` weights.
 
-    Prompt buckets come before decode, those that begin a sequence before those that continue one.
+    They are greedy texts, the sampled buckets, one bucket for each other executable, and the text. `every`: all buckets
+    twice, at any cost. Prefill buckets come before decode, those that begin a sequence before those that continue one.
     """
     sampled, serving = sample_buckets(buckets, every), ServingExecutables(policy, executables)
     run = {e for bucket in sampled for e in serving.of(bucket)}
@@ -216,7 +218,7 @@ def choose(
 
 
 def _in_any_case(sampled: Sequence[Bucket], serving: ServingExecutables[SizedExecutable]) -> list[Bucket]:
-    """Of each phase the smallest and the largest, and those that run an executable which the ones before do not."""
+    """The smallest and largest of each phase, and those whose executable no earlier one runs."""
     ends = [end for order in _by_size(sampled) for end in (order[0], order[-1])]
     run: set[SizedExecutable] = set()
     found = []
@@ -229,20 +231,22 @@ def _in_any_case(sampled: Sequence[Bucket], serving: ServingExecutables[SizedExe
 
 
 def operations(bucket: Bucket, parameters: int) -> float:
-    """Floating-point operations of one run of a bucket, padding included, attention left out."""
+    """Floating-point operations of one run of a bucket, including padding, without attention."""
     return 2.0 * parameters * max(bucket.tokens, LEAST)
 
 
 def steps_beyond(limits: Limits, parameters: int) -> int:
-    """Decode steps that lengthen a past beyond the longest prompt, for a model of so many parameters: to the last step
-    that a server takes, as far as STEPPED allows."""
-    last = limits.max_model_len - 2  # the step's token and the one after it have room
+    """Decode steps that lengthen a past beyond the longest prompt, for a model of `parameters` weights.
+
+    They reach a server's last step, as far as STEPPED allows.
+    """
+    last = limits.max_model_len - 2  # leaves room for the step's token and the one after it
     return max(0, min(last - limits.longest_prompt, int(STEPPED / (2.0 * max(1, parameters) * LEAST))))
 
 
 def past_length(bucket: Bucket, limits: Limits, beyond: int) -> int:
-    """Tokens of the past that rows of a bucket are cut from, so that buckets share it: the longest prompt, or for
-    decode of longer contexts what so many steps `beyond` it make."""
+    """Tokens of the past that rows of a bucket are cut from, which buckets share: the longest prompt, or for decode of
+    longer contexts the past that `beyond` more steps make."""
     if not bucket.context:
         return 0
     far = bucket.phase == "decode" and bucket.context > limits.longest_prompt
@@ -262,7 +266,7 @@ def _by_size(buckets: Iterable[Bucket]) -> list[list[Bucket]]:
 
 
 def _for_executable(bucket: Bucket, policy: VerificationPolicy) -> tuple[int, int, int, Bucket]:
-    """Sorts by the number of times that a bucket's executable runs, ascending, then by size, descending."""
+    """Sort key: how often the bucket's executable runs, ascending, then size, descending."""
     return bucket.batch // policy.runs_as(bucket).batch, -bucket.tokens, -bucket.context, bucket
 
 

@@ -1,7 +1,7 @@
 """The long sequence's text: llmc's own words (Apache-2.0), in several languages, scripts and kinds of code.
 
-Names, numbers and facts are made up. `long_text` joins the passages in changing orders, each under its own heading, so
-that no part of the text repeats: with a repeating text, a cache that is off by one period would look right.
+Names, numbers and facts are made up. `long_text` joins the passages in changing orders, each under its own heading. No
+part of the text repeats, because a cache that is off by one period would look right with a repeating text.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def long_text(encode: Callable[[str], list[int]], count: int) -> list[int]:
             if len(tokens) >= count:
                 break
         if len(tokens) == before:
-            break  # a tokenizer that gives no tokens for any text
+            break  # the tokenizer gives no tokens for any text
         chapter += 1
         random.Random(chapter).shuffle(order)  # noqa: S311 - no secret, and the same everywhere
     return tokens[:count]

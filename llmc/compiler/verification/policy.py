@@ -19,10 +19,13 @@ def _dtype(options: CompileOptions) -> str:
 
 @dataclass(frozen=True)
 class VerificationPolicy:
-    """`each`: every executable is run, not only those of sampled buckets. `portable`: this host's CPU runs the portable
+    """A device's rules for verification.
+
+    `each`: every executable runs, not only those of sampled buckets. `portable`: this host's CPU runs the portable
     halves, even where such a device is here, which may be another model than the one compiled for. `runs_as`: the
-    bucket whose executable runs a bucket. `dtype`, `cache_dtype`: the precisions of everything that is not quantised,
-    and of the KV cache, for the limits."""
+    bucket whose executable runs a bucket. `dtype`, `cache_dtype`: the precisions of everything unquantised, and of the
+    KV cache, for the limits.
+    """
 
     each: bool = True
     portable: bool = False
@@ -31,7 +34,7 @@ class VerificationPolicy:
     cache_dtype: Callable[[CompileOptions], str] = _dtype
 
     def limits(self, options: CompileOptions) -> Limits:
-        """How close to the reference executables must be; `options` are configured."""
+        """Limits for executables compiled with configured `options`."""
         most = options.get("max_kl")
         return limits(
             str(options.quantize), self.dtype(options), self.cache_dtype(options), None if most is None else float(most)

@@ -1,11 +1,11 @@
 """The token sequences that verification runs, and the reference's logits at chosen positions of them.
 
-Probes are short prompts that the reference continues greedily. They are cut so that even a short plan has room to
-continue them. Lengths and continuations are ragged: a batch of probes shrinks from its first slot on, so that the
-sequences behind it must move. One long sequence (passages.py) reaches the plan's long buckets: to the end of what the
-plan allows, as far as the reference runs so many tokens within REFERENCE_WORK (2,048 within LONGEST_WORK), and in any
-case beyond a sliding window and the positions that rotary scaling begins at. Texts are llmc's own; a checkpoint without
-a tokenizer gets pseudo-random ids instead.
+Probes are short prompts that the reference continues greedily. They are cut to leave even a short plan room for the
+continuation. Lengths and continuations are ragged: a batch of probes shrinks from its first slot on, which makes the
+sequences behind it move. One long sequence (passages.py) reaches the plan's long buckets. It is as long as the plan
+allows and the reference can run within REFERENCE_WORK (2,048 tokens within LONGEST_WORK). It always goes beyond a
+sliding window and the positions where rotary scaling begins. Texts are llmc's own; a checkpoint without a tokenizer
+gets pseudo-random ids.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from llmc.errors import CheckpointError
 T = TypeVar("T")
 
 CONTINUATIONS = (range(6, 17, 2), range(3, 9))
-"""Tokens that each of PROMPTS is continued by, and those where the reference would go beyond GREEDY_WORK for them: each
-token reads all weights, of a large model from its files."""
+"""Continuation tokens of each of PROMPTS, and shorter ones where the reference would exceed GREEDY_WORK: each token
+reads all weights, of a large model from its files."""
 
 GREEDY_WORK = 1e12
 """Floating-point operations that the reference may take for continuations, each token counted as LEAST of them."""
@@ -44,13 +44,13 @@ LONGEST_WORK = 1e13
 """Floating-point operations that the reference may take for LONGEST tokens: some two minutes on two cores."""
 
 FARTHEST = 8192
-"""Tokens that it never goes beyond."""
+"""Most tokens of the long sequence."""
 
 REFERENCE_WORK = 2e12
 """Floating-point operations that a longer sequence than LONGEST may take: some twenty seconds on two cores."""
 
 BEYOND = 128
-"""Tokens that it goes on after a model's turn."""
+"""Tokens of the long sequence after a model's turn."""
 PROMPTS = (
     "The lighthouse keeper wrote in his journal that",
     'def area(width, height):\n    """Area of a rectangle."""\n    return',
@@ -65,25 +65,25 @@ class LogitReference(Protocol):
     """A trusted implementation of the model."""
 
     def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:
-        """What each call of the methods below gives; weights that are read as the model runs are read once for all."""
+        """Run all calls of the methods below; weights that are read as the model runs are read once for all."""
         return [call() for call in calls]
 
     def logits(self, tokens: Sequence[int], positions: Sequence[int]) -> NDArray[np.float32]:
         """Logits after each of `positions` of one unpadded sequence, [len(positions), V]."""
 
     def continued(self, prompt: Sequence[int], count: int) -> tuple[list[int], NDArray[np.float32]]:
-        """The `count` tokens that greedy decoding produces, stopping at no end token, and the logits [count, V] that
-        each was taken from."""
+        """The `count` tokens of greedy decoding, which no end token stops, and the logits [count, V] that each was
+        taken from."""
 
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
-        """The tokens alone."""
+        """The tokens of greedy decoding."""
         return self.continued(prompt, count)[0]
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A sequence, the length of its prompt, and the reference's logits after `positions` of it, [n, V], with one of the
-    bundle's adapters, or none (0)."""
+    """A sequence, its prompt length, and the reference's logits [n, V] after `positions`, with one of the bundle's
+    adapters, or none (0)."""
 
     tokens: NDArray[np.int64]
     prompt_length: int
@@ -100,9 +100,11 @@ class Probe:
 def make_probes(
     checkpoint: Checkpoint, reference: LogitReference, longest: int, vocab_size: int, farthest: int, adapter: int = 0
 ) -> list[Probe]:
-    """Run the reference, which is the model with `adapter`, over all probe sequences of at most `longest` tokens, the
-    long one, which comes last, of at most `farthest`: decode goes beyond the longest prompt. Of the short ones an
-    adapter gets one."""
+    """Run the reference, which is the model with `adapter`, over all probe sequences of at most `longest` tokens.
+
+    The long sequence comes last and has at most `farthest` tokens, because decode goes beyond the longest prompt. An
+    adapter gets one of the short ones.
+    """
     turns, parameters = turns_of(checkpoint.config), parameters_of(checkpoint.config)
     *short, long = _prompts(checkpoint, longest, vocab_size, reach_of(parameters, turns), farthest)
     counts = list(continuations(parameters))
@@ -126,29 +128,32 @@ def make_probes(
 
 
 def continuations(parameters: int) -> range:
-    """Tokens that each of PROMPTS is continued by, ascending, for a model of so many parameters."""
+    """Lengths of the continuations of PROMPTS, ascending, for a model of `parameters` weights."""
     usual, fewer = CONTINUATIONS
     return usual if sum(usual) * 2.0 * parameters * LEAST <= GREEDY_WORK else fewer
 
 
 def turns_of(config: Mapping[str, Any]) -> list[int]:
-    """Positions, not too far, where a model's behaviour changes: a sliding window ends, or rotary scaling begins."""
+    """Positions up to a bound where a model's behaviour changes: a sliding window ends, or rotary scaling begins."""
     rope = config.get("rope_parameters") or {}
-    ropes = [rope, *(part for part in rope.values() if isinstance(part, Mapping))]  # one for each layer type, or one
+    ropes = [
+        rope,
+        *(part for part in rope.values() if isinstance(part, Mapping)),
+    ]  # one rope per layer type, or one for all
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     found = [window, *(part.get("original_max_position_embeddings") for part in ropes)]
     return sorted({turn for turn in found if type(turn) is int and 0 < turn <= FARTHEST - BEYOND})
 
 
 def parameters_of(config: Mapping[str, Any]) -> int:
-    """About as many as a token is multiplied with: those of experts that are not asked are none of them."""
+    """Approximate number of weights that a token is multiplied with, without experts that it does not use."""
     hidden, layers = int(config["hidden_size"]), int(config["num_hidden_layers"])
     layer = 4 * hidden + 3 * int(config.get("intermediate_size", 0))
     return hidden * (int(config["vocab_size"]) + layers * layer)
 
 
 def reach_of(parameters: int, turns: Sequence[int]) -> int:
-    """Tokens of the long sequence where the plan allows them, for a model of so many parameters that turns there."""
+    """Tokens of the long sequence, if the plan allows them, for a model of `parameters` weights with these turns."""
     token = 2 * max(1, parameters)
     long = max(LEAST_LONG, min(LONGEST, int(LONGEST_WORK / token)), int(REFERENCE_WORK / token))
     return min(FARTHEST, max([long, *(turn + BEYOND for turn in turns)]))
@@ -162,8 +167,8 @@ def around(turns: Sequence[int]) -> set[int]:
 def positions_of(length: int, turns: Sequence[int]) -> list[int]:
     """Positions of the long sequence that are compared.
 
-    The first ones and ever fewer of the later; the last of a prompt and the one after it where buckets end, which is at
-    powers of two and multiples of 128 or more; those around each turn; and the end.
+    They are the first ones and ever fewer of the later ones; the last of a prompt and the one after it where buckets
+    end, which is at powers of two and multiples of 128 or more; those around each turn; and the end.
     """
     step = 128 * -(-length // (16 * 128))
     wanted = {0, 1, 2, 5, 9, length - 2, length - 1}
@@ -184,14 +189,14 @@ def _prompts(checkpoint: Checkpoint, longest: int, vocab_size: int, reach: int, 
         random = np.random.default_rng(0)
         texts = [random.integers(0, vocab_size, n).tolist() for n in (8, 21, 12, 30, 17, 5)]
         long = random.integers(0, vocab_size, reach).tolist()
-    if len(long) < reach:  # a tokenizer that gives few tokens for any text
+    if len(long) < reach:  # the tokenizer gives too few tokens for any text
         long = np.random.default_rng(0).integers(0, vocab_size, reach).tolist()
     room = max(longest // 2, longest - CONTINUATIONS[0][-1])
     return [*(t[: max(1, room - i)] for i, t in enumerate(texts)), long[: max(1, farthest)]]
 
 
 def save_probes(probes: Sequence[Probe]) -> bytes:
-    """Probes as an npz file."""
+    """Save probes as an npz file."""
     arrays: dict[str, NDArray[np.float32] | NDArray[np.int64]] = {}
     for i, p in enumerate(probes):
         arrays |= {
@@ -204,7 +209,7 @@ def save_probes(probes: Sequence[Probe]) -> bytes:
 
 
 def load_probes(arrays: Mapping[str, NDArray[np.float32]]) -> list[Probe]:
-    """The inverse of `save_probes`, from the opened npz."""
+    """Load the opened npz of `save_probes`."""
     count = sum(name.endswith(".tokens") for name in arrays)
     return [
         Probe(arrays[f"{i}.tokens"].astype(np.int64), int(arrays[f"{i}.prompt"][0]),

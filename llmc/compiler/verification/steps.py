@@ -12,7 +12,7 @@ from llmc.runtime.step import Step, exact, pad
 
 
 def prompt_steps(plan: Plan, executor: Executor, slot: int, prompt: Sequence[int]) -> Iterator[Step]:
-    """What prefills one prompt in slot `slot`, as the plan cuts it."""
+    """Steps that prefill one prompt in slot `slot`, as the plan cuts it."""
     if executor.capabilities.exact:
         chunk = prompt_chunk(plan, executor)
         for start in range(0, len(prompt), chunk):
@@ -24,7 +24,7 @@ def prompt_steps(plan: Plan, executor: Executor, slot: int, prompt: Sequence[int
 
 
 def prompt_chunk(plan: Plan, executor: Executor) -> int:
-    """Tokens of a prompt that one step of an exact executor takes."""
+    """Prompt tokens that one step of an exact executor takes."""
     limit = plan.limits.max_num_batched_tokens
     return min(limit, executor.capabilities.prompt_chunk or limit)
 
@@ -41,7 +41,7 @@ def decode_step(plan: Plan, executor: Executor, tokens: Sequence[int], past: Seq
 
 
 def fitting(executor: Executor, lengths: Sequence[int]) -> int:
-    """How many of the sequences, from the first on, the cache has room for together when it is empty."""
+    """Number of sequences, from the first on, that an empty cache has room for together."""
     room = executor.capabilities.cache_tokens
     if room is None:
         return min(len(lengths), executor.slots)
@@ -55,7 +55,7 @@ def fitting(executor: Executor, lengths: Sequence[int]) -> int:
 
 
 def empty(executor: Executor) -> None:
-    """Give back what slots hold, where they share the cache."""
+    """Release the contents of slots that share the cache."""
     if executor.capabilities.cache_tokens is not None:
         for slot in range(executor.slots):
             executor.copy_prefix(slot, slot, 0)

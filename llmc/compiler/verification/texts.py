@@ -1,7 +1,7 @@
-"""The text that a bundle's accuracy is measured over: llmc's own words (Apache-2.0), in five kinds of them.
+"""The text that a bundle's accuracy is measured over: llmc's own words (Apache-2.0), in five kinds.
 
-Each part has somewhat more than a hundred tokens for a vocabulary of fifty thousand; windows.py takes equally many of
-each. Names, numbers and facts are made up, so that no model can have learned the text by heart.
+Each part has slightly more than a hundred tokens for a vocabulary of fifty thousand; windows.py takes equally many of
+each. Names, numbers and facts are made up, which rules out that a model has memorised the text.
 """
 
 from __future__ import annotations
@@ -56,4 +56,4 @@ TEXTS = {
         "SELECT item, SUM(total) FROM orders WHERE year = 2019 GROUP BY item ORDER BY 2 DESC;\n"
     ),
 }
-"""Part to text."""
+"""Texts by part."""

@@ -1,7 +1,7 @@
-"""Proof of a bundle whose device gives tokens and no logits: its greedy texts, token by token, against the reference.
+"""Verify a bundle whose device returns tokens and no logits: its greedy texts, token by token, against the reference.
 
-Up to the first token that differs, text and reference have the same past, so each of these tokens is compared with the
-reference's logits there; what follows a difference is not.
+Up to the first different token, text and reference have the same past, and each token is compared with the reference's
+logits there. Tokens after a difference are not compared.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenResult:
-    """`rows` tokens were compared, a share `top1` of them equal to the reference's or as good; `greedy_equal` of
-    `greedy_sequences` texts are equal to their ends. `longest` is the most tokens of a prompt with its text."""
+    """Outcome: `rows` tokens were compared, with top-1 agreement `top1`; ties count as equal.
+
+    `greedy_equal` of `greedy_sequences` texts are equal to their ends. `longest` is the most tokens of a prompt with
+    its text.
+    """
 
     rows: int
     top1: float
@@ -33,7 +36,7 @@ class TokenResult:
     longest: int
 
     def to_json(self) -> dict[str, Any]:
-        """For the manifest; `by` says that no logits were compared."""
+        """The outcome for the manifest; `by` says that no logits were compared."""
         return {"by": "tokens", **asdict(self)}
 
 

@@ -1,6 +1,6 @@
 """The reference of the toy model: its definition (targets/fake.py) token by token, float64, no cache, no padding.
 
-It shares nothing with the fake executor, not even constants, so that a mistake there is not repeated here.
+It shares nothing with the fake executor, not even constants, which keeps a mistake there from being repeated here.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ToyReference(LogitReference):
         return tokens[len(prompt) :], rows
 
     def _states(self, tokens: Sequence[int]) -> Iterator[list[float]]:
-        """What is remembered after each token: fade what was there, add the token."""
+        """State after each token: decay the previous state, add the token."""
         state = [0.0] * len(self._embedding[0])
         for position, token in enumerate(tokens):
             state = [_DECAY * old + new for old, new in zip(state, self._vector(token, position), strict=True)]
@@ -61,7 +61,7 @@ class ToyReference(LogitReference):
 
 
 def require_readable(checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError for another model, and for a tensor that nothing would read."""
+    """Raise CheckpointError for another model, and for an unread tensor."""
     if (found := checkpoint.config.get("model_type")) != "toy":
         raise CheckpointError(f"architecture {found!r} is not supported by this device; supported: toy")
     left = [name for name in checkpoint.of_adapter(0).tensor_names() if name not in (_EMBEDDING, _HEAD)]

@@ -32,7 +32,7 @@ class TransformersReference(LogitReference):
         self._keeps_states = bool(getattr(self._model, "_is_stateful", False))
 
     def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:
-        """Side by side where weights are read as the model runs."""
+        """Run the calls; interleaved where weights are read as the model runs."""
         if self._streamed is None:
             return super().together(calls)
         with warnings.catch_warnings():
@@ -40,7 +40,7 @@ class TransformersReference(LogitReference):
             return self._streamed.side_by_side(calls)
 
     def logits(self, tokens: Sequence[int], positions: Sequence[int]) -> NDArray[np.float32]:
-        """One forward over the whole sequence; the head runs at the wanted positions only."""
+        """Run one forward over the whole sequence; lm_head runs only at `positions`."""
         with torch.inference_mode(), _no_warnings():
             keep = torch.tensor(list(positions), dtype=torch.long)
             out = self._model(torch.tensor([list(tokens)]), logits_to_keep=keep, use_cache=False)
@@ -48,9 +48,9 @@ class TransformersReference(LogitReference):
         return rows
 
     def continued(self, prompt: Sequence[int], count: int) -> tuple[list[int], NDArray[np.float32]]:
-        """Token by token, over transformers' own cache where it is one of keys and values.
+        """Decode token by token, over transformers' own cache where it is one of keys and values.
 
-        States are made anew with each token: transformers' single steps leave out what whole sequences are held to
+        Recurrent state is recomputed with each token: transformers' single steps ignore a bound on whole sequences
         (Mamba-2's time_step_limit; transformers 5.23, modeling_mamba2.py, `mamba2_selective_state_update`).
         """
         if self._keeps_states:
@@ -77,7 +77,7 @@ class TransformersReference(LogitReference):
 
 @contextmanager
 def _no_warnings() -> Iterator[None]:
-    """Without transformers' warnings; filters are the process's, so that threads leave them alone."""
+    """Suppress transformers' warnings; filters are the process's, and threads leave them alone."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,15 +1,14 @@
-"""Prove an assembled bundle: right numbers of every executable, and padding that cannot leak.
+"""Verify an assembled bundle: right numbers from every executable, and no influence of padding.
 
-Each executable is run, at a bucket that it serves, over ragged rows whose unused cache is poisoned with NaN, with
-random pad tokens, and must agree with the reference. What a row continues is cut from one past, which the longest
-prompt makes: alone in its step where steps are not padded, so that a bucket's own run of it serves, too. Where requests
-choose from adapters, each row has another one and must agree with the model that this one is merged into; each bucket
-runs with all of them. Sampled buckets run again, the cache poisoned with large numbers and with other pad tokens; both
-runs must agree. The probes are generated greedily in ragged batches through the engine that serves, and accuracy.py
-reads a text, with no adapter.
+Each executable runs at a bucket that it serves and must agree with the reference. Its rows are ragged, with NaN in the
+unused cache and random pad tokens. The past of every row is cut from the longest prompt's past. That prompt runs alone
+in its step where steps are not padded; a bucket's own run of it then serves as well. With selectable adapters, each row
+has another one and must agree with the model that this one is merged into; each bucket runs with all of them. Sampled
+buckets run again, with large numbers in the unused cache and with other pad tokens; both runs must agree. The serving
+engine generates the probes greedily in ragged batches, and accuracy.py reads a text, with no adapter.
 
 Values beyond the range of the KV cache's precision must not be served. A graph may write them as infinities, as the
-largest number that the precision has, or as NaN; each counts.
+largest number of the precision, or as NaN; each counts.
 """
 
 from __future__ import annotations
@@ -38,17 +37,18 @@ from llmc.runtime.step import Step, exact, pad, ragged
 from llmc.runtime.top_logits import TopLogits, top_of
 
 LARGEST = {"f16": 65504.0, "float16": 65504.0, "fp8": 448.0}
-"""By the precision of a cache, of those whose range keys and values can leave."""
+"""Largest number by cache precision, for those whose range keys and values can exceed."""
 
 
 def beyond(tensors: Iterable[NDArray[np.float32]], dtype: str) -> int:
-    """How many values of a cache of that precision are no numbers, or the largest that it has."""
+    """Count the values of a cache of that precision that are NaN, infinite, or the largest number that it has."""
     largest = LARGEST.get(dtype, np.inf)
     return sum(int(np.count_nonzero(~(np.abs(tensor) < largest))) for tensor in tensors)
 
 
 def beyond_in(executor: Executor, slots: Iterable[tuple[int, int, int]]) -> int:
-    """The same, of the tokens from … end − 1 of some slots, as (slot, from, end); with states, of all tokens before."""
+    """Count `beyond` for tokens from … end − 1 of slots given as (slot, from, end); recurrent state covers all earlier
+    tokens."""
     dtype = str(executor.bundle.manifest.options.get("kv_cache_dtype") or executor.bundle.manifest.options.get("dtype"))
     count = 0
     for slot, start, end in slots:
@@ -61,25 +61,26 @@ def require_held(outcome: Mapping[str, Any]) -> None:
     """Raise VerificationError for the outcome of a bucket that left such values in the cache."""
     if outcome.get("beyond"):
         raise VerificationError(
-            f"{outcome['beyond']} keys and values of {outcome['bucket']} are beyond what the KV cache's precision "
-            "holds: compile for one of more range, with --kv-cache-dtype bf16, f32 or int8, --kernels onnxruntime, or "
+            f"{outcome['beyond']} keys and values of {outcome['bucket']} are beyond the range of the KV cache's "
+            "precision: compile with a wider one, with --kv-cache-dtype bf16, f32 or int8, --kernels onnxruntime, or "
             "--dtype f32, as the device has it"
         )
 
 
 NAN, LARGE = float("nan"), 1e4
 SHOWN = 5
-"""Further buckets that a refusal names."""
+"""Further buckets that an error names."""
 LEAK_LIMIT = 1e-4
-"""Largest change of a logit that poison may cause; one executable on equal live input gives equal sums."""
+"""Largest change of a logit that the fill may cause; one executable gives equal sums for equal live input."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """Outcome over all rows that were compared; `leak` is the largest logit change that poison and pads caused.
+    """Outcome over all compared rows; `leak` is the largest logit change from the fill of the unused cache and from
+    pads.
 
-    `executables` were run, at `buckets`, `twice` of them under two poisons; `longest` is the most tokens that a row
-    had, past and new. `accuracy` is accuracy.py's, over a text. `unreached` buckets take more tokens than were run.
+    `executables` ran, at `buckets`, `twice` of them with two fills; `longest` is the most tokens that a row had, past
+    and new. `accuracy` is accuracy.py's, over a text. `unreached` buckets take more tokens than were run.
     """
 
     executables: int
@@ -98,7 +99,7 @@ class Result:
     accuracy: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """For the manifest; without an accuracy where none was taken."""
+        """The result for the manifest; without an accuracy where none was measured."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -136,7 +137,7 @@ def summarise(outcomes: Sequence[Mapping[str, Any]], limits: Limits) -> Result:
     if not (result.mean_kl <= limits.mean_kl and result.top1 >= top1):
         raise VerificationError(
             f"compiled graphs disagree with the reference model: mean KL {result.mean_kl:.2g} (limit "
-            f"{limits.mean_kl:.2g}), equal tokens {result.top1:.1%} (limit {top1:.0%}) over {result.rows} rows "
+            f"{limits.mean_kl:.2g}), top-1 agreement {result.top1:.1%} (limit {top1:.0%}) over {result.rows} rows "
             f"of {result.buckets} buckets; the worst is {worst['bucket']}"
         )
     if differing and limits.greedy_equal:
@@ -167,7 +168,7 @@ def _require_buckets(buckets: Sequence[Mapping[str, Any]], limits: Limits) -> No
 
 
 Prefixes: TypeAlias = "Mapping[int, list[NDArray[np.float32]]]"
-"""By adapter, the cache of the long sequence's beginning, as `Executor.export_prefix` gives it."""
+"""The cache of the long sequence's beginning by adapter, as `Executor.export_prefix` returns it."""
 
 
 class ReplayedRow(NamedTuple):
@@ -181,7 +182,8 @@ class ReplayedRow(NamedTuple):
 class Verification:
     """The checks of one opened bundle; each part returns its outcome as JSON values.
 
-    `beyond` decode steps at most lengthen a past beyond the longest prompt; the model `turns` there (`turns_of`).
+    At most `beyond` decode steps lengthen a past beyond the longest prompt. `turns` are the positions where the model's
+    behaviour changes (`turns_of`).
     """
 
     def __init__(
@@ -206,7 +208,7 @@ class Verification:
         self._nan_fill(NAN)
 
     def greedy(self) -> dict[str, Any]:
-        """Generate all probes greedily in ragged batches; says which differ from the reference, and where."""
+        """Generate all probes greedily in ragged batches, and report differences from the reference."""
         empty(self.executor)
         short = [p for p in self.probes if p.continuation and p.prompt_length <= self.plan.limits.longest_prompt]
         built = self.engine.complete(
@@ -230,16 +232,16 @@ class Verification:
         return {"sequences": len(short), "differing": differing}
 
     def accuracy(self) -> dict[str, Any]:
-        """Divergence from the reference over the text, every slot poisoned before."""
+        """Divergence from the reference over the text, with NaN in every slot before."""
         empty(self.executor)
         self._nan_fill(NAN)
         last = accuracy.PORTABLE if self.portable else None
         return {"accuracy": accuracy.measure(self.plan, self.executor, self.windows, last)}
 
     def bucket(self, bucket: Bucket, runs: int = 2) -> dict[str, Any]:
-        """Compare ragged rows of one bucket with the reference; of two runs the second is under another poison.
+        """Compare ragged rows of one bucket with the reference; a second run uses another fill of the unused cache.
 
-        The outcome does not depend on which parts were run before.
+        The outcome does not depend on earlier parts.
         """
         self.random = np.random.default_rng(0)
         outcome: dict[str, Any] = {
@@ -259,7 +261,7 @@ class Verification:
     def _compare(
         self, steps: Iterable[Step], rows: list[ReplayedRow], prefixes: Prefixes, outcome: dict[str, Any]
     ) -> None:
-        """Run steps of one bucket, and add what their `rows` gave to its outcome."""
+        """Run steps of one bucket, and add the results of their `rows` to its outcome."""
         for step in steps:
             live = [rows[slot] for slot in step.slots]
             outcome["executables"].append(self.executor.executable_of(step))
@@ -288,7 +290,7 @@ class Verification:
         return wanted
 
     def _unreached(self, bucket: Bucket) -> int:
-        """By how many tokens a sequence that a server brings to the bucket may be longer than the long sequence."""
+        """Tokens by which a server's longest sequence in the bucket may exceed the long sequence."""
         limits, long = self.plan.limits, len(self.probes[-1].tokens)
         longest = limits.longest_prompt if bucket.phase == "prompt" else limits.max_model_len - 1
         return max(
@@ -296,18 +298,18 @@ class Verification:
         )
 
     def _past_length(self, bucket: Bucket) -> int:
-        """How many tokens of the long sequence rows of the bucket may continue."""
+        """Tokens of the long sequence that rows of the bucket may continue."""
         length = min(len(self.probes[-1].tokens), past_length(bucket, self.plan.limits, self.beyond))
         return min(length, self.executor.capabilities.cache_tokens or length)
 
     @property
     def _cuts(self) -> bool:
-        """Whether the beginning of a prefix is one."""
+        """Whether the beginning of a prefix is a prefix."""
         return self.executor.bundle.cache_shape.rewind.free
 
     def _prefix(self, length: int, adapter: int) -> list[NDArray[np.float32]]:
-        """The cache of so many tokens of the long sequence, to be cut for each row; none where states or rings forbid
-        that."""
+        """The cache of so many tokens of the long sequence, to be cut for each row; empty where recurrent state or ring
+        buffers forbid cutting."""
         key = length, adapter
         if key not in self._prefixes:
             empty(self.executor)
@@ -316,27 +318,27 @@ class Verification:
         return self._prefixes[key]
 
     def _keep_past(self, slot: int, length: int, adapter: int) -> None:
-        """Take what a slot holds for the prefix."""
+        """Export the prefix that a slot holds."""
         key = length, adapter
         self._prefixes[key] = self.executor.export_prefix(slot, length) if self._cuts else []
         self._prefixes_beyond[key] = beyond_in(self.executor, [(slot, 0, length)])
 
     @property
     def _whole(self) -> int:
-        """Tokens of the longest past that one prompt step makes, the same step whoever asks for it; 0: none does."""
+        """Tokens of the longest past that one prefill makes, the same for every caller; 0: none does."""
         long = len(self.probes[-1].tokens)
         length = min(long, self.plan.limits.longest_prompt, self.executor.capabilities.cache_tokens or long)
         one = self.executor.capabilities.exact and self._cuts and length <= prompt_chunk(self.plan, self.executor)
         return length if one else 0
 
     def _makes_past(self, phase: str, rows: Sequence[ReplayedRow]) -> bool:
-        """Whether a step of these rows is that step."""
+        """Whether a step of these rows is that prefill."""
         alone = phase == "prompt" and [(row.position + 1, row.past) for row in rows] == [(self._whole, 0)]
         return alone and rows[0].probe in self._long.values()
 
     def _prefill(self, length: int, adapter: int) -> None:
-        """Put so many tokens of the long sequence into slot 0, as the bundle's own prompt graphs do, and, token by
-        token, its decode graphs beyond the longest prompt."""
+        """Put so many tokens of the long sequence into slot 0: by the bundle's prefill graphs, and beyond the longest
+        prompt, token by token, by its decode graphs."""
         long = self.probes[-1].tokens.tolist()
         prompt = min(length, self.plan.limits.longest_prompt)
         for step in prompt_steps(self.plan, self.executor, 0, long[:prompt]):
@@ -348,7 +350,8 @@ class Verification:
     def _rows(self, bucket: Bucket, prefix: int, first: int) -> Iterator[ReplayedRow]:
         """Ragged rows for a bucket: the first as long as fits, then where the model turns, the others spread below.
 
-        The first one has adapter `first`, each other the next."""
+        The first one has adapter `first`, each other the next.
+        """
         for at in range(bucket.batch):
             fits = self._fits(bucket, prefix, (first + at) % len(self._long))
             turns = [row for row in fits if row.position in self.turning][: bucket.batch - 1]
@@ -380,7 +383,7 @@ class Verification:
         if not self.executor.capabilities.exact:
             yield pad(bucket, range(len(rows)), tokens, past)
         elif self.executor.capabilities.ragged:
-            # what makes a past is by itself, for decode to continue it
+            # a past that decode continues is computed alone
             whole = int(len(rows) > 1 and self._makes_past(bucket.phase, rows[:1]))
             if whole:
                 yield exact("prompt", [0], tokens[:1], [0])

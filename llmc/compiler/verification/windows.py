@@ -1,11 +1,11 @@
-"""Windows of the text of texts.py, and what the reference predicts after their tokens.
+"""Windows of the text of texts.py, and the reference's predictions after their tokens.
 
-A window is one sequence of a part of the text, as long as the plan allows and at most an equal share of TOKENS, of
-fewer for a large model (`text_tokens`); its positions are those from the FIRST-th token on. A prediction [V] is kept as
-gaps: how far each logit lies below the largest, in steps of STEP nats, 16 bits a token. Rounding to a step has variance
-STEP² / 12; that adds half as much to a divergence, about 1e-8 nats, and moves a larger one by a thousandth. Large
-vocabularies keep every second or third position, so that all gaps take about 2 · GAPS bytes at most. A checkpoint
-without a tokenizer, or with one that hardly knows the text, gets pseudo-random ids.
+A window is one sequence of a part of the text, as long as the plan allows. A part has an equal share of TOKENS, or of
+fewer for a large model (`text_tokens`). Its positions start at the FIRST-th token. A prediction [V] is kept as gaps:
+how far each logit lies below the largest, in steps of STEP nats, 16 bits a token. Rounding to a step has variance STEP²
+/ 12. That adds half as much to a divergence, about 1e-8 nats, and moves a larger one by a thousandth. Large
+vocabularies keep every second or third position, which limits all gaps to about 2 · GAPS bytes. A checkpoint without a
+tokenizer, or with one that hardly knows the text, gets pseudo-random ids.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ UNLIKELY = 2**16 - 1
 class TextWindow:
     """Tokens [n] of a part of the text, and the reference's gaps [len(positions), V] after some positions of them.
 
-    Positions are ascending and evenly spaced; the tokens up to the first of them are what a prompt has at least.
+    Positions are ascending and evenly spaced; the tokens up to the first of them are a prompt's least tokens.
     """
 
     part: str
@@ -60,7 +60,7 @@ class TextWindow:
 def make_windows(checkpoint: Checkpoint, reference: LogitReference, longest: int, vocab_size: int) -> list[TextWindow]:
     """Run the reference over the text, in windows of at most `longest` tokens (2 or more).
 
-    Raises VerificationError where the reference's logits are no numbers.
+    Raises VerificationError where the reference's logits contain NaN or infinity.
     """
     first = min(FIRST, longest // 2)
     cut = [
@@ -79,13 +79,13 @@ def make_windows(checkpoint: Checkpoint, reference: LogitReference, longest: int
 
 
 def text_tokens(parameters: int) -> int:
-    """Tokens of the text for a model of so many parameters."""
+    """Tokens of the text for a model of `parameters` weights."""
     return max(LEAST_TOKENS, min(TOKENS, int(TEXT_WORK / (2 * max(1, parameters)))))
 
 
 def shortened(checkpoint: Checkpoint) -> dict[str, dict[str, int]]:
-    """For the manifest of a model that is too large for all tokens: those of "text" and of "greedy" texts, at most, and
-    "of" how many; nothing for others."""
+    """Manifest entry for a model that is too large for all tokens: the most tokens of "text" and of "greedy" texts, and
+    "of" how many; empty for others."""
     parameters = parameters_of(checkpoint.config)
     usual, built = sum(CONTINUATIONS[0]), sum(continuations(parameters))
     found = {"text": (text_tokens(parameters), TOKENS), "greedy": (built, usual)}
@@ -116,8 +116,8 @@ def _gaps(logits: NDArray[np.float32]) -> NDArray[np.uint16]:
     best = logits.max(-1, keepdims=True)
     if not np.isfinite(best).all():
         raise VerificationError(
-            "the reference model's logits are no numbers: its weights are damaged, or too large for float32; get the "
-            "checkpoint again"
+            "the reference model's logits contain NaN or infinity: its weights are damaged, or too large for float32; "
+            "download the checkpoint again"
         )
     gaps: NDArray[np.uint16] = np.minimum(np.rint((best - logits) / np.float32(STEP)), UNLIKELY).astype(np.uint16)
     return gaps
@@ -134,7 +134,7 @@ def by_part(windows: Sequence[TextWindow]) -> list[tuple[str, list[int]]]:
 
 
 def save_windows(windows: Sequence[TextWindow]) -> bytes:
-    """Windows as an npz file."""
+    """Save windows as an npz file."""
     arrays: dict[str, NDArray[Any]] = {}
     for i, w in enumerate(windows):
         arrays |= {
@@ -146,7 +146,7 @@ def save_windows(windows: Sequence[TextWindow]) -> bytes:
 
 
 def load_windows(arrays: Mapping[str, NDArray[Any]]) -> list[TextWindow]:
-    """The inverse of `save_windows`, from the opened npz."""
+    """Load the opened npz of `save_windows`."""
     count = sum(name.endswith(".tokens") for name in arrays)
     return [
         TextWindow(str(arrays[f"{i}.part"]), arrays[f"{i}.tokens"], arrays[f"{i}.positions"], arrays[f"{i}.gaps"])

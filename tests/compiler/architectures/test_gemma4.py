@@ -90,5 +90,5 @@ def test_keys_of_no_layer_are_an_error() -> None:
     key, value = torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 1, 4)
     assert state.owner(0, key, value) == 0
     assert state.owner(1, key, value) == 0
-    with pytest.raises(ValueError, match="layer 1 attends to keys that no layer has"):
+    with pytest.raises(ValueError, match="layer 1 attends to keys that are in no layer's cache"):
         state.owner(1, key.clone(), value)

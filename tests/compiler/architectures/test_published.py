@@ -121,5 +121,5 @@ def test_a_value_that_requests_another_model_is_refused_by_name(
     name: str, changed: dict[str, Any], tmp_path: Path
 ) -> None:
     (key,) = changed
-    with pytest.raises(CheckpointError, match=f"the configuration says {key}: .*, which nothing reads"):
+    with pytest.raises(CheckpointError, match=f"the configuration has {key}: .*, which nothing reads"):
         require_consumed(checkpoint(tmp_path, {**COMMON, **PUBLISHED[name], **changed}))

@@ -308,7 +308,7 @@ def test_a_model_that_embeds_is_refused(tmp_path: Path) -> None:
 
     model = tiny.write_model(tmp_path / "model", "qwen3")
     adapter = write_adapter(tmp_path / "adapter", model, ATTENTION[:1])
-    with pytest.raises(CheckpointError, match="LoRA adapters are for models that generate alone"):
+    with pytest.raises(CheckpointError, match="only models that generate can use LoRA adapters"):
         Encode(open_checkpoint(with_adapters(str(model), [adapter])), "embed")
 
 

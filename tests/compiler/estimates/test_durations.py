@@ -140,8 +140,8 @@ def test_what_is_beyond_an_hour_and_the_device_is_warned_of_with_what_shrinks_it
     limits = Limits(8192, 64)
     plan = make_plan(limits, "linear")
     time, memory = opened(big, tmp_path, "hpu", limits).warnings(plan.buckets, free=10**12)
-    assert "minutes, above an hour; what shrinks it: fewer buckets (--max-graphs" in time and "--jobs" in time
-    assert "(graph memory 5" in memory and "above the 128.0 GB of a Gaudi 3; what shrinks it: fewer buckets" in memory
+    assert "minutes, above an hour; reduce it with: fewer buckets (--max-graphs" in time and "--jobs" in time
+    assert "(graph memory 5" in memory and "above the 128.0 GB of a Gaudi 3; reduce it with: fewer buckets" in memory
     assert "--max-graph-memory" in memory and "--max-num-seqs" in memory and "--dtype bf16" in memory
     few = make_plan(Limits(256, 1), "linear")
     assert opened(big, tmp_path, "hpu", Limits(256, 1), verify="none").warnings(few.buckets, free=10**12) == []
@@ -154,15 +154,15 @@ def test_weights_that_the_disk_or_the_memory_does_not_hold(
     monkeypatch.setattr("llmc.runtime.host.host_memory", lambda: 16 << 30)
     found = opened(big, tmp_path, "onnxruntime", Limits(256, 1), quantize="none", verify="none")
     memory, disk = found.warnings(plan.buckets, free=10**9)
-    assert "above the 17.2 GB of this host; what shrinks it: --quantize int8 or int4 or keep" in memory
+    assert "above the 17.2 GB of this host; reduce it with: --quantize int8 or int4 or keep" in memory
     assert disk.startswith(
-        "a bundle of 32.1 GB is above the 1.0 GB that the store's disk has free; what shrinks it: --quan"
+        "a bundle of 32.1 GB is above the 1.0 GB that the store's disk has free; reduce it with: --quan"
     )
     int8 = opened(big, tmp_path, "onnxruntime", Limits(256, 1), quantize="int8", verify="none", kernels="onnxruntime")
     assert all("--quantize" not in warning for warning in int8.warnings(plan.buckets, free=10**9))
     tpu = opened(big, tmp_path, "tpu:v5e-2x2", Limits(256, 1), verify="none").warnings(plan.buckets, free=10**12)
     shrinks = "--quantize int8 or fp8, --dtype bf16, --tensor-parallel"
-    assert f"of 1 of the devices of v5e-2x2; what shrinks it: {shrinks}" in tpu[0]
+    assert f"of 1 of the devices of v5e-2x2; reduce it with: {shrinks}" in tpu[0]
     assert (
         opened(big, tmp_path, "tpu:v5e-2x2", Limits(256, 1), dtype="bf16", tensor_parallel=4, verify="none").warnings(
             plan.buckets

@@ -111,7 +111,7 @@ def test_a_key_that_nothing_reads_is_refused_by_name(folder: Path, left: str, me
     change_config(folder, **members)
     with pytest.raises(CheckpointError, match="nothing reads in architecture 'llama'") as caught:
         require_consumed(open_checkpoint(folder))
-    assert f"the configuration says {left}, which" in str(caught.value)
+    assert f"the configuration has {left}, which" in str(caught.value)
     assert "take it out of config.json" in str(caught.value)
 
 
@@ -119,7 +119,7 @@ def test_a_member_of_rope_counts_for_the_types_that_read_it(tmp_path: Path) -> N
     config = tiny.config("hunyuan_v1_dense")
     require_consumed(config_only(tmp_path, config))
     other = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "alpha": 1000.0}
-    with pytest.raises(CheckpointError, match=r"says rope_parameters\.alpha: 1000\.0, which"):
+    with pytest.raises(CheckpointError, match=r"has rope_parameters\.alpha: 1000\.0, which"):
         require_consumed(config_only(tmp_path, {**config, "rope_parameters": other}))
 
 

@@ -32,5 +32,7 @@ def test_a_token_that_is_the_paddings_has_its_position_inside_a_text(encoder: st
 def test_weights_in_quantized_weights_are_refused(tmp_path: Path) -> None:
     """transformers alone would read them, in ways that nothing here checks."""
     packers.write(tmp_path, *packers.CASES["int-quantized by channel"], case="qwen3")
-    with pytest.raises(CheckpointError, match=r"stored in codes, .* for --task embed: take the unquantised checkpoint"):
+    with pytest.raises(
+        CheckpointError, match=r"weights are quantized, .*--task embed needs unquantized ones: take the"
+    ):
         Encode(open_checkpoint(tmp_path), "embed")

@@ -46,5 +46,5 @@ def test_a_cache_that_the_family_does_not_state_is_an_error() -> None:
     with pytest.raises(ValueError, match="state conv of layer 0 is"):
         found.keep_state(0, "conv", torch.ones(2, 3, 3))
     found.keep(1, 1, torch.ones(2, 2, 1, 4), torch.ones(2, 2, 1, 6))
-    with pytest.raises(ValueError, match=r"not those that the family states: \[\(0, 'conv'\)"):
+    with pytest.raises(ValueError, match=r"differ from the cache shape of the architecture: \[\(0, 'conv'\)"):
         found.outputs()

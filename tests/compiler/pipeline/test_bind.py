@@ -182,7 +182,7 @@ UP = "model.layers.0.mlp.up_proj.weight"
         (without("none"), {"model_type": "mistral"}, "architecture is 'mistral', the bundle needs 'llama'"),
         (
             other_shape("lm_head.weight", len(TOKENS), 64), {"tie_word_embeddings": False},
-            r"lm_head\.weight is a tensor of its own",
+            r"lm_head\.weight is a separate tensor",
         ),
     ],
     ids=["missing", "shape", "wider", "vocabulary", "rope", "epsilon", "heads", "architecture", "untied"],
@@ -213,12 +213,12 @@ def test_a_bundle_with_weights_takes_no_others(case: Case, tmp_path: Path) -> No
         lambda: bound(created, str(case.model), case.store),
         lambda: bind(created, None, created, case.store),
     ):  # type: ignore[arg-type]
-        with pytest.raises(InputError, match="made has its weights; leave them out"):
+        with pytest.raises(InputError, match="made already has weights; leave them out"):
             again()
 
 
 def test_a_configuration_is_no_weights(case: Case, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="is a configuration alone: it has no weights to bind"):
+    with pytest.raises(CheckpointError, match="is only a configuration and has no weights to bind"):
         bound(case.unbound, str(case.model / "config.json"), case.store)
 
 

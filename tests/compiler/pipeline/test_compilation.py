@@ -80,5 +80,5 @@ def test_a_plan_may_be_a_file_and_is_of_the_models_task(toy: Toy, tmp_path: Path
     options = CompileOptions("fake")
     requested = Compilation.of(toy.model, options, toy.store, Settings(), plan=tmp_path / "plan.json")
     assert requested.plan == toy.plan
-    with pytest.raises(InputError, match="the plan is one to embed"):
+    with pytest.raises(InputError, match="the plan is for the task embed"):
         Compilation.of(toy.model, options, toy.store, Settings(), plan=encode_plan("embed", 32))

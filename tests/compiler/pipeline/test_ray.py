@@ -105,10 +105,10 @@ def test_a_node_of_another_toolchain_is_named_and_not_used(compile_: Compile, ca
     with (
         caplog.at_level(logging.WARNING),
         compile_.farm.node(FARMED_VERSION="2", labels={"llmc-device": "farmed"}),
-        pytest.raises(DeviceError, match=r"node \w+ \(.*\): it would make another executable: .*farmed.*1.*2"),
+        pytest.raises(DeviceError, match=r"node \w+ \(.*\): it would build another executable: .*farmed.*1.*2"),
     ):
         compile_()
-    assert "is not used: it would make another executable" in caplog.text
+    assert "is not used: it would build another executable" in caplog.text
 
 
 WITHOUT = """
@@ -128,8 +128,8 @@ OLDER = "import llmc.version; llmc.version.__version__ = '0.0.9'"
 @pytest.mark.parametrize(
     ("begin", "why"),
     [
-        (WITHOUT, "it has not the llmc .* that is asked for: No module named 'llmc'"),
-        (OLDER, "its llmc is 0.0.9, and .* is asked for"),
+        (WITHOUT, "it does not have llmc .*: No module named 'llmc'"),
+        (OLDER, "its llmc is 0.0.9, and this compile needs"),
     ],
 )
 def test_a_node_without_llmc_or_with_another_is_named(compile_: Compile, tmp_path: Path, begin: str, why: str) -> None:
@@ -160,7 +160,7 @@ def test_a_node_without_the_device_or_the_features_that_it_claims_is_named(compi
         compile_("card")
     with (
         compile_.farm.node(labels={"llmc-device": "farmed", "llmc-cpu": "amx9"}),
-        pytest.raises(DeviceError, match=r"labelled llmc-cpu with amx9, which its CPU has not"),
+        pytest.raises(DeviceError, match=r"labelled llmc-cpu with amx9, which its CPU does not have"),
     ):
         compile_("features")
 
@@ -225,7 +225,7 @@ def test_a_cluster_that_is_not_there_is_one_clear_error(
 def test_an_address_is_refused_where_nothing_is_sent(tmp_path: Path) -> None:
     requested = CompileOptions.of("fake", address="127.0.0.1:1")
     model, store = write_toy(tmp_path / "toy"), Store(tmp_path / "store")
-    with pytest.raises(InputError, match="about a cluster; leave them out for --executor local"):
+    with pytest.raises(InputError, match="for a cluster; leave them out for --executor local"):
         compile_bundle(str(model), tmp_path / "bundle", toy_plan(), requested, store, lambda _: None)
     with pytest.raises(InputError, match="unknown executor 'cloud'"):
         CompileOptions.of(executor="cloud")

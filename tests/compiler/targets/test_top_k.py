@@ -160,7 +160,7 @@ def test_a_number_out_of_range(k: int) -> None:
 
 def test_more_than_the_vocabulary_is_refused_before_any_work(tmp_path: Path) -> None:
     toy = Toy.make(tmp_path, vocab=20, tokenizer=False)
-    message = r"--sample-top-k 21: toy has 20 tokens; ask for at most as many"
+    message = r"--sample-top-k 21: toy has 20 tokens; request at most as many"
     with pytest.raises(InputError, match=message):
         toy.compile(sample_top_k=21)
     with pytest.raises(InputError, match=message):

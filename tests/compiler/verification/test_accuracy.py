@@ -227,7 +227,7 @@ def test_what_no_probe_holds_is_found_by_the_text(toy: Toy, monkeypatch: pytest.
     toy.compile(verify="none")
     use(monkeypatch, replay=damaged(unprobed(toy)))
     words = r"over \d+ tokens of text the bundle differs from the reference model by a mean KL of [\d.e-]+ nats "
-    words += r"\(limit 1e-05 for exact; p99 [\d.]+\), equal tokens .*; the compiled graphs are wrong for this model"
+    words += r"\(limit 1e-05 for exact; p99 [\d.]+\), top-1 agreement .*; the compiled graphs are wrong for this model"
     with pytest.raises(VerificationError, match=words) as caught:
         toy.compile(verify="all")
     assert caught.value.exit_code == 4

@@ -107,5 +107,5 @@ def test_predictions_of_another_form_are_refused_in_words(
         Store, "path",
         lambda self, blob: file if getattr(blob, "digest", blob) in probes else path(self, blob),
     )  # fmt: skip
-    with pytest.raises(ArtifactError, match=r"predictions .* are not of the form that verification reads"):
+    with pytest.raises(ArtifactError, match=r"predictions .* have an unknown form"):
         toy.compile()

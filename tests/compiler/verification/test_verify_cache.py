@@ -63,6 +63,8 @@ def test_a_compile_whose_cache_loses_values_is_refused(
             return Recorded("fake", options={"kv_cache_dtype": "f16"})
 
     use(monkeypatch, target=Half, executor=Rounded)
-    with pytest.raises(VerificationError, match=r"\d+ keys and values of prompt.* are beyond what the KV cache's"):
+    with pytest.raises(
+        VerificationError, match=r"\d+ keys and values of prompt.* are beyond the range of the KV cache's"
+    ):
         toy.compile(specialise=specialise)
     assert not toy.bundle.exists()

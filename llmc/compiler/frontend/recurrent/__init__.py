@@ -1,1 +1,2 @@
-"""Layers that keep a state of fixed size instead of keys and values: convolutions, linear attention, state spaces."""
+"""Layers with recurrent state of fixed size instead of keys and values: convolutions, linear attention, state
+spaces."""

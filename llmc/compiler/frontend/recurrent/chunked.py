@@ -1,7 +1,7 @@
-"""The operators of layers with a state as products of matrices, at fixed sizes: what a device's compiler is given.
+"""The recurrent operators as matmuls at fixed sizes, for a device's compiler.
 
-Of chunks of tokens, each is worked off at once, and the next one starts from its state. The rules are those of the
-papers that operators.py names. All is written over torch or jax.numpy, as `xp` says, in functions that both have.
+Tokens are processed a chunk at a time, each chunk starting from the state of the one before. operators.py names the
+papers with the rules. All functions run over torch or jax.numpy, passed as `xp`, and use only functions that both have.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from typing import Any
 
 Array = Any
 CHUNK = 64
-"""Tokens worked off at once, as in transformers' gated delta rule."""
+"""Tokens of a chunk, as in transformers' gated delta rule."""
 _SCANNED = 16
-"""The same, where each of a state's columns fades at a rate of its own: all states of a chunk are held at once."""
+"""Tokens of a chunk where each state column decays at its own rate: all states of a chunk are held at once."""
 NORM_EPS = 1e-6
-"""What the gated delta rule adds to squared lengths of queries and keys (transformers 5.23, qwen3_next, `l2norm`)."""
+"""Constant that the gated delta rule adds to squared lengths of queries and keys (transformers 5.23, qwen3_next,
+`l2norm`)."""
 _NEVER = -1e30
 """A logarithm whose exponential is 0."""
 
@@ -23,12 +24,12 @@ def causal_conv(
     xp: Any, x: Array, weight: Array, bias: Array | None, state: Array, past_lengths: Array, new_lengths: Array,
     silu: bool,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """See operators.py."""
+    """`operators.causal_conv` at fixed sizes."""
     query, width = x.shape[1], weight.shape[1]
     seen = xp.concatenate([_before(xp, state, past_lengths), x], 1)
     out = sum(seen[:, i : i + query] * weight[:, i] for i in range(width))
     out = out if bias is None else out + bias
-    # the state after n live tokens starts at token n: each of its rows is picked by a row of ones and zeros
+    # the state after n live tokens starts at token n: a row of ones and zeros selects each of its rows
     offsets = new_lengths[:, None] + xp.arange(width - 1)[None]
     picked = offsets[:, :, None] == xp.arange(width - 1 + query)[None, None]
     kept = xp.where(picked[..., None], seen[:, None], 0.0).sum(2)
@@ -39,7 +40,7 @@ def gated_delta(
     xp: Any, query: Array, key: Array, value: Array, decay: Array, beta: Array, state: Array, past_lengths: Array,
     new_lengths: Array, normalise: bool,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """See operators.py."""
+    """`operators.gated_delta` at fixed sizes."""
     length, heads = value.shape[1], value.shape[2]
     live = (xp.arange(length)[None] < new_lengths[:, None])[:, :, None]
     query, key = (_by_head(xp, t, heads) for t in (query, key))
@@ -72,7 +73,7 @@ def state_scan(
     xp: Any, x: Array, step: Array, rate: Array, write: Array, read: Array, state: Array, past_lengths: Array,
     new_lengths: Array,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """See operators.py."""
+    """`operators.state_scan` at fixed sizes."""
     length, heads = x.shape[1], x.shape[2]
     live = (xp.arange(length)[None] < new_lengths[:, None])[:, :, None]
     step = xp.where(live, step, 0.0).swapaxes(1, 2)
@@ -100,9 +101,10 @@ def state_scan(
 
 
 def _columns(xp: Any, u: Array, fading: Array, write: Array, read: Array, held: Array) -> tuple[Array, Array]:
-    """A chunk whose state's columns fade each at its own rate: u [B, H, C, P], fading [B, H, C, N], state [B, H, P, N].
+    """A chunk whose state columns each decay at their own rate: u [B, H, C, P], fading [B, H, C, N], state [B, H, P,
+    N].
 
-    The states after all tokens come from doubling: after round r each holds what the last 2ʳ tokens made of it.
+    Doubling computes the states after all tokens: after round r each holds the contribution of the last 2ʳ tokens.
     """
     size = u.shape[2]
     keep = xp.exp(fading)[:, :, :, None]
@@ -119,9 +121,9 @@ def _columns(xp: Any, u: Array, fading: Array, write: Array, read: Array, held: 
 
 
 def _inverse(xp: Any, lower: Array) -> Array:
-    """(1 + lower)⁻¹ of strictly lower triangular matrices whose size is a power of two, by blocks of twice the size.
+    """(1 + lower)⁻¹ of strictly lower triangular matrices whose size is a power of two, by blocks of doubling size.
 
-    Of [[A, 0], [B, C]] the inverse is [[A⁻¹, 0], [−C⁻¹ B A⁻¹, C⁻¹]]: each round makes it for all pairs of blocks.
+    The inverse of [[A, 0], [B, C]] is [[A⁻¹, 0], [−C⁻¹ B A⁻¹, C⁻¹]]: each round computes it for all pairs of blocks.
     """
     size = lower.shape[-1]
     index = xp.arange(size)
@@ -140,7 +142,7 @@ def _before(xp: Any, state: Array, past_lengths: Array) -> Array:
 
 
 def _by_head(xp: Any, t: Array, heads: int) -> Array:
-    """[B, Q, G, D] → [B, H, Q, D], each of the G for H / G heads in a row."""
+    """[B, Q, G, D] → [B, H, Q, D], each of the G repeated for H / G consecutive heads."""
     batch, length, given, size = t.shape
     if given != heads:
         shape = (batch, length, given, heads // given, size)
@@ -149,7 +151,6 @@ def _by_head(xp: Any, t: Array, heads: int) -> Array:
 
 
 def _padded(xp: Any, t: Array, axis: int, multiple: int) -> Array:
-    """`t` with zeros behind it, to a multiple of a chunk."""
     missing = -t.shape[axis] % multiple
     if not missing:
         return t

@@ -1,9 +1,9 @@
-"""Operators of layers with a state, and what they mean.
+"""Operators of layers with recurrent state, and their reference definitions.
 
-Each takes the state of every row before the step, and returns the state after the row's last live token: tokens from
-new_lengths[b] on are padding, and change nothing. The state of a row without a past (past_lengths[b] = 0) counts as
-zeros, whatever it holds. Outputs of padding are finite, and nobody reads them. The meaning given here goes from token
-to token; chunked.py computes the same from products of matrices.
+Each takes the state of every row before the step and returns the state after the row's last live token. Tokens from
+new_lengths[b] on are padding and change nothing. The state of a row without a past (past_lengths[b] = 0) counts as
+zeros, whatever it holds. Outputs at padding are finite and unused. The definitions here go token by token; chunked.py
+computes the same with matmuls.
 
 Shapes: B rows, Q new tokens; states are float32.
 """
@@ -17,7 +17,6 @@ from llmc.compiler.frontend.recurrent.chunked import NORM_EPS
 
 
 def _before(state: Tensor, past_lengths: Tensor) -> Tensor:
-    """The state that a step starts from."""
     return torch.where(past_lengths.view(-1, *[1] * (state.ndim - 1)) > 0, state, 0.0)
 
 
@@ -26,7 +25,7 @@ def causal_conv(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, past_lengths: Tensor, new_lengths: Tensor,
     silu: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Each channel's convolution over its last K tokens: x [B, Q, C], weight [C, K], state [B, K − 1, C] → the same.
+    """Convolve each channel over its last K tokens: x [B, Q, C], weight [C, K], state [B, K − 1, C] → the same shapes.
 
     The state holds the K − 1 tokens before the step, the latest one last.
     """
@@ -49,10 +48,12 @@ def gated_delta(
     query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, state: Tensor, past_lengths: Tensor,
     new_lengths: Tensor, normalise: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The gated delta rule (Yang et al., 2024, arXiv 2412.06464): query and key [B, Q, Hk, Dk], value [B, Q, Hv, Dv],
-    decay (its logarithm) and beta [B, Q, Hv], state [B, Hv, Dk, Dv] → out [B, Q, Hv, Dv] and the new state.
+    """The gated delta rule (Yang et al., 2024, arXiv 2412.06464).
 
-    A token fades the state, S = exp(decay) · S, corrects what it holds under its key, S += k ⊗ beta · (v − k · S), and
+    query and key [B, Q, Hk, Dk], value [B, Q, Hv, Dv], decay (its logarithm) and beta [B, Q, Hv], state [B, Hv, Dk, Dv]
+    → out [B, Q, Hv, Dv] and the new state.
+
+    Each token decays the state, S = exp(decay) · S, corrects the value under its key, S += k ⊗ beta · (v − k · S), and
     reads it, out = q · S / √Dk. With `normalise` queries and keys have length 1.
     """
     groups = value.shape[2] // key.shape[2]
@@ -83,12 +84,13 @@ def state_scan(
     x: Tensor, step: Tensor, rate: Tensor, write: Tensor, read: Tensor, state: Tensor, past_lengths: Tensor,
     new_lengths: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Mamba's selective state space (Gu and Dao, 2023, arXiv 2312.00752; Dao and Gu, 2024, arXiv 2405.21060):
-    x [B, Q, H, P], step [B, Q, H], rate [H] or [H, N], write and read [B, Q, G, N], state [B, H, P, N]
-    → out [B, Q, H, P] and the new state.
+    """Mamba's selective state space (Gu and Dao, 2023, arXiv 2312.00752; Dao and Gu, 2024, arXiv 2405.21060).
 
-    A token fades the state, S = exp(step · rate) · S, writes, S += step · x ⊗ write, and reads, out = S · read. The G
-    groups of heads share what they write and read.
+    x [B, Q, H, P], step [B, Q, H], rate [H] or [H, N], write and read [B, Q, G, N], state [B, H, P, N] → out [B, Q, H,
+    P] and the new state.
+
+    Each token decays the state, S = exp(step · rate) · S, writes, S += step · x ⊗ write, and reads, out = S · read. The
+    heads of each of the G groups share `write` and `read`.
     """
     groups = x.shape[2] // write.shape[2]
     write, read = (t.repeat_interleave(groups, 2).float() for t in (write, read))

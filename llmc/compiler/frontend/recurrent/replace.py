@@ -1,10 +1,10 @@
-"""transformers' functions of layers with a state, replaced by the operators of operators.py while a step is traced.
+"""Replace transformers' functions of recurrent layers by the operators of operators.py while a step is traced.
 
-transformers 5.23 has one function for each computation, under the same name in the file of every model that needs it,
-so no model needs anything of its own here. A layer asks the cache for its states (`StateCache`), calls the functions
-for many tokens, and hands the new state over. Decode is a step of one token by the same functions.
+transformers 5.23 has one function for each computation, under the same name in the file of every model that needs it.
+No model therefore needs code of its own here. A layer gets its recurrent state from the cache (`StateCache`), calls the
+functions for many tokens, and returns the new state. The same functions run decode, as a step of one token.
 
-The functions stay replaced, and are the original ones wherever no step is being traced: in other threads, too.
+The functions stay replaced. Outside of tracing, and in other threads, they call the originals.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ _MARK = "_llmc_replaces"
 
 
 class States(Protocol):
-    """The states of a step (frontend/attention.py, `TraceState`)."""
+    """Recurrent state of a step (frontend/attention.py, `TraceState`)."""
 
     past_lengths: Tensor
     new_lengths: Tensor
 
     def state(self, layer: int, name: str) -> Tensor | None:
-        """A state before the step, of which rows at past 0 may hold anything; None in a program without a cache."""
+        """Recurrent state before the step, or None in a program without a cache. Rows at past 0 may hold anything."""
 
     def keep_state(self, layer: int, name: str, state: Tensor) -> None:
-        """A state after each row's last live token."""
+        """Keep a layer's recurrent state after each row's last live token."""
 
 
 class StateCache:
-    """The part of a cache that layers with a state ask. Their states are named "conv" and "recurrent"."""
+    """The cache interface for layers with recurrent state, whose tensors are named "conv" and "recurrent"."""
 
     def __init__(self, states: States) -> None:
         self._states = states
@@ -46,37 +46,37 @@ class StateCache:
 
     @property
     def lengths(self) -> tuple[Tensor, Tensor]:
-        """Of the past, and of new tokens."""
+        """Lengths of the past, and of new tokens."""
         return self._states.past_lengths, self._states.new_lengths
 
     def get_conv_state(self, layer: int, state_idx: int = 0) -> Tensor | None:
-        """None, as `get_recurrent_state`; `convolve` reads it."""
+        """None, because `convolve` reads the state."""
         return None
 
     def update_conv_state(self, x: Tensor, layer: int, state_idx: int = 0, **_: Any) -> Tensor:
-        """The new tokens alone: the convolution that follows reads the state itself."""
+        """Return the new tokens only: the convolution that follows reads the state itself."""
         _require_one(state_idx)
         self._layer = layer
         return x
 
     def get_recurrent_state(self, layer: int, state_idx: int = 0) -> Tensor | None:
-        """None, so that a layer takes its branch for many tokens even for one; `recurrent` is what it reads."""
+        """None, which makes a layer take its branch for many tokens even for one. `recurrent` gives it the state."""
         _require_one(state_idx)
         self._layer = layer
         return None
 
     def update_recurrent_state(self, state: Tensor, layer_idx: int, state_idx: int = 0) -> Tensor:
-        """Take the state after the step."""
+        """Keep the state after the step."""
         _require_one(state_idx)
         self._states.keep_state(layer_idx, "recurrent", state)
         return state
 
     def is_recording_past(self, *_: Any) -> bool:
-        """Never: nothing is rolled back within a step."""
+        """False: nothing is rolled back within a step."""
         return False
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Tensor:
-        """The convolution of the layer that called `update_conv_state`: x [B, C, Q], weight [C, K]."""
+        """Convolution of the layer that called `update_conv_state`: x [B, C, Q], weight [C, K]."""
         held = self._states.state(self._layer, "conv")
         if held is None:
             held = x.new_zeros(x.shape[0], weight.shape[1] - 1, x.shape[1])
@@ -85,7 +85,7 @@ class StateCache:
         return out.transpose(1, 2)
 
     def recurrent(self, *shape: Any) -> Tensor:
-        """The state that the layer's scan starts from, zeros of `shape` without a past."""
+        """State that the layer's scan starts from, zeros of `shape` without a past."""
         held = self._states.state(self._layer, "recurrent")
         return self.lengths[0].new_zeros(shape, dtype=torch.float32) if held is None else held
 
@@ -95,7 +95,7 @@ STATES: ContextVar[StateCache] = ContextVar("llmc_state_cache")
 
 def _require_one(state_idx: int) -> None:
     if state_idx:
-        raise NotImplementedError("a layer with several states of a kind")
+        raise NotImplementedError("a layer with several recurrent states of one kind")
 
 
 def _conv(
@@ -140,7 +140,7 @@ def _mamba(
     hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None,  # noqa: N803
     z: Tensor | None = None, delta_bias: Tensor | None = None, delta_softplus: bool = False, **_: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Mamba's first form: every channel is a head of one value, and each column of its state fades at its own rate."""
+    """Mamba 1: every channel is a head of one value, and each column of its state decays at its own rate."""
     cache = STATES.get()
     x = hidden_states.transpose(1, 2)
     shape = (x.shape[0], A.shape[0], 1, A.shape[1])
@@ -164,22 +164,22 @@ REPLACED: dict[str, Callable[..., Any]] = {
     "mamba2_chunk_scan": _mamba2,
     "mamba_selective_scan": _mamba,
 }
-"""By transformers' names."""
+"""Replacements by transformers' function names."""
 
 
 _RECOMPOSE = "recomposition_frequencies"
-"""The method that gives each frequency of a rotation one of a token's three positions, in place (qwen3_5)."""
+"""Method that assigns each rotary frequency one of a token's three positions, in place (qwen3_5)."""
 
 
 def _of_text(frequencies: Tensor) -> Tensor:
-    """The same for tokens of text, whose three positions are one: [3, B, Q, D / 2] → [B, Q, D]."""
+    """Rotary frequencies of text tokens, whose three positions are equal: [3, B, Q, D / 2] → [B, Q, D]."""
     return torch.cat((frequencies[0], frequencies[0]), -1)
 
 
 def replace_functions(model: nn.Module) -> None:
-    """Replace what the files of `model`'s classes have of them; a second time changes nothing.
+    """Replace the functions in the files of `model`'s classes; a second call changes nothing.
 
-    `model` itself, which is only traced, has rotations of text.
+    Rotations of `model` itself, which is only traced, become those of text.
     """
     for file in {type(module).__module__ for module in model.modules()}:
         for name, built in REPLACED.items():

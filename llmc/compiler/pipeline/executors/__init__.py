@@ -1,8 +1,8 @@
-"""Where executables are compiled: one file an executor, found by the name that `--executor` has.
+"""Executors compile executables; one file each, found by the name given to `--executor`.
 
 base.py    the contract, and what all executables of a compile share
 local.py   threads and processes of this host
-ray.py     tasks over a Ray cluster; ray_worker.py is what runs there
+ray.py     tasks over a Ray cluster; ray_worker.py runs on its nodes
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def open_executor(options: CompileOptions) -> CompileExecutor:
-    """The executor that `options` name; raises InputError for what it cannot be told."""
+    """Open the executor that `options` name. Raises InputError for options that it does not take."""
     module = import_module(f"llmc.compiler.pipeline.executors.{options.executor}")
     executor: CompileExecutor = module.open_executor(options)
     return executor

@@ -1,4 +1,4 @@
-"""The contract of an executor: from what all executables of a compile share to one entry of the store a shape."""
+"""The contract of an executor: compile each shape of a compile into one store entry."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class BuiltExecutable(NamedTuple):
-    """An executable's entry, whether it was there before, and how long it took in seconds."""
+    """An executable's entry, whether it was cached, and its build time in seconds."""
 
     entry: Entry
     cached: bool
@@ -36,12 +36,12 @@ class BuiltExecutable(NamedTuple):
 
 
 Done = Callable[["Shape", BuiltExecutable], None]
-"""Hears of each executable as it is there, in the thread that called."""
+"""Called for each finished executable, in the caller's thread."""
 
 
 @dataclass(frozen=True)
 class CompileWork:
-    """What all executables of a compile share; `settings` are the environment's."""
+    """Shared inputs of all executables of a compile; `settings` are the environment's."""
 
     store: Store
     target: Target
@@ -50,24 +50,24 @@ class CompileWork:
     settings: Settings
 
     def key(self, shape: Shape) -> Key:
-        """The key of one executable, in named components."""
+        """Key of one executable, in named components."""
         return executable_key(self.target, self.lowered, shape, self.options)
 
 
 class CompileExecutor(ABC):
-    """Compiles executables somewhere."""
+    """Compiles executables, on one host or on a cluster."""
 
     @abstractmethod
     def compile(self, work: CompileWork, shapes: Sequence[Shape], done: Done) -> list[BuiltExecutable]:
-        """One a shape, in their order; those in the store are not made again.
+        """Compile one executable per shape, in their order; those in the store are reused.
 
-        Where it is left by an error or an interrupt, nothing runs any more, and what is done is in the store. Raises
-        CompileError, and DeviceError where nobody can compile this.
+        After an error or an interrupt nothing keeps running, and finished executables are in the store. Raises
+        CompileError, and DeviceError where no worker can compile them.
         """
 
 
 def executable_key(target: Target, lowered: Lowered, shape: Shape, options: CompileOptions) -> Key:
-    """The key of one executable, in named components."""
+    """Key of one executable, in named components."""
     return Key(
         "executable",
         {
@@ -94,16 +94,16 @@ def compile_in_worker(device: str, lowered: Lowered, shape: Shape, options: Comp
 
 
 def stored(workspace: Workspace, built: CompiledExecutable, seconds: float) -> Mapping[str, Blob]:
-    """The outputs of an executable that took so many seconds."""
+    """Store the outputs of an executable, with its compile time in seconds."""
     workspace.meta |= {"state": built.state, "seconds": round(seconds, 3)}
     return {"executable": workspace.put_bytes(built.data)}
 
 
 def linked(store: Store, lowered: Lowered) -> AbstractContextManager[Path]:
-    """A folder with the shared files under the names that executables refer to them by."""
+    """Create a folder with the shared files under the names that executables refer to them by."""
 
     def link(folder: Path) -> Path:
-        for digest in sorted(set(lowered.files.values())):  # files may be alike
+        for digest in sorted(set(lowered.files.values())):  # several names may share a digest
             target = folder / parse(digest)
             try:
                 target.hardlink_to(store.path(digest))

@@ -1,4 +1,4 @@
-"""Executables compiled on this host: `--jobs` at once, in threads, or in processes where the target needs them."""
+"""Compile executables on this host: `--jobs` at once, in threads, or in processes where the target needs them."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 
 def open_executor(options: CompileOptions) -> LocalExecutor:
-    """It takes no address; raises InputError."""
+    """Open the executor. Raises InputError for an address or a memory bound, which it does not take."""
     if options.address is not None or options.worker_memory is not None:
-        raise InputError(f"--address and --worker-memory are about a cluster; leave them out for --executor {LOCAL}")
+        raise InputError(f"--address and --worker-memory are for a cluster; leave them out for --executor {LOCAL}")
     return LocalExecutor()
 
 
 class LocalExecutor(CompileExecutor):
-    """See the module's docstring."""
+    """Compiles in threads or processes of this host."""
 
     def compile(self, work: CompileWork, shapes: Sequence[Shape], done: Done) -> list[BuiltExecutable]:
-        """As the contract says."""
+        """Compile the shapes."""
         target, options, lowered = work.target, work.options, work.lowered
         with ExitStack() as stack:
             linking = threading.Lock()

@@ -1,9 +1,8 @@
-"""Executables compiled as tasks over a Ray cluster (docs/deploying.md).
+"""Compile executables as tasks on a Ray cluster (docs/deploying.md).
 
-Every task takes one CPU, and fetches the lowered program from a store that all nodes reach: LLMC_REMOTE_CACHE, or else
-the folder of the driver's own. Ray tries a task again whose worker or node died. A task that takes much longer than
-the others is tried a second time elsewhere, and the first result counts. A node that refuses is named, and gets no
-more.
+Every task takes one CPU, and fetches the lowered program from a store that all nodes reach: LLMC_REMOTE_CACHE, or
+otherwise the driver's own folder. Ray retries a task whose worker or node died. A task that takes much longer than the
+others also starts elsewhere, and the first result counts. A node that refuses is reported and gets no more tasks.
 """
 
 from __future__ import annotations
@@ -28,27 +27,27 @@ if TYPE_CHECKING:
     from llmc.compiler.targets.base import Shape
 
 RETRIES = 2
-"""How often a task is tried again whose worker or node died."""
+"""Retries of a task whose worker or node died."""
 SLOW, SLOW_S = 3.0, 30.0
-"""A task is tried elsewhere too when it takes so many times the median, and so many seconds at least."""
+"""Multiple of the median time, and least seconds, after which a task also starts elsewhere."""
 AHEAD = 1
-"""Tasks that wait in the cluster, so that no worker waits for the driver."""
+"""Tasks queued in the cluster, which keep workers from waiting for the driver."""
 _TICK_S = 0.5
 
 
 def open_executor(options: CompileOptions) -> RayExecutor:
-    """For the cluster of `options.address`, or of RAY_ADDRESS, or the one that runs on this host."""
+    """Open the executor for the cluster of `options.address`, of RAY_ADDRESS, or the one on this host."""
     return RayExecutor(options.address, options.worker_memory)
 
 
 class RayExecutor(CompileExecutor):
-    """See the module's docstring. `memory`: bytes that one executable takes, None for no bound."""
+    """Compiles on a Ray cluster. `memory`: bytes that one executable takes, None for no bound."""
 
     def __init__(self, address: str | None, memory: int | None = None, slow_s: float = SLOW_S) -> None:
         self._address, self._memory, self._slow_s = address, memory, slow_s
 
     def compile(self, work: CompileWork, shapes: Sequence[Shape], done: Done) -> list[BuiltExecutable]:
-        """As the contract says. Raises DeviceError where the cluster cannot be reached, or all its nodes refuse."""
+        """Compile the shapes. Raises DeviceError where the cluster is not reachable, or all its nodes refuse."""
         built: dict[Shape, BuiltExecutable] = {}
         for shape in shapes:
             began = time.perf_counter()
@@ -65,19 +64,15 @@ class RayExecutor(CompileExecutor):
 
 @dataclass(frozen=True)
 class _Attempt:
-    """A task that was given to the cluster, and when."""
-
     task: Task
     since: float = field(default_factory=time.monotonic)
 
 
 class _Farm:
-    """The tasks of one compile on a cluster that is connected."""
-
     def __init__(self, ray: Any, work: CompileWork, memory: int | None, slow_s: float) -> None:
         self._ray, self._work, self._memory, self._slow_s = ray, work, memory, slow_s
         self._refused: dict[str, str] = {}
-        """Node id → why."""
+        """Refusal reason by node id."""
         self._running: dict[Any, _Attempt] = {}
         self._seconds: list[float] = []
         calls = {"max_calls": 1} if work.target.description.fresh_process else {}
@@ -85,7 +80,7 @@ class _Farm:
         self._function = ray.remote(num_cpus=1, max_retries=RETRIES, **calls, **resources)(_on_node())
 
     def run(self, shapes: Sequence[Shape]) -> Iterator[tuple[Shape, BuiltExecutable]]:
-        """Each shape as it is there. Where it is left, what still runs is ended."""
+        """Each shape as it is finished. Leaving the generator cancels the remaining tasks."""
         waiting = deque(self._tasks(shapes))
         try:
             while waiting or self._running:
@@ -127,7 +122,6 @@ class _Farm:
             )
 
     def _push(self, url: str, blobs: set[Blob]) -> None:
-        """Bring what workers read to the remote. Raises RemoteError."""
         from llmc.artifacts.remotes import open_remote
         from llmc.artifacts.remotes.base import blob_name
 
@@ -137,7 +131,7 @@ class _Farm:
                 remote.upload(name, self._work.store.path(blob), lambda _: None)
 
     def _nodes(self) -> tuple[int, list[str]]:
-        """How many tasks run at once, and the ids of nodes that get none. Raises DeviceError where none is left."""
+        """Number of concurrent tasks, and the ids of nodes that get none. Raises DeviceError where no node is left."""
         alive = [node for node in self._ray.nodes() if node["Alive"]]
         unfit = {node["NodeID"]: why for node in alive if (why := self._unfit(node, alive))}
         fit = [node for node in alive if node["NodeID"] not in unfit]
@@ -148,18 +142,20 @@ class _Farm:
         return slots, sorted(unfit)
 
     def _unfit(self, node: Mapping[str, Any], alive: Sequence[Mapping[str, Any]]) -> str:
-        """Why a node gets no task: it refused, or its labels and resources say so; "" if it may."""
+        """Why a node gets no task, by its refusal, labels or resources; "" if it may."""
         if why := self._refused.get(node["NodeID"]):
             return why
         device = self._work.options.device.partition(":")[0]
         mine = node["Labels"].get(DEVICE_LABEL)
         if mine != device and (mine or any(other["Labels"].get(DEVICE_LABEL) == device for other in alive)):
-            return f"it is kept for device {mine}" if mine else f"others are labelled {DEVICE_LABEL}={device}"
+            return (
+                f"its label reserves it for device {mine}" if mine else f"others are labelled {DEVICE_LABEL}={device}"
+            )
         reported = features(node["Labels"])
         if reported and (lacking := sorted(set(self._work.target.isa()) - reported)):
             return f"its label {CPU_LABEL} has no {', '.join(lacking)}"
         if not node["Resources"].get("CPU"):
-            return "it has no CPU for tasks"
+            return "it has no CPU for Ray tasks"
         if node["Resources"].get("memory", 0) < (self._memory or 0):
             return f"it has less than {self._memory} bytes of memory for tasks"
         return ""
@@ -170,7 +166,6 @@ class _Farm:
         self._running[sent] = _Attempt(task)
 
     def _try_again(self, apart: Sequence[str]) -> None:
-        """Try the slowest task a second time, if it takes far longer than the others did."""
         tried = {attempt.task.key for attempt in self._running.values() if attempt.task.again}
         first = [a for a in self._running.values() if a.task.key not in tried]
         slowest = min(first, key=lambda a: a.since, default=None)
@@ -178,11 +173,12 @@ class _Farm:
             return
         bound = max(self._slow_s, SLOW * statistics.median(self._seconds))
         if (seconds := time.monotonic() - slowest.since) > bound:
-            logger().warning("%s takes %.0f s: it is tried on another worker too", slowest.task.shape, seconds)
+            logger().warning("%s is slow (%.0f s so far): another worker tries it too", slowest.task.shape, seconds)
             self._submit(replace(slowest.task, again=True), apart)
 
     def _reported(self, ref: Any, attempt: _Attempt) -> Reported | None:
-        """What a task said; None for one that failed while another attempt of it runs. Raises as `compile`."""
+        """A task's result; None for one that failed while another attempt of it runs. Raises the errors of
+        `compile`."""
         from ray import exceptions
 
         shape = attempt.task.shape
@@ -196,8 +192,8 @@ class _Farm:
             if any(other.task.key == attempt.task.key for other in self._running.values()):
                 return None
             raise CompileError(
-                f"{shape}: its worker died {RETRIES + 1} times, perhaps for want of memory ({type(e).__name__}); the "
-                "rest is kept: try again with a larger --worker-memory"
+                f"{shape}: its worker died {RETRIES + 1} times, perhaps out of memory ({type(e).__name__}); finished "
+                "executables are kept: try again with a larger --worker-memory"
             ) from e
 
     def _refuse(self, reported: Reported) -> None:
@@ -207,7 +203,6 @@ class _Farm:
             logger().warning("%s is not used: %s", named, reported.refused)
 
     def _cancel(self, task: Task) -> None:
-        """End other attempts of what is there."""
         for ref in [ref for ref, attempt in self._running.items() if attempt.task.key == task.key]:
             self._ray.cancel(ref, force=True)
             del self._running[ref]
@@ -216,17 +211,17 @@ class _Farm:
         entry = self._work.store.obtain(task.key)
         if entry is None:
             raise ArtifactError(
-                f"{task.shape}: a worker published it to {task.location}, and it cannot be taken from there; workers "
-                "sign with LLMC_SIGNING_KEY what LLMC_ALLOW_UNSIGNED=1 here takes unsigned"
+                f"{task.shape}: a worker published it to {task.location}, and it cannot be fetched from there; set "
+                "LLMC_SIGNING_KEY on the workers, or LLMC_ALLOW_UNSIGNED=1 here"
             )
         return BuiltExecutable(entry, False, reported.seconds)
 
 
 def _on_node() -> Callable[[str, list[Any]], tuple[str, float, str]]:
-    """What runs in a worker: the task, by a reference that Ray does not follow itself, for this version of llmc. The
-    members of what it told.
+    """The function that runs in a worker: it takes a task, by a reference that Ray does not resolve itself, for this
+    llmc version, and returns the members of `Reported`.
 
-    A function in a function is sent as it is, so that also a node without llmc can say so.
+    Ray sends a nested function by value, which lets a node without llmc report that.
     """
 
     def run(version: str, task: list[Any]) -> tuple[str, float, str]:
@@ -238,12 +233,12 @@ def _on_node() -> Callable[[str, list[Any]], tuple[str, float, str]]:
             from llmc.version import __version__ as mine
 
             if mine != version:
-                return node, 0.0, f"its llmc is {mine}, and {version} is asked for"
+                return node, 0.0, f"its llmc is {mine}, and this compile needs {version}"
             from llmc.compiler.pipeline.executors.ray_worker import compile_task
 
             read = ray.get(task[0])
         except (ImportError, AttributeError, ray.exceptions.RaySystemError) as e:
-            return node, 0.0, f"it has not the llmc {version} that is asked for: {e}"
+            return node, 0.0, f"it does not have llmc {version}: {e}"
         reported = compile_task(read, node, context.get_node_labels())
         return reported.node, reported.seconds, reported.refused
 

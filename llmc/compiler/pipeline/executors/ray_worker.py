@@ -1,7 +1,7 @@
-"""What runs on a node of the cluster: one executable, from the lowered program in the shared store, back into it.
+"""Code that runs on a node of the cluster: compile one executable from the lowered program in the shared store.
 
-A node that would make something else than was asked for refuses: the key of an executable names all that makes it
-(versions, instruction set, llmc's own code), so a node whose own key differs has another toolchain.
+A node that would build something else than requested refuses. An executable's key covers all that determines it
+(versions, instruction set, llmc's own code): a node whose own key differs has another toolchain.
 """
 
 from __future__ import annotations
@@ -32,14 +32,17 @@ if TYPE_CHECKING:
     from llmc.compiler.targets.base import Lowered, Shape
 
 DEVICE_LABEL, CPU_LABEL = "llmc-device", "llmc-cpu"
-"""Labels of nodes: the device that a node has, and features of its CPU with dots between them."""
+"""Labels of nodes: the node's device, and the features of its CPU separated by dots."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One executable to make. `inputs` are the files of `lowered`, whose own paths are the driver's; `files` those that
-    its `folder` has. `location` is a store's folder that all nodes have, or with `remote` a remote's URL. A task that
-    is tried `again`, while it may run elsewhere, waits for nobody."""
+    """One executable to compile.
+
+    `inputs` are the files of `lowered`, whose own paths are the driver's, and `files` those of its `folder`. `location`
+    is a store's folder that all nodes have, or with `remote` a remote's URL. A task that runs `again`, perhaps while it
+    runs elsewhere, takes no lock.
+    """
 
     key: Key
     shape: Shape
@@ -54,7 +57,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Reported:
-    """What a node did: how long it took in seconds, or why it refused."""
+    """A node's result: its seconds, or the reason why it refused."""
 
     node: str
     seconds: float = 0.0
@@ -62,7 +65,7 @@ class Reported:
 
 
 def compile_task(task: Task, node: str, labels: Mapping[str, str]) -> Reported:
-    """Make one executable and publish it. `labels`: what the node says of itself. Raises CompileError, RemoteError."""
+    """Build one executable and publish it; `labels` are the node's own. Raises CompileError and RemoteError."""
     settings = Settings.from_environment()
     if why := _refusal(task, labels, settings):
         return Reported(node, refused=why)
@@ -90,26 +93,26 @@ def compile_task(task: Task, node: str, labels: Mapping[str, str]) -> Reported:
 
 
 def _refusal(task: Task, labels: Mapping[str, str], settings: Settings) -> str:
-    """Why this node must not make it; "" if it may."""
+    """Why this node must not build the executable; "" if it may."""
     claimed = labels.get(DEVICE_LABEL)
     try:
         if claimed is not None and (lacks := open_target(claimed, settings).lacks()):
             return f"it is labelled {DEVICE_LABEL}={claimed}, and {lacks}"
         if missing := sorted(features(labels) - set(cpu_features())):
-            return f"it is labelled {CPU_LABEL} with {', '.join(missing)}, which its CPU has not"
+            return f"it is labelled {CPU_LABEL} with {', '.join(missing)}, which its CPU does not have"
         mine = executable_key(open_target(task.options.device, settings), task.lowered, task.shape, task.options)
     except DeviceError as e:
         return str(e)
-    return "" if mine == task.key else f"it would make another executable: {tell(mine.explain(task.key))}"
+    return "" if mine == task.key else f"it would build another executable: {tell(mine.explain(task.key))}"
 
 
 def features(labels: Mapping[str, str]) -> set[str]:
-    """CPU features that a node's labels name."""
+    """CPU features in a node's labels."""
     return set(filter(None, labels.get(CPU_LABEL, "").split(".")))
 
 
 def _fetch(task: Task, store: Store) -> str:
-    """Have what is read in `store`; why it cannot be had, "" if it can."""
+    """Fetch the inputs into `store`; returns why that is impossible, or ""."""
     wanted = {*task.inputs.values(), *task.files}
     lacking = sorted(blob for blob in wanted if not store.has(blob))
     if not task.remote:

@@ -218,7 +218,7 @@ def test_int8_stays_close_to_float32(workshop: Workshop, specialise: bool) -> No
 
 
 def test_few_rows_may_differ_by_chance_and_many_may_not() -> None:
-    """The limit of 85% equal tokens holds for many rows; none may differ where the limit is all of them."""
+    """The limit of 85% top-1 agreement holds for many rows; none may differ where the limit is all of them."""
 
     def outcome(rows: int, equal: float, kl: float = 1e-3) -> list[dict[str, Any]]:
         right = [i < round(rows * equal) for i in range(rows)]
@@ -228,7 +228,7 @@ def test_few_rows_may_differ_by_chance_and_many_may_not() -> None:
     close, same = limits("int8", "f32"), limits("none", "f32")
     assert summarise(outcome(25, 0.80), close).top1 == 0.8
     for rows, equal, kl, limit in ((400, 0.80, 1e-3, close), (25, 0.6, 1e-3, close), (25, 0.96, 0.0, same)):
-        with pytest.raises(VerificationError, match="equal tokens"):
+        with pytest.raises(VerificationError, match="top-1 agreement"):
             summarise(outcome(rows, equal, kl), limit)
 
 
