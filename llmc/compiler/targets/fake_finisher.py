@@ -1,4 +1,6 @@
-"""Finishing for the fake device, the example of finishing.py: writes the card's name into each executable."""
+"""On-target compilation for the fake device, the example of finishing.py: it writes the device's name into
+executables.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class FakeFinisher(EachExecutable):
-    """Writes the card's name into each executable."""
+    """Writes the device's name into each executable."""
 
     executor: ClassVar[str] = "fake"
 

@@ -1,14 +1,14 @@
-"""NVIDIA GPUs that can be compiled for, as XLA's target configuration describes them, with the source of each figure.
+"""NVIDIA GPUs to compile for, as XLA's target configuration describes them, with the source of each figure.
 
 Limits of an architecture: CUDA C++ Programming Guide 13.0, "Compute Capabilities", tables of features and technical
 specifications per compute capability (shared memory of a multiprocessor and, opted in, of a block; threads of a
 multiprocessor) and of arithmetic instructions (32-bit floating-point additions a clock and multiprocessor).
 
-Some cards read weights in 8 bits inside the product, so that no copy in 16 bits is made of them (`lacks_format`). Where
-Triton's emitter cannot read a format, XLA writes the whole matrix out in bf16 before each product: slower than weights
-in bf16. Its rule for float8 e4m3 is "at least Hopper" (openxla/xla, xla/service/gpu/triton_support.cc), and what jax
-0.10.2 compiles agrees: from 9.0 on a product has no such copy, at 8.0 and 8.9 it has one. A cache in fp8 is converted
-as attention reads it, by instructions or without them, on every card.
+Some GPUs read 8-bit weights inside the matmul, without a 16-bit copy (`lacks_format`). Where Triton's emitter cannot
+read a format, XLA writes the whole matrix out in bf16 before each matmul, which is slower than bf16 weights. Its rule
+for float8 e4m3 is "at least Hopper" (openxla/xla, xla/service/gpu/triton_support.cc). jax 0.10.2 agrees: its matmuls
+have no such copy from 9.0 on, and have one at 8.0 and 8.9. Every GPU converts an fp8 cache as attention reads it, with
+or without instructions for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KIB = 1 << 10
 
 @dataclass(frozen=True)
 class Architecture:
-    """Limits of a multiprocessor and of a block of threads. Sizes in bytes."""
+    """Limits of a multiprocessor and of a thread block. Sizes in bytes."""
 
     shared_per_core: int
     shared_per_block: int
@@ -41,50 +41,49 @@ ARCHITECTURES: Mapping[tuple[int, int], Architecture] = {
     (10, 3): _HOPPER,
     (12, 0): _ADA,
 }
-"""By compute capability."""
+"""Architectures by compute capability."""
 
 
 @dataclass(frozen=True)
 class GpuSpec:
-    """One sort of card. Bytes, FLOP/s (dense, without sparsity) and bytes/s are of one."""
+    """One GPU model. Bytes, FLOP/s (dense, without sparsity) and bytes/s are per GPU."""
 
     name: str
-    """As users write it."""
+    """The name on the command line."""
     product: str
-    """As the driver names it, and JAX as `device_kind`."""
+    """The driver's name, which is JAX's `device_kind`."""
     compute_capability: tuple[int, int]
     cores: int
     """Streaming multiprocessors."""
     memory_bytes: int
-    """As the driver reports the total."""
+    """Total memory as the driver reports it."""
     bandwidth: float
     l2_bytes: int
     clock_ghz: float
-    """The highest clock of the multiprocessors."""
+    """The highest multiprocessor clock."""
     bf16_flops: float
     fp8_flops: float
-    """0 where the card has no such instructions."""
+    """0 where the GPU has no such instructions."""
     link: str
-    """How the cards of one host exchange data, in words."""
+    """How the GPUs of one host exchange data, in words."""
     slices: tuple[int, ...]
-    """Cards of one host that graphs may be sharded over, as hosts are sold."""
+    """Numbers of GPUs in one host that graphs may be sharded over, as hosts are sold."""
     sources: tuple[str, ...]
 
     @property
     def capability(self) -> str:
-        """As NVIDIA writes it: "9.0"."""
+        """The compute capability in NVIDIA's notation: "9.0"."""
         return "{}.{}".format(*self.compute_capability)
 
     @property
     def architecture(self) -> Architecture:
-        """Its limits."""
         return ARCHITECTURES[self.compute_capability]
 
     def target_config(self) -> str:
-        """XLA's GpuTargetConfigProto as text (xla/stream_executor/device_description.proto).
+        """Return XLA's GpuTargetConfigProto as text (xla/stream_executor/device_description.proto).
 
-        The compute capability has no feature extension here: XLA then takes the one that it takes on the card.
-        cuDNN is the oldest that jax 0.10.2 runs with.
+        Without a feature extension of the compute capability, XLA uses the one of the GPU. The cuDNN version is the
+        oldest that jax 0.10.2 runs with.
         """
         major, minor = self.compute_capability
         limits = self.architecture
@@ -233,22 +232,22 @@ CARDS = (
         ),
     ),
 )  # fmt: skip
-"""By generation, oldest first."""
+"""Sorted by generation, oldest first."""
 
 NAMES = tuple(card.name for card in CARDS)
 
 
 def card_of(name: str) -> GpuSpec | None:
-    """The card of a name; None for an unknown one."""
+    """Look up a GPU by name; None for an unknown one."""
     return next((card for card in CARDS if card.name == name), None)
 
 
 READ_FROM: Mapping[str, tuple[int, int]] = {"int8": (8, 0), "fp8": (9, 0)}
-"""The least compute capability, by the format of the weights."""
+"""The least compute capability whose matmuls read weights of each format directly."""
 
 
 def lacks_format(card: GpuSpec, flag: str, name: str) -> str:
-    """See XlaFormats.lacks_format."""
+    """Explain why `card` cannot read weights in format `name` (XlaFormats.lacks_format); "" where it can."""
     least = READ_FROM.get(name) if flag == "--quantize" else None
     if least is None or card.compute_capability >= least:
         return ""

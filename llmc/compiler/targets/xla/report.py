@@ -1,4 +1,4 @@
-"""XLA's analysis of a bundle's executables, in a few lines for people. Bytes of one device."""
+"""Formats XLA's analysis of a bundle's executables for people. Bytes are per device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmc.compiler.targets.xla.capacity import gib
 
 
 def lines(analysis: Mapping[str, Any]) -> list[str]:
-    """Lines about memory, work, how weights are split and what devices exchange; none for an empty analysis."""
+    """Return lines about memory, work, weight sharding and collectives; none for an empty analysis."""
     found = []
     memory = analysis.get("device_memory")
     if memory:

@@ -1,4 +1,4 @@
-"""The kernels that `--cpu` asks for: by the names of CPUs, whose features the kernels' C compiler knows."""
+"""Selects kernel variants for `--cpu` by CPU name, using the features that the kernels' C compiler knows."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _CPU, _FEATURE = re.compile(r"^ (\w+)$", re.MULTILINE), re.compile(r"^\s+\.(\w+)
 _COMPILER_S = {
     "asimddp": "dotprod", "asimdhp": "fullfp16", "amx_tile": "amx_tile", "amx_int8": "amx_int8", "amx_bf16": "amx_bf16",
 }  # fmt: skip
-"""What the compiler calls features whose names are not those of /proc/cpuinfo without underscores."""
+"""The compiler's names of features where they are not /proc/cpuinfo's without underscores."""
 
 
 def sets_for(requested: str, here: Collection[str]) -> tuple[KernelSet, ...]:
-    """The sets of kernels for the CPUs in `requested`, the fastest first: names with commas between them.
+    """Return the kernel variants for the CPUs in `requested`, a comma-separated list, fastest first.
 
-    A name is that of a CPU as compilers have it (znver4, sapphirerapids, x86-64-v3), that of a set (avx2), "native" for
-    a host with the features `here`, or "all". Raises InputError for one that is not known, or whose CPU runs no set.
+    A name is a compiler's CPU name (znver4, sapphirerapids, x86-64-v3), a variant's (avx2), "native" for a host with
+    the features `here`, or "all". Raises InputError for an unknown name, or a CPU that runs no variant.
     """
     found = {one.name for name in requested.split(",") for one in _sets_of(name.strip(), here)}
     return tuple(s for s in KERNEL_SETS if s.name in found)
@@ -44,9 +44,9 @@ def _sets_of(name: str, here: Collection[str]) -> tuple[KernelSet, ...]:
 
 @cache
 def features_of(name: str) -> frozenset[str]:
-    """The features of the CPU called `name`, and its machine, as /proc/cpuinfo names those that kernels need.
+    """Return the features of CPU `name` and its machine, as /proc/cpuinfo names those that kernels need.
 
-    The machine may stand in front ("aarch64-neoverse-v1"). Raises InputError for a CPU that the compiler does not know.
+    The machine may be a prefix ("aarch64-neoverse-v1"). Raises InputError for a CPU that the compiler does not know.
     """
     near: set[str] = set()
     for machine, called in _spellings(name.lower()):
@@ -66,7 +66,7 @@ def features_of(name: str) -> frozenset[str]:
 
 
 def _spellings(name: str) -> Iterator[tuple[str, str]]:
-    """Machines, and what the CPU may be called there: all of `name`, or what is behind the machine."""
+    """Machines with the possible CPU name on each: all of `name`, or the text after the machine."""
     for machine in sorted({s.machine for s in KERNEL_SETS}):
         yield machine, name
         if name.startswith(f"{machine}-"):
