@@ -162,7 +162,7 @@ class Target(ABC):
         """Create the target for `--device name:detail`; `detail` is "" for the name alone. Raises InputError."""
         if detail:
             name = cls.description.name
-            raise InputError(f"--device {name}:{detail}: device {name} takes nothing behind its name")
+            raise InputError(f"--device {name}:{detail}: device {name} takes no detail after the colon")
         return cls()
 
     @cached_property

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 CALIBRATE: Option[str | None] = Option(
     "calibrate", str, None,
-    "With --quantize int4: choose codes by what a text makes of the model (GPTQ); own: llmc's own text.",
+    "With --quantize int4: calibrate the quantized weights over this text (GPTQ); own: llmc's own text.",
     metavar="FILE|own", shapes_executable=False,
 )  # fmt: skip
 MAX_KL: Option[float | None] = Option(
@@ -49,7 +49,7 @@ MAX_KL: Option[float | None] = Option(
 )  # fmt: skip
 HEAD_BITS: Option[int | None] = Option(
     "head_bits", int, None,
-    "Bits of the head and the embedding with --quantize int4: 4 or 8. Default: 8, or with --max-kl what it allows.",
+    "Bits of lm_head and embedding with --quantize int4: 4 or 8. Default: 8, or with --max-kl what it allows.",
     metavar="4|8",
 )  # fmt: skip
 _SHARE = 0.9
@@ -156,7 +156,7 @@ def _mixed(stages: Stages, most: float, head: int | None) -> Mixed:
         kl, wide = reached, frozenset[str]()
         while kl > most:
             if all(wide.issuperset(cost.names) for cost in chosen):
-                beside = f" beside {HEAD_BITS.flag} 4" if head == 4 else ""
+                beside = f" with {HEAD_BITS.flag} 4" if head == 4 else ""
                 raise VerificationError(
                     f"{MAX_KL.flag}: with all {len(names)} matrices in 8 bits{beside} the mean KL is {kl:.2g} nats, "
                     f"and the bound leaves {max(most, 0):.2g} for them; give a higher one, or --quantize none"
@@ -219,7 +219,7 @@ def mixed_lines(analysis: Mapping[str, Any]) -> list[str]:
         return []
     return [
         f"of {found['matrices']} matrices in layers {found['in_8_bits']} in 8 bits, the others in 4: "
-        f"{found['bits']:.2f} bits a weight; embedding and head in {found['head_bits']}; a mean KL of "
+        f"{found['bits']:.2f} bits a weight; embedding and lm_head in {found['head_bits']}; a mean KL of "
         f"{found['mean_kl']:.2g} nats by 4 bits alone"
     ]
 

@@ -104,7 +104,7 @@ class Hardware:
 
 def contract_tested(instead: str) -> Hardware:
     """Describe a device that the project has no machine for. Fakes of its toolchain replace it; `instead` was done."""
-    return Hardware(instead=f"contract-tested, not run on hardware; {instead}")
+    return Hardware(instead=f"tested against mocks, not run on hardware; {instead}")
 
 
 TRACING = ("torch", "transformers", "safetensors")

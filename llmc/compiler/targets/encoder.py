@@ -88,7 +88,7 @@ class EncoderTarget(ABC):
     def of(cls, detail: str) -> Self:
         """Create the target for `detail`, the text behind the device's name. Raises InputError for an unknown one."""
         if detail:
-            raise InputError(f"--device {cls.name}:{detail}: models that embed or score take --device {cls.name} alone")
+            raise InputError(f"--device {cls.name}:{detail}: models that embed or score take only --device {cls.name}")
         return cls()
 
     @classmethod
@@ -100,7 +100,7 @@ class EncoderTarget(ABC):
         """Explain the executables' shapes for the summary."""
         if options.specialise:
             return "one executable per bucket of texts × tokens"
-        return "one executable for all buckets: any shape runs as it is, padded to its longest text alone"
+        return "one executable for all buckets: any shape runs, padded only to its longest text"
 
     def configure(self, options: CompileOptions) -> CompileOptions:
         """Fill in defaults. Raises InputError for options that this target does not offer."""
@@ -113,7 +113,7 @@ class EncoderTarget(ABC):
                     f"{', '.join(known)}"
                 )
         if options.require_native and self.state != "native":
-            raise InputError("--require-native: what embeds or scores is compiled on each host that opens it")
+            raise InputError("--require-native: models that embed or score are compiled on each host that opens them")
         if options.sample_top_k:
             raise InputError("--sample-top-k is for models that generate text; leave it out")
         if options.own:
@@ -204,7 +204,7 @@ def open_encoder_target(device: str) -> tuple[EncoderTarget, str]:
         return _named(name, device).of(detail), ""
     targets = [(_named(engine, device), engine) for engine in ENGINES]
     target, engine = next((found for found in targets if not found[0].missing()), targets[0])
-    why = "the first of the runtimes of CPUs for models without a cache"
+    why = "the first installed CPU engine for models without a cache"
     if engine != ENGINES[0]:
         why = f"{targets[0][0].missing()} is not installed here"
     return target.of(detail), f"{engine}: {why}"
@@ -221,7 +221,5 @@ def _named(name: str, device: str) -> type[EncoderTarget]:
         found: type[EncoderTarget] = TARGETS.get(name)
     except UnknownNameError:
         offered = ", ".join([CPU, *TARGETS.reported()])
-        raise InputError(
-            f"--device {device} has no form for models that embed or score; take one of {offered}"
-        ) from None
+        raise InputError(f"--device {device} cannot embed or score; choose one of {offered}") from None
     return found

@@ -91,7 +91,7 @@ class FakeTarget(Target):
         return cls(FakeKind.of(detail), state="portable" if detail == PORTABLE else "native")
 
     def remaining(self) -> str:
-        return "" if self._state == "native" else "a fake card has to be put in"
+        return "" if self._state == "native" else "a fake device has to be attached"
 
     def finisher(self) -> Finisher | None:
         """The on-target compiler, imported here to keep it out of portable executables' keys."""

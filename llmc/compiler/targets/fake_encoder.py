@@ -78,7 +78,7 @@ class FakeEncoderTarget(EncoderTarget):
     def _weights(self, stages: Stages) -> Entry:
         checkpoint = stages.checkpoint
         if set(checkpoint.tensor_names()) != {EMBEDDING, HEAD}:
-            raise CheckpointError(f"{checkpoint.path}: device fake takes the toy model alone, see targets/fake.py")
+            raise CheckpointError(f"{checkpoint.path}: device fake takes only the toy model of targets/fake.py")
         return stored_weights(stages, {"embedding": EMBEDDING, "head": HEAD})
 
     def _executable(self, stages: Stages, weights: Entry, case: EncoderCase, shape: tuple[int, int] | None) -> Entry:

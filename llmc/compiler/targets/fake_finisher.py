@@ -22,7 +22,9 @@ class FakeFinisher(EachExecutable):
     executor: ClassVar[str] = "fake"
 
     def lacks(self) -> str:
-        return "" if device.here else "this host has no fake card; put one in: llmc.runtime.executors.fake.device.here"
+        return (
+            "" if device.here else "this host has no fake device; attach one: llmc.runtime.executors.fake.device.here"
+        )
 
     def finish(self, bundle: Bundle, executable: Executable) -> bytes:
         return canonical_json(json.loads(bundle.files.read(executable.blob)) | {"card": self.host()["card"]})

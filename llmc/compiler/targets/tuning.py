@@ -153,4 +153,4 @@ def _is_texts(found: object) -> bool:
 
 
 def _fail(source: str, problem: str, cause: Exception | None = None) -> NoReturn:
-    raise ArtifactError(f"{source}: {problem}; make it again with llmc tune") from cause
+    raise ArtifactError(f"{source}: {problem}; create it again with llmc tune") from cause

@@ -114,8 +114,8 @@ class Jobs:
             return self._pool.submit(function, *arguments).result()
         except BrokenProcessPool as e:
             raise CompileError(
-                f"a worker process was killed while {what} was compiled, perhaps for want of memory; the rest is kept: "
-                f"try again with fewer than --jobs {self._jobs}"
+                f"a worker process was killed while {what} was compiled, perhaps for lack of memory; other "
+                f"results are kept: try again with fewer than --jobs {self._jobs}"
             ) from e
 
 

@@ -252,7 +252,7 @@ def choose(wanted: Wanted, measured: Sequence[Measured], case: CpuCase) -> Engin
             "; ".join(dict.fromkeys(f"{one.model} was measured {why}" for why, one in unfit)) or "nothing was measured"
         )
         return EngineChoice(
-            ENGINES[0], f"no measurement of {_said(kinds)} holds here ({tried}): `llmc bench cpu MODEL` makes one"
+            ENGINES[0], f"no measurement of {_said(kinds)} holds here ({tried}): run `llmc bench cpu MODEL`"
         )
     found = {engine: record.engines[engine][kinds[engine]] for engine in here}
     scale = case.parameters / record.parameters

@@ -11,10 +11,10 @@ from llmc.compiler.targets.onnxruntime.target import OnnxRuntimeTarget
 from llmc.errors import InputError
 
 MAX_MEMORY: Option[int | None] = Option(
-    "max_memory", int, None, "Memory that the engine which cpu stands for may take.", metavar="SIZE", is_size=True
+    "max_memory", int, None, "Memory limit of the engine that cpu selects.", metavar="SIZE", is_size=True
 )
 MAX_START: Option[float | None] = Option(
-    "max_start", float, None, "Time to its first token that it may take.", metavar="SECONDS"
+    "max_start", float, None, "Limit of the time to its first token.", metavar="SECONDS"
 )
 
 

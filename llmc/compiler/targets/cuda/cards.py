@@ -112,7 +112,7 @@ CARDS = (
     GpuSpec(
         "a10g", "NVIDIA A10G", (8, 6),
         cores=80, memory_bytes=22_587 << 20, bandwidth=600.1e9, l2_bytes=6 << 20, clock_ghz=1.71,
-        bf16_flops=70e12, fp8_flops=0.0, link="PCIe 4 x16, 64 GB/s a card", slices=(1, 2, 4, 8),
+        bf16_flops=70e12, fp8_flops=0.0, link="PCIe 4 x16, 64 GB/s a GPU", slices=(1, 2, 4, 8),
         sources=(
             "total_memory, multi_processor_count and L2_cache_size as torch 2.15 (CUDA 13) prints them, in public docs",
             "NVIDIA A10G datasheet: bandwidth, clock and FLOP/s (without sparsity)",
@@ -121,7 +121,7 @@ CARDS = (
     GpuSpec(
         "a100", "NVIDIA A100-SXM4-80GB", (8, 0),
         cores=108, memory_bytes=85_100_068_864, bandwidth=2_039.04e9, l2_bytes=40 << 20, clock_ghz=1.41,
-        bf16_flops=312e12, fp8_flops=0.0, link="NVLink 3, 600 GB/s a card", slices=(1, 2, 4, 8),
+        bf16_flops=312e12, fp8_flops=0.0, link="NVLink 3, 600 GB/s a GPU", slices=(1, 2, 4, 8),
         sources=(
             f"{_XLA}/a100_sxm_80.txtpb (4336d12): all but the peaks and the link",
             "NVIDIA A100 datasheet: FLOP/s (without sparsity)",
@@ -130,17 +130,17 @@ CARDS = (
     GpuSpec(
         "a100-40gb", "NVIDIA A100-SXM4-40GB", (8, 0),
         cores=108, memory_bytes=42_298_834_944, bandwidth=1_555.2e9, l2_bytes=40 << 20, clock_ghz=1.41,
-        bf16_flops=312e12, fp8_flops=0.0, link="NVLink 3, 600 GB/s a card", slices=(1, 2, 4, 8),
+        bf16_flops=312e12, fp8_flops=0.0, link="NVLink 3, 600 GB/s a GPU", slices=(1, 2, 4, 8),
         sources=(
             f"{_XLA}/a100_sxm_40.txtpb (4336d12): all but the peaks and the link",
-            "memory: its model_str, what a card was asked",
+            "memory: its model_str, as a GPU reported it",
             "NVIDIA A100 datasheet: FLOP/s (without sparsity)",
         ),
     ),
     GpuSpec(
         "l4", "NVIDIA L4", (8, 9),
         cores=58, memory_bytes=23_612_293_120, bandwidth=300.05e9, l2_bytes=48 << 20, clock_ghz=2.04,
-        bf16_flops=121e12, fp8_flops=242.5e12, link="PCIe 4 x16, 64 GB/s a card", slices=(1, 2, 4, 8),
+        bf16_flops=121e12, fp8_flops=242.5e12, link="PCIe 4 x16, 64 GB/s a GPU", slices=(1, 2, 4, 8),
         sources=(
             "deviceQuery in public notes on CUDA 11.8: all but the peaks and the link (6,251 MHz × 192 bits)",
             "NVIDIA L4 datasheet: FLOP/s (without sparsity)",
@@ -149,7 +149,7 @@ CARDS = (
     GpuSpec(
         "l40s", "NVIDIA L40S", (8, 9),
         cores=142, memory_bytes=47_576_711_168, bandwidth=864.1e9, l2_bytes=96 << 20, clock_ghz=2.52,
-        bf16_flops=362.05e12, fp8_flops=733e12, link="PCIe 4 x16, 64 GB/s a card", slices=(1, 2, 4, 8),
+        bf16_flops=362.05e12, fp8_flops=733e12, link="PCIe 4 x16, 64 GB/s a GPU", slices=(1, 2, 4, 8),
         sources=(
             "deviceQuery in cuda-device-query's README: all but the peaks and the link (9,001 MHz × 384 bits)",
             "NVIDIA L40S datasheet: FLOP/s (without sparsity)",
@@ -158,7 +158,7 @@ CARDS = (
     GpuSpec(
         "h100", "NVIDIA H100 80GB HBM3", (9, 0),
         cores=132, memory_bytes=84_942_979_072, bandwidth=3_352.32e9, l2_bytes=50 << 20, clock_ghz=1.98,
-        bf16_flops=989.4e12, fp8_flops=1_978.9e12, link="NVLink 4, 900 GB/s a card", slices=(1, 2, 4, 8),
+        bf16_flops=989.4e12, fp8_flops=1_978.9e12, link="NVLink 4, 900 GB/s a GPU", slices=(1, 2, 4, 8),
         sources=(
             f"{_XLA}/h100_sxm.txtpb (0774019): all but the peaks and the link",
             "NVIDIA H100 Tensor Core GPU Architecture (V1.04), table 2: FLOP/s (without sparsity)",
@@ -167,7 +167,7 @@ CARDS = (
     GpuSpec(
         "h100-pcie", "NVIDIA H100 PCIe", (9, 0),
         cores=114, memory_bytes=84_942_979_072, bandwidth=2_039.04e9, l2_bytes=50 << 20, clock_ghz=1.755,
-        bf16_flops=756e12, fp8_flops=1_513e12, link="PCIe 5 x16, 128 GB/s a card", slices=(1, 2, 4, 8),
+        bf16_flops=756e12, fp8_flops=1_513e12, link="PCIe 5 x16, 128 GB/s a GPU", slices=(1, 2, 4, 8),
         sources=(
             f"{_XLA}/h100_pcie.txtpb (4336d12): all but the peaks and the link",
             "NVIDIA H100 Tensor Core GPU Architecture (V1.04), table 2: FLOP/s (without sparsity)",
@@ -176,7 +176,7 @@ CARDS = (
     GpuSpec(
         "h20", "NVIDIA H20", (9, 0),
         cores=78, memory_bytes=97_285 << 20, bandwidth=4_000e9, l2_bytes=60 << 20, clock_ghz=1.98,
-        bf16_flops=148e12, fp8_flops=296e12, link="NVLink 4, 900 GB/s a card", slices=(1, 2, 4, 8),
+        bf16_flops=148e12, fp8_flops=296e12, link="NVLink 4, 900 GB/s a GPU", slices=(1, 2, 4, 8),
         sources=(
             "torch's total_memory and multi_processor_count, in comments of a public linear-attention kernel",
             "NVIDIA HGX H20 datasheet: bandwidth, L2, clock and FLOP/s",
@@ -185,7 +185,7 @@ CARDS = (
     GpuSpec(
         "h200", "NVIDIA H200", (9, 0),
         cores=132, memory_bytes=143_156 << 20, bandwidth=4_800e9, l2_bytes=60 << 20, clock_ghz=1.98,
-        bf16_flops=989.4e12, fp8_flops=1_978.9e12, link="NVLink 4, 900 GB/s a card", slices=(1, 2, 4, 8),
+        bf16_flops=989.4e12, fp8_flops=1_978.9e12, link="NVLink 4, 900 GB/s a GPU", slices=(1, 2, 4, 8),
         sources=(
             f"{_XLA}/h200.txtpb (4336d12): multiprocessors, bandwidth and clock",
             "total_memory and L2_cache_size as torch prints them, in comments of a public script",
@@ -195,7 +195,7 @@ CARDS = (
     GpuSpec(
         "b200", "NVIDIA B200", (10, 0),
         cores=148, memory_bytes=191_514_411_008, bandwidth=7_672.32e9, l2_bytes=132_644_864, clock_ghz=1.965,
-        bf16_flops=2_250e12, fp8_flops=4_500e12, link="NVLink 5, 1,800 GB/s a card", slices=(1, 2, 4, 8),
+        bf16_flops=2_250e12, fp8_flops=4_500e12, link="NVLink 5, 1,800 GB/s a GPU", slices=(1, 2, 4, 8),
         sources=(
             f"{_XLA}/b200.txtpb (300ec95): all but the peaks and the link",
             "NVIDIA HGX B200 datasheet: FLOP/s of one of eight (without sparsity)",
@@ -204,7 +204,7 @@ CARDS = (
     GpuSpec(
         "gb200", "NVIDIA GB200", (10, 0),
         cores=152, memory_bytes=197_897_748_480, bandwidth=7_928.06e9, l2_bytes=135_528_448, clock_ghz=2.062,
-        bf16_flops=2_500e12, fp8_flops=5_000e12, link="NVLink 5, 1,800 GB/s a card", slices=(1, 2, 4),
+        bf16_flops=2_500e12, fp8_flops=5_000e12, link="NVLink 5, 1,800 GB/s a GPU", slices=(1, 2, 4),
         sources=(
             f"{_XLA}/gb200.txtpb (300ec95): all but the peaks and the link",
             "NVIDIA GB200 NVL72 datasheet: FLOP/s of one of 72 (without sparsity)",
@@ -213,7 +213,7 @@ CARDS = (
     GpuSpec(
         "b300", "NVIDIA B300 SXM6 AC", (10, 3),
         cores=148, memory_bytes=275_040 << 20, bandwidth=7_936e9, l2_bytes=135_528_448, clock_ghz=2.032,
-        bf16_flops=2_250e12, fp8_flops=4_500e12, link="NVLink 5, 1,800 GB/s a card", slices=(1, 2, 4, 8),
+        bf16_flops=2_250e12, fp8_flops=4_500e12, link="NVLink 5, 1,800 GB/s a GPU", slices=(1, 2, 4, 8),
         sources=(
             f"{_XLA}/b300.txtpb (4336d12): bandwidth and L2",
             "nvidia-smi 580.126 on a card, in public course notes of 2026-09-11: memory and clock",
@@ -224,7 +224,7 @@ CARDS = (
     GpuSpec(
         "rtx-pro-6000", "NVIDIA RTX PRO 6000 Blackwell Workstation Edition", (12, 0),
         cores=188, memory_bytes=97_250 << 20, bandwidth=1_792e9, l2_bytes=128 << 20, clock_ghz=2.6,
-        bf16_flops=503.8e12, fp8_flops=1_007.6e12, link="PCIe 5 x16, 128 GB/s a card", slices=(1, 2, 4, 8),
+        bf16_flops=503.8e12, fp8_flops=1_007.6e12, link="PCIe 5 x16, 128 GB/s a GPU", slices=(1, 2, 4, 8),
         sources=(
             f"{_XLA}/rtx6000pro.txtpb (4336d12): cores, bandwidth, L2 and clock",
             "total_memory as torch 2.7.1 prints it for the Server Edition, in public setup notes",
@@ -253,6 +253,6 @@ def lacks_format(card: GpuSpec, flag: str, name: str) -> str:
         return ""
     others = [other for other, needed in READ_FROM.items() if card.compute_capability >= needed] or ["none"]
     return (
-        f"XLA reads such weights inside products from compute capability {least[0]}.{least[1]} on, {card.name} has "
+        f"XLA reads such weights inside matmuls from compute capability {least[0]}.{least[1]} on, {card.name} has "
         f"{card.capability}: it would write each matrix out in bf16 first; choose --quantize {' or '.join(others)}"
     )

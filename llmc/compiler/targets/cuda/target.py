@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 ATTENTION: Option[str] = Option(
     "attention", str, "plain",
     "Attention of steps: plain operators, which XLA fuses, or a kernel that reads a row's live tokens where they lie "
-    "(Pallas for Triton; compiled here, never yet run on a card).",
+    "(Pallas for Triton; compiled here, never run on a GPU yet).",
     metavar="plain|pallas", choices=("plain", "pallas"),
 )  # fmt: skip
 
@@ -97,7 +97,7 @@ class CudaTarget(DescribedTarget):
             compiling=(*TRACING, "jax", "jax_cuda13_plugin"),
             compile_extras=("compile", "cuda"),
         ),
-        topologies=Topologies("CARD[-COUNT]", "cuda:h100-8", "card", "cards of one host", _known),
+        topologies=Topologies("CARD[-COUNT]", "cuda:h100-8", "card", "GPUs of one host", _known),
         guide="docs/cuda.md",
         accelerators=(NvidiaCards(),),
     )

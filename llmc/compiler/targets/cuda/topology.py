@@ -32,7 +32,7 @@ class GpuTopology(DescribedMachine):
 
     card: GpuSpec
     count: int
-    larger: ClassVar[str] = "a card with more memory"
+    larger: ClassVar[str] = "a GPU with more memory"
 
     @property
     def name(self) -> str:
@@ -76,7 +76,7 @@ class GpuTopology(DescribedMachine):
         except (jax.errors.JaxRuntimeError, NotImplementedError) as e:
             raise DeviceError(
                 f"XLA cannot describe {self.name}: {str(e).splitlines()[0]:.300}; "
-                f"is this the version that llmc was made for? {install_line(EXTRA)}"
+                f"is this the version that llmc supports? {install_line(EXTRA)}"
             ) from e
         if len(found) != self.count:
             raise DeviceError(
@@ -105,15 +105,15 @@ def _described(**how: str) -> Any:
 def parse_topology(text: str) -> GpuTopology:
     """Parse a topology by the module's grammar. Raises InputError that lists the known ones."""
     if not text:
-        raise InputError(f"--device cuda: say which card, as cuda:CARD[-COUNT], for example {EXAMPLE}; {_known()}")
+        raise InputError(f"--device cuda: name the GPU, as cuda:CARD[-COUNT], for example {EXAMPLE}; {_known()}")
     card, count = card_of(text), 1
     if card is None and (parts := text.rpartition("-"))[2].isascii() and parts[2].isdecimal() and len(parts[2]) < 5:
         card, count = card_of(parts[0]), int(parts[2])
     if card is None:
-        raise InputError(f"unknown card {text!r:.40}; {_known()}")
+        raise InputError(f"unknown GPU {text!r:.40}; {_known()}")
     if count not in card.slices:
         raise InputError(
-            f"{card.name} is not offered {count} a host; known: {', '.join(t.name for t in slices_of(card))}"
+            f"{card.name} is not offered with {count} a host; known: {', '.join(t.name for t in slices_of(card))}"
         )
     return GpuTopology(card, count)
 
@@ -129,4 +129,4 @@ def known() -> list[GpuTopology]:
 
 
 def _known() -> str:
-    return f"known cards: {', '.join(NAMES)} (llmc devices lists how many a host)"
+    return f"known GPUs: {', '.join(NAMES)} (llmc devices lists how many a host)"

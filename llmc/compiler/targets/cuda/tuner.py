@@ -41,7 +41,7 @@ class CudaTuner(Tuner):
             versions()
         except DeviceError:
             return f"XLA's plug-in; {how_to_install(PLUGIN, EXTRA)}"
-        return "" if gpus() else "an NVIDIA GPU; run llmc tune where the card is, and bring the file (-o) here"
+        return "" if gpus() else "an NVIDIA GPU; run llmc tune on its host, and copy the file (-o) here"
 
     def tune(self, bundle: Bundle, executable: Executable, known: Results | None) -> Results | None:
         source = f"{bundle.path}: {executable}"
@@ -78,6 +78,6 @@ class CudaTuner(Tuner):
                 raise CompileError(f"{source}: XLA cannot compile it for {devices[0].device_kind}: {e}") from e
             if not dump.exists():
                 raise CompileError(
-                    f"{source}: XLA wrote no autotuning results; is XLA_FLAGS turning autotuning off on this host?"
+                    f"{source}: XLA wrote no autotuning results; does XLA_FLAGS turn autotuning off on this host?"
                 )
             return dump.read_bytes()

@@ -75,7 +75,7 @@ def parse(data: bytes) -> list[AutotuneEntry]:
             raise ArtifactError(f"XLA's autotuning results are not of version {VERSION}, the one that llmc knows")
         return [_entry(wire.as_bytes(value)) for number, _, value in members if number == 4]
     except (IndexError, KeyError, TypeError, ValueError) as e:
-        raise ArtifactError(f"these are no autotuning results of XLA's ({type(e).__name__}: {e})") from e
+        raise ArtifactError(f"these are not autotuning results of XLA ({type(e).__name__}: {e})") from e
 
 
 def _entry(message: bytes) -> AutotuneEntry:
@@ -144,7 +144,7 @@ def require_fits(results: Results, device: str, compiler: str, source: str) -> N
     if differ:
         raise ArtifactError(
             f"{source}: results of {results.made_for.get('card', 'a card')} that do not hold here: {'; '.join(differ)}"
-            "; run llmc tune on such a card with these versions, or compile with --tuning model"
+            "; run llmc tune on such a GPU with these versions, or compile with --tuning model"
         )
 
 
@@ -158,8 +158,8 @@ MODEL, NONE, AUTO = "model", "none", "auto"
 WORDS = (MODEL, NONE, AUTO)
 TUNING = Option(
     "tuning", str, MODEL,
-    "Who chooses the kernels of products: XLA's cost model (model), results of llmc tune in a file or in the store "
-    "(auto) and for other products the model, or nobody (none).",
+    "How matmul kernels are selected: XLA's cost model (model), results of llmc tune in a file or in the store "
+    "(auto) and for other matmuls the model, or XLA's first candidate (none).",
     metavar="FILE|auto|model|none",
 )  # fmt: skip
 INPUT = "tuning"
@@ -199,7 +199,7 @@ class Tuning:
 
         def build(workspace: Workspace) -> Mapping[str, Any]:
             if data is None:
-                raise InputError(f"{TUNING.flag}: the store has no tuning results {digest[:19]}; name their file again")
+                raise InputError(f"{TUNING.flag}: the store has no tuning results {digest[:19]}; give their file again")
             return {RESULTS: workspace.put_bytes(data)}
 
         path = stages.path(stages.run(STAGE, {"results": digest}, build).outputs[RESULTS])
@@ -249,9 +249,9 @@ def reported(found: Mapping[str, Any]) -> list[str]:
     """Format `summary` as a line for people."""
     if not found:
         return []
-    others = "XLA's list, its first" if found["by"] == NONE else "XLA's cost model"
+    others = "the first of XLA's list" if found["by"] == NONE else "XLA's cost model"
     if "of" not in found:
-        return [f"products: kernels by {others}"]
+        return [f"matmuls: kernels by {others}"]
     rest = found["of"] - found["tuned"]
-    tuned = f"{found['tuned']} of {found['of']} tuned on a card"
-    return [f"products: {tuned}" + (f", kernels of {rest} by {others}" if rest else "")]
+    tuned = f"{found['tuned']} of {found['of']} tuned on a GPU"
+    return [f"matmuls: {tuned}" + (f", kernels of {rest} by {others}" if rest else "")]

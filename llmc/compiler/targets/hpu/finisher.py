@@ -90,7 +90,7 @@ class RecipeFinisher(WholeBundle):
     def lacks(self) -> str:
         if find_spec("habana_frameworks") is None:
             return f"habana_frameworks.torch is not installed; {INSTALL}"
-        return "" if self.host() else "this host has no Gaudi card that its driver names, or no habana-torch-plugin"
+        return "" if self.host() else "this host has no Gaudi device that its driver lists, or no habana-torch-plugin"
 
     def pins(self, bundle: Bundle) -> Mapping[str, Value]:
         """The KV cache blocks of a server's sequences and kept prefixes."""
@@ -134,9 +134,9 @@ class RecipeFinisher(WholeBundle):
         if code == 0:
             log.unlink()
             return
-        words = " | ".join(last_lines(log)) or f"it ended with {code}"
+        words = " | ".join(last_lines(log)) or f"exit code {code}"
         kind = DeviceError if code == DeviceError.exit_code else CompileError
-        raise kind(f"{bundle.path}: its start on this Gaudi card failed: {words}; the log: {log}")
+        raise kind(f"{bundle.path}: it cannot be opened on this Gaudi device: {words}; the log: {log}")
 
     def _left(self, cache: Path, folder: Path) -> Mapping[str, Path]:
         """The recipe index, and each recipe file by digest, moved to `folder`."""
@@ -147,7 +147,9 @@ class RecipeFinisher(WholeBundle):
             _log.info("recipe %s %s: left out", unit, why)
         tree = whole.without(torn, foreign.unit)
         if not list(foreign.entries(tree)):
-            raise CompileError(f"{cache}: the Gaudi software wrote no recipes; see whether it may write to this folder")
+            raise CompileError(
+                f"{cache}: the Gaudi software wrote no recipes; check whether it may write to this folder"
+            )
         found: dict[str, Path] = {}
         files = {}
         for path, file in tree.files.items():

@@ -44,7 +44,7 @@ def record(bundle: Bundle, tell: Callable[[int], None]) -> None:
     executor = open_executor(bundle, EngineOptions())
     try:
         if executor.capabilities.in_place_of:
-            raise DeviceError(f"{bundle.path}: this process found no {executor.capabilities.in_place_of} card")
+            raise DeviceError(f"{bundle.path}: this process found no {executor.capabilities.in_place_of} device")
         choice = CaptureChoice(CaptureOptions.of(bundle.settings))
         capturing = Capturing.of(executor, bundle.plan, choice)
         outcome = WarmUpOutcome(executor, Warming(executor, bundle.plan), capturing)
@@ -55,7 +55,7 @@ def record(bundle: Bundle, tell: Callable[[int], None]) -> None:
         raise CompileError("it was interrupted")
     if outcome.failed:
         bucket, error = next(iter(outcome.failed.items()))
-        raise CompileError(f"{len(outcome.failed)} buckets do not run on this card, first {bucket}: {error}")
+        raise CompileError(f"{len(outcome.failed)} buckets do not run on this device, first {bucket}: {error}")
 
 
 def main(arguments: Sequence[str]) -> int:

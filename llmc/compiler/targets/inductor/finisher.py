@@ -58,7 +58,7 @@ class PackageFinisher(EachExecutable):
         if shutil.which(compiler := variables(("CXX",)).get("CXX", "g++")) is None:
             return f"AOTInductor needs a C++ compiler, and {compiler} is not on PATH; {COMPILER}, or set CXX to another"
         if not (here := self.host()):
-            return "this process may use no NVIDIA card: nvidia-smi shows those that the driver knows"
+            return "this process may not use an NVIDIA GPU: nvidia-smi lists those of the driver"
         card = self._card
         if card is not None and (card.product, card.capability) != (here.get("card"), here.get("compute_capability")):
             return (
@@ -118,7 +118,7 @@ class PackageFinisher(EachExecutable):
         if code is None:
             problem = f"did not end within {seconds} seconds, and was stopped; raise {SECONDS.flag}"
         elif code < 0:
-            problem = f"was killed ({signal.Signals(-code).name}), perhaps for want of memory: try fewer --jobs"
+            problem = f"was killed ({signal.Signals(-code).name}), perhaps for lack of memory: try fewer --jobs"
         else:
             problem = f"failed: {' | '.join(last_lines(log)) or f'it ended with {code}'}"
         raise CompileError(f"{bundle.path}: {name}: its compile by AOTInductor {problem}; the log: {log}")

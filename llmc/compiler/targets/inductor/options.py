@@ -17,7 +17,7 @@ v2.11.0 and v2.13.0. The executor captures CUDA graphs, never Inductor.
 
 MODE: Option[str] = Option(
     "inductor_mode", str, "default",
-    "How Inductor chooses kernels on the card: max-autotune times several for each matrix product.",
+    "How Inductor selects kernels on the GPU: max-autotune times several for each matmul.",
     choices=tuple(MODES), shapes_executable=False, what="Inductor mode",
 )  # fmt: skip
 SECONDS: Option[int] = Option(

@@ -41,9 +41,7 @@ class InductorCosts(ProgramCosts):
     """Costs of captured CUDA graphs on `card`, None for any."""
 
     device_seconds: ClassVar[float] = 135.0
-    device_source: ClassVar[str] = (
-        "40 to 230 s a bucket of SmolLM2-135M on two CPU cores, torch 2.13; no card was at hand"
-    )
+    device_source: ClassVar[str] = "40 to 230 s a bucket of SmolLM2-135M on two CPU cores, torch 2.13; without a GPU"
     graph_bytes_source: ClassVar[str] = (
         "6 to 28 MiB for a captured CUDA graph in vLLM's log (vllm-project/vllm#22897), and the values of one step, "
         "which all graphs share"
@@ -102,7 +100,7 @@ class InductorTarget(ProgramTarget):
 
     def remaining(self) -> str:
         return (
-            "on a host with an NVIDIA card, and torch 2.11 to 2.13 for CUDA: AOTInductor has to compile each program, "
+            "on a host with an NVIDIA GPU and torch 2.11 to 2.13 for CUDA: AOTInductor has to compile each program, "
             "and a CUDA graph of it is captured at each start"
         )
 

@@ -90,7 +90,7 @@ def build(stages: Stages, wanted: Artifact, made_by: hyperdex.HyperDexToolchain)
             process.ask("compile", COMPILE_S, model=str(folder), options=options)
         found = _files(folder)
         if not found.keys() - before.keys():
-            raise CompileError("HyperDex's compiler ended without an error, and left no file")
+            raise CompileError("HyperDex's compiler exited without an error, but wrote no file")
         return {path: workspace.put_file(file) for path, file in sorted(found.items())}
 
     entry = stages.run("hyperdex", components, make)
@@ -172,7 +172,7 @@ class LpuTarget(ProgramTarget):
         """N LPUs for "lpu:N", else NUM_LPU_DEVICES, else one; a power of two."""
         named = f"--device lpu:{detail}" if detail else f"NUM_LPU_DEVICES={settings.num_lpu_devices}"
         if detail and not (detail.isascii() and detail.isdecimal() and len(detail) < 6):
-            raise InputError(f"{named}: behind the colon stands a number of LPUs, as in lpu:2")
+            raise InputError(f"{named}: give a number of LPUs after the colon, as in lpu:2")
         devices = int(detail) if detail else settings.num_lpu_devices or 1
         if not is_power_of_two(devices):
             raise InputError(f"{named}: HyperDex compiles for a power of two of LPUs: 1, 2, 4, 8 …")
@@ -195,7 +195,7 @@ class LpuTarget(ProgramTarget):
         if name not in ("cuda", "gpu"):
             return None
         if count and not (count.isascii() and count.isdecimal() and int(count)):
-            raise InputError(f"--prefill-device {device}: behind the colon stands a number of GPUs, as in cuda:2")
+            raise InputError(f"--prefill-device {device}: give a number of GPUs after the colon, as in cuda:2")
         return {"NUM_GPU_DEVICES": count or "1", "NUM_LPU_DEVICES": str(self._devices)}
 
     def configure(self, options: CompileOptions) -> CompileOptions:
@@ -205,7 +205,7 @@ class LpuTarget(ProgramTarget):
         if options.specialise:
             raise InputError("--specialise is not offered for device lpu: one artifact serves every bucket")
         if options.sample_top_k:
-            raise InputError("--sample-top-k is not offered for device lpu: HyperDex gives tokens, no logits")
+            raise InputError("--sample-top-k is not offered for device lpu: HyperDex returns tokens, not logits")
         return replace(super().configure(replace(options, specialise=None)), specialise=False)
 
     def resolve(self, options: CompileOptions, deployment: Deployment) -> Resolved:
@@ -236,7 +236,7 @@ class LpuTarget(ProgramTarget):
             return ""
         return (
             f"on a host with HyperDex, compile the checkpoint again with --device lpu:{self._devices}: AutoCompiler "
-            f"makes the artifact there. HyperDex is installed by: {hyperdex.INSTALL}"
+            f"builds the artifact there. HyperDex is installed by: {hyperdex.INSTALL}"
         )
 
     def toolchain(self) -> dict[str, str]:

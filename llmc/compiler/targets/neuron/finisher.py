@@ -136,7 +136,9 @@ STRICT = "NEURON_LIBTORCH_DISABLE_GRAPH_CAPTURE_BACKEND=1\nVLLM_NEURON_DISABLE_W
 def host_files(folder: Path, plan: Plan, chip: str, framework: str | None) -> Mapping[str, str]:
     """Return the texts by file name, for files in `folder`."""
     if framework == "transformers-neuronx":
-        logger().warning("VLLM_NEURON_FRAMEWORK=%s: nothing is left for it; it is no longer released", framework)
+        logger().warning(
+            "VLLM_NEURON_FRAMEWORK=%s: no files are written for it, since it is no longer released", framework
+        )
         return {}
     name = SERVER if framework is None else PREDECESSOR
     server = bucket_rules(name)
@@ -188,7 +190,7 @@ class NeuronFinisher(EachExecutable):
         here = NeuronExecutor.description.host().get("target")
         if here is None:
             return (
-                f"this host has no NeuronCores; to compile for {self._chip.name} all the same, set "
+                f"this host has no NeuronCores; to compile for {self._chip.name} anyway, set "
                 f"NEURON_PLATFORM_TARGET_OVERRIDE={self._chip.name}"
             )
         if here != self._chip.name:

@@ -55,13 +55,13 @@ class NeuronConfig:
         try:
             found = loads_object(text.encode())
         except ValueError as e:
-            raise _wrong(f"is no JSON object ({e})") from e
+            raise _wrong(f"is not a JSON object ({e})") from e
         known = {"enable_bucketing", "on_device_sampling_config", "tp_degree", "logical_nc_config", "torch_dtype"}
         for name in found:
             if name in _ELSEWHERE:
                 raise _wrong(f"{name} is {_ELSEWHERE[name]} here; give that")
             if name not in known:
-                raise _wrong(f"{name} means nothing here; known: {', '.join(sorted(known))}")
+                raise _wrong(f"{name} is not supported here; known: {', '.join(sorted(known))}")
         bucketing = found.get("enable_bucketing", True)
         if not isinstance(bucketing, bool):
             raise _wrong("enable_bucketing must be true or false")

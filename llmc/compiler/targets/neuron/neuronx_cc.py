@@ -31,7 +31,7 @@ from llmc.errors import CompileError, DeviceError
 TOOL = "neuronx-cc"
 INSTALL = (
     "on x86-64 Linux, pip install neuronx-cc from AWS's Neuron repository (setup guide of the Neuron documentation), "
-    "or take a Neuron image of AWS, and have it on PATH"
+    "or take a Neuron image of AWS, and put it on PATH"
 )
 SECONDS = 7200
 """Default time limit of a run."""
@@ -67,7 +67,7 @@ class Compiler:
                 neff = self._run(module, name, arguments, seconds, log)
             except _RunError as e:
                 if attempt == 1 and e.again:
-                    logger().warning("%s; tried once more (its log: %s)", e, log)
+                    logger().warning("%s; trying once more (its log: %s)", e, log)
                     continue
                 raise CompileError(f"{e}; its log: {log}") from None
             log.unlink(missing_ok=True)
@@ -96,7 +96,7 @@ class Compiler:
                 )
             if code < 0:
                 raise _RunError(
-                    f"{TOOL} was killed ({signal.Signals(-code).name}) while it compiled {name}, perhaps for want of "
+                    f"{TOOL} was killed ({signal.Signals(-code).name}) while it compiled {name}, perhaps for lack of "
                     "memory: try fewer --jobs"
                 )
             if code:
@@ -104,9 +104,9 @@ class Compiler:
             try:
                 neff = output.read_bytes()
             except OSError:
-                raise _RunError(f"{TOOL} left no NEFF of {name}{said}") from None
+                raise _RunError(f"{TOOL} wrote no NEFF for {name}{said}") from None
             if not is_neff(neff):
-                raise _RunError(f"what {TOOL} left of {name} is no NEFF ({len(neff)} bytes)")
+                raise _RunError(f"the output of {TOOL} for {name} is not a NEFF ({len(neff)} bytes)")
             return neff
 
 
@@ -159,7 +159,7 @@ def _opened(path: str, changed: int) -> Compiler:
     found = _VERSION.search(done.stdout + done.stderr)
     if found is None:
         raise DeviceError(
-            f"{path} --version says no version (exit code {done.returncode}); install it again: {INSTALL}"
+            f"{path} --version prints no version (exit code {done.returncode}); install it again: {INSTALL}"
         )
     if not OLDEST <= (int(found[2]), int(found[3])) < NEWER:
         raise DeviceError(

@@ -142,7 +142,7 @@ class NeuronTarget(XlaTarget):
 
     def remaining(self) -> str:
         return (
-            "neuronx-cc has to make a NEFF of each module, on an x86-64 host with the Neuron SDK, and with "
+            "neuronx-cc has to compile each module to a NEFF, on an x86-64 host with the Neuron SDK, and with "
             f"NEURON_PLATFORM_TARGET_OVERRIDE={self.chip.name} if that has no NeuronCores"
         )
 
@@ -193,7 +193,7 @@ class NeuronTarget(XlaTarget):
         memory = analysis["core_memory"]
         found = [
             f"a core of {self.chip.name}: weights {gib(memory['weights'])}, cache {gib(memory['cache'])}, of "
-            f"{gib(memory['available'])}; what graphs take, neuronx-cc decides"
+            f"{gib(memory['available'])}; neuronx-cc decides the memory of graphs"
         ]
         if split := analysis.get("tensor_parallel"):
             found += [f"tensor parallel over {split['degree']} cores: cache {split['cache']}", *split["notes"]]

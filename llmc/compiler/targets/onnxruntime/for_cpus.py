@@ -32,8 +32,8 @@ def with_cpus(options: CompileOptions, named: str) -> CompileOptions:
         return options
     if requested is not None:
         raise InputError(
-            f"--device {options.device} and {CPU_OPTION.flag} {requested}: both name CPUs; give all of them in one "
-            f"place, as {CPU_OPTION.flag} {named},{requested}"
+            f"--device {options.device} and {CPU_OPTION.flag} {requested}: both name CPUs; give all of them "
+            f"once, as {CPU_OPTION.flag} {named},{requested}"
         )
     return options.changed(**{CPU_OPTION.name: named})
 
@@ -68,7 +68,7 @@ def verified_by(options: CompileOptions, here: Collection[str]) -> KernelSet | N
     runs = [one for one in KERNEL_SETS if one.runs_on(here) and not (rounded and one.own_bf16_sums)]
     if not runs or (rounded and any(one.own_bf16_sums for one in wanted)):
         raise InputError(
-            f"{CPU_OPTION.flag} {CPU_OPTION.of(options)}: this host runs no kernels with the results of "
+            f"{CPU_OPTION.flag} {CPU_OPTION.of(options)}: this host cannot run kernels with the same results as "
             f"{', '.join(one.name for one in wanted)}, so nothing could be verified here; name native too, or use "
             "--verify none"
         )

@@ -28,27 +28,27 @@ BLOCK = 32
 NEEDED_CPUS = " or ".join(f"{s.name} ({' '.join(s.features)})" for s in KERNEL_SETS)
 
 KERNELS_OPTION: Option[str | None] = Option(
-    "kernels", str, None, "Whose products of quantised matrices run. Default: llmc's where the CPU runs them.",
+    "kernels", str, None, "Which kernels run quantized matmuls. Default: llmc's where the CPU runs them.",
     metavar=f"{LLMC}|{OWN}", choices=(LLMC, OWN),
 )  # fmt: skip
 CPU_OPTION: Option[str | None] = Option(
     "cpu", str, None,
     "CPUs that llmc's kernels are for, with commas: a compiler's names of them (znver4, x86-64-v3, neoverse-n1), a "
-    f"set of kernels ({', '.join(s.name for s in KERNEL_SETS)}), native or all. Default: native. They may also stand "
+    f"kernel variant ({', '.join(s.name for s in KERNEL_SETS)}), native or all. Default: native. They may also stand "
     "behind the device's name: onnxruntime:aarch64-neoverse-v1.",
     metavar="NAME[,…]",
 )  # fmt: skip
 ACTIVATIONS: Option[int | None] = Option(
     "activation_group_size", int, None,
-    "0: activations stay float32 in products of quantised matrices, with --kernels onnxruntime. Default: they are "
+    "0: activations stay float32 in quantized matmuls, with --kernels onnxruntime. Default: they are "
     "quantised to 8 bits in the groups of the weights.", metavar="0", least=0,
 )  # fmt: skip
 GROUP_SIZES = (16, 32, 64, 128, 256)
 GROUP_SIZE: Option[int | None] = Option(
     "group_size", int, None,
-    "Inputs that share a scale, of a row of int8 or int4 weights and of activations in products with them: "
+    "Inputs that share a scale, of a row of int8 or int4 weights and of activations in their matmuls: "
     f"{', '.join(map(str, GROUP_SIZES))}, or the next smaller that divides the row. Default: int8 64, and 32 in "
-    "products with normalised hidden states; int4 32.", metavar="N", least=0,
+    "matmuls with normalised hidden states; int4 32.", metavar="N", least=0,
 )  # fmt: skip
 KV_CACHE_DTYPE: Option[str] = Option(
     "kv_cache_dtype", str, AUTO,
@@ -59,7 +59,7 @@ KV_CACHE_DTYPE: Option[str] = Option(
 )  # fmt: skip
 PROMPT_DTYPE: Option[str] = Option(
     "prompt_dtype", str, AUTO,
-    "What products with the tokens of prompts are computed in, by llmc's kernels: int8, in which activations are "
+    "Precision of prefill matmuls in llmc's kernels: int8, in which activations are "
     "quantised as they are in decode; bf16, to which they and the weights are rounded. Default: bf16 for CPUs with "
     "tiles of it (AMX), else int8.",
     metavar=f"{AUTO}|{INT8}|{BF16}", choices=(AUTO, INT8, BF16), what="prompt dtype",
@@ -119,9 +119,7 @@ def check_activations(options: CompileOptions) -> None:
     if options.quantize == "none":
         raise InputError(f"{ACTIVATIONS.flag} is for quantised matrices; --quantize none leaves none")
     if ours(options):
-        raise InputError(
-            f"{ACTIVATIONS.flag} 0: llmc's kernels multiply whole numbers; use --kernels onnxruntime beside it"
-        )
+        raise InputError(f"{ACTIVATIONS.flag} 0: llmc's kernels multiply whole numbers; add --kernels onnxruntime")
 
 
 def check_group_size(options: CompileOptions) -> None:

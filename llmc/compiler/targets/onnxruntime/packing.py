@@ -155,7 +155,7 @@ def _fold(
         tensors = [_read(file, placements[name], matrix) for name in (node.input[2], folded[node.input[1]])]
         scales, offsets = map(matrix.laid_out, tensors)
         if len(blobs) != 1 or int(blobs[0].split(";")[1]) < start + scales.nbytes + tensors[0].nbytes:
-            raise CompileError(f"ONNX Runtime's packed form of {node.input[1]} has no place for offsets")
+            raise CompileError(f"ONNX Runtime's packed form of {node.input[1]} has no room for offsets")
         mapped = np.memmap(file, np.float32, "r+", int(blobs[0].split(";")[0]) + start, scales.shape)
         if not np.array_equal(mapped, np.float32(-(1 << (matrix.bits - 1))) * scales):
             raise CompileError(f"ONNX Runtime's packed form of {node.input[1]} is not laid out as this llmc knows it")

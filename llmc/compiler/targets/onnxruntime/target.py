@@ -165,7 +165,7 @@ class OnnxRuntimeTarget(Target):
         if requested is not None and options.quantize == "none":
             raise InputError(f"--kernels {requested} is for quantised matrices; --quantize none leaves none")
         if requested == LLMC and options.specialise:
-            raise InputError("--kernels llmc runs any shape as it is; leave out --specialise, or --kernels")
+            raise InputError("--kernels llmc runs any shape; leave out --specialise, or --kernels")
         if requested == LLMC and not fits:
             raise InputError(
                 f"--kernels llmc needs Linux and a CPU with {NEEDED_CPUS}; this one has "
@@ -174,7 +174,7 @@ class OnnxRuntimeTarget(Target):
         default = LLMC if fits and not options.specialise and options.quantize != "none" else None
         kernels = requested or default
         if cpus is not None and kernels != LLMC:
-            raise InputError("--cpu is for llmc's kernels, and none are built: quantise, without --specialise")
+            raise InputError("--cpu is for llmc's kernels, and none are built: quantize, and leave out --specialise")
         sets = sets_of(options, self.isa()) if kernels == LLMC else ()
         prompts = BF16 if sets and all(one.has_bf16_tiles for one in sets) else INT8
         options = with_dtypes(options.changed(kernels=kernels), cache_default(sets, self.isa()), prompts)
@@ -206,7 +206,7 @@ class OnnxRuntimeTarget(Target):
 
     def fixes(self, options: CompileOptions) -> Fixed:
         if ours(options):
-            return Fixed((), "one executable for all buckets, its rows laid end to end: nothing is padded")
+            return Fixed((), "one executable for all buckets, its rows packed without padding")
         dims, _ = super().fixes(options)
         if dims:
             why = "one executable per bucket, as requested with --specialise; this target measured no gain from it"
@@ -231,7 +231,7 @@ class OnnxRuntimeTarget(Target):
         """
         if kept_in(options) == INT8 and not cache.kv:
             raise InputError(
-                f"{KV_CACHE_DTYPE.flag} {INT8}: the model keeps states and no keys or values; leave it out"
+                f"{KV_CACHE_DTYPE.flag} {INT8}: the model has recurrent states and no keys or values; leave it out"
             )
         if not ours(options):
             return cache.in_rings(PROMPT_CHUNK, limits.max_model_len - ROLLING_ROOM)

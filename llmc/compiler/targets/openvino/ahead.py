@@ -98,7 +98,7 @@ def lacking(device: str) -> str:
         return "an NPU 3720 with its driver: it takes what the compiler in its own driver makes"
     if npu_compiler() is None:
         return (
-            f"{library_name(LIBRARIES[0])} and {library_name(LIBRARIES[1])} beside OpenVINO's plugins: Intel's "
+            f"{library_name(LIBRARIES[0])} and {library_name(LIBRARIES[1])} next to OpenVINO's plugins: Intel's "
             "archives of OpenVINO have them, its wheels for Linux do not (openvino#36374)"
         )
     return "the NPU's platform, since no NPU is here: --device openvino:NPU.4000, NPU.5010, NPU.5020 or NPU.6010"

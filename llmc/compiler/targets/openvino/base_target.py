@@ -49,13 +49,13 @@ KV_CACHE_DTYPE: Option[str | None] = Option(
 GROUP_SIZE: Option[int | None] = Option(
     "group_size", int, None,
     "Inputs of a row of quantised weights that share a scale: int8 0 (the whole row), 32, 64, 128; int4 32, 64, 128; "
-    "keep 32. Default: int8 as the shape of step asks for, the first of the others.",
+    "keep 32. Default: int8 by the shape of step, the first of the others.",
     metavar="N", least=0,
 )  # fmt: skip
 ACTIVATION_GROUP_SIZE: Option[int | None] = Option(
     "activation_group_size", int, None,
     "Inputs that share a scale where activations are quantised to 8 bits as they are multiplied (on CPU): 0 (not at "
-    "all), 16, 32, 64, 128. Default: int8 as the shape of step asks for, 32 beside a named --group-size and for the "
+    "all), 16, 32, 64, 128. Default: int8 by the shape of step, 32 with a given --group-size and for the "
     "others, 0 where nothing is quantised.",
     metavar="N", least=0,
 )  # fmt: skip
@@ -65,7 +65,7 @@ SPECIALISE_MEMORY: Option[int | None] = Option(
     metavar="SIZE", least=0, is_size=True, shapes_executable=False,
 )  # fmt: skip
 STARTER: Option[bool] = Option(
-    "starter", bool, False, "Put graphs beside that open at once, and serve until the others are open.",
+    "starter", bool, False, "Add graphs that open at once, and serve until the others are open.",
     shapes_executable=False,
 )  # fmt: skip
 

@@ -148,7 +148,7 @@ class PagedModel(GraphModel):
         ring = self._ring(pair)
         if ring is not None and node.optional(9) is not None:
             raise CompileError(
-                f"a table of what positions add has no form over a ring of {ring} tokens (at {node.out})"
+                f"a table of position biases has no form over a ring buffer of {ring} tokens (at {node.out})"
             )
         if ring not in self._over_blocks:
             sizes, past, tables = (self._of_pool(name, ring) for name in ("step_sizes", "past_lens", "block_tables"))
@@ -243,7 +243,7 @@ def _unpaged(node: Node) -> str:
     if node.attrs["softcap"]:
         return "scores with a soft cap have no paged form"
     if node.optional(9) is not None:
-        return "scores with a table of what positions add have no paged form"
+        return "scores with a table of position biases have no paged form"
     return ""
 
 

@@ -309,7 +309,7 @@ def _expand(to: Building, node: Node) -> Any:
     """A value with tokens is repeated along its other axes."""
     source = _source(node)
     if token_axes(source.shape) != token_axes(node.out.shape):
-        raise CompileError(f"tokens made by repetition have no OpenVINO lowering (at {node.out})")
+        raise CompileError(f"tokens built by repetition have no OpenVINO lowering (at {node.out})")
     times = [1] * (len(token_axes(source.shape)) > 0)
     given, wanted = others(source.shape, node.out), others(node.out.shape, node.out)
     times += [n // g for g, n in zip(given, wanted, strict=True)]
@@ -395,7 +395,7 @@ def _matmul(to: Building, node: Node) -> Any:
     assert matrix is not None
     assert x is not None
     if len(matrix.shape) != 2 or token_axes(matrix.shape) or token_axes(x.shape) != (0, 2) or len(x.shape) != 3:
-        raise CompileError(f"a product of {matrix.shape} and {x.shape} has no OpenVINO lowering (at {node.out})")
+        raise CompileError(f"a matmul of {matrix.shape} and {x.shape} has no OpenVINO lowering (at {node.out})")
     return ops.matmul(to.get(x), to.flat_matrix(matrix), False, True)
 
 

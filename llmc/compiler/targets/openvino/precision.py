@@ -127,6 +127,6 @@ def require_precision(dtype: str, isa: Collection[str]) -> None:
         works = ", ".join(d for d in INSTRUCTIONS if computes_in(d, isa))
         needed = ", ".join(INSTRUCTIONS[dtype])
         raise DeviceError(
-            f"--dtype {dtype}: this CPU has none of {needed}, and OpenVINO would take another precision without a "
-            f"word; here work {works}, and --quantize int8, int4 or keep where memory counts"
+            f"--dtype {dtype}: this CPU has none of {needed}, and OpenVINO would silently use another "
+            f"precision; choose one of {works}, or --quantize int8, int4 or keep to save memory"
         )

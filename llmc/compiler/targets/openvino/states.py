@@ -193,7 +193,7 @@ def _columns(to: PagedBuilding, node: Node) -> list[Any]:
     channels, width, columns = (int(n) for n in state.shape[1:])
     if width != 1 or write is None or write.shape[2] != 1:
         raise CompileError(f"a scan of columns over {state.shape} has no OpenVINO lowering (at {node.out})")
-    to.in_plain_operators("states", "none of its own fades each column at another rate; a loop takes tokens")
+    to.in_plain_operators("states", "no OpenVINO operator decays each column at its own rate; a loop takes tokens")
     small, rows = to.constants.small, to.rows_of_one_length()
 
     def apart(value: Any, *sizes: int) -> Any:

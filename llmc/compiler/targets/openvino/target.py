@@ -166,7 +166,7 @@ class OpenVinoTarget(OpenVinoBase):
         if options.specialise:
             why = "one executable for all buckets, and as many of fixed decode batches as the memory budget allows"
             return Fixed((), why)
-        return Fixed((), "one executable for all buckets, its rows laid end to end: nothing is padded")
+        return Fixed((), "one executable for all buckets, its rows packed without padding")
 
     def held_cache(self, cache: CacheShape, limits: Limits, options: CompileOptions) -> CacheShape:
         """Windows have blocks of their own, one more than the window's."""
@@ -210,8 +210,8 @@ class OpenVinoTarget(OpenVinoBase):
             raise UnfitError(
                 f"{unpaged} in OpenVINO, whose plain operators compute in float32 and read a KV cache in f32"
                 if unpaged
-                else f"layers with states are computed in float32: OpenVINO in {options.dtype} was not seen to keep "
-                "their numbers",
+                else f"layers with recurrent state are computed in float32: OpenVINO in {options.dtype} was not "
+                "seen to keep their numbers",
                 "use " + " ".join(f"--{name.replace('_', '-')} f32" for name in instead),
                 **instead,
             )

@@ -253,7 +253,7 @@ def gib(amount: int) -> str:
 
 
 def _nothing(need: Need, available: int, topology: DescribedMachine) -> str:
-    what = "the weights alone do not fit" if need.weights > available else "no sequence fits beside the rest"
+    what = "the weights alone do not fit" if need.weights > available else "no sequence fits in the remaining memory"
     return f"{what}: choose more --tensor-parallel, or {topology.larger} (llmc devices lists them)"
 
 

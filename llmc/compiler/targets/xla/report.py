@@ -25,7 +25,7 @@ def lines(analysis: Mapping[str, Any]) -> list[str]:
         flops = [e["cost"]["flops"] for e in executables]
         temporary = max(e["memory"]["temporary"] for e in executables)
         found.append(
-            f"{len(executables)} executables: products of {min(flops) / 1e9:.3g} to {max(flops) / 1e9:.3g} GFLOP "
+            f"{len(executables)} executables: matmuls of {min(flops) / 1e9:.3g} to {max(flops) / 1e9:.3g} GFLOP "
             f"a step and device, temporary memory up to {gib(temporary)}"
         )
     split = analysis.get("tensor_parallel")

@@ -261,7 +261,7 @@ class _Folding:
                 name = new[2 * layer + side]
                 if name not in offsets or offsets[name] != self._offsets[_BODY].get(new[2 * _BODY + side]):
                     what = ("keys", "values")[side]
-                    raise NotRollableError(f"layer {layer} makes its new {what} otherwise than layer {_BODY}")
+                    raise NotRollableError(f"layer {layer} computes its new {what} differently from layer {_BODY}")
         return new[2 * _BODY], new[2 * _BODY + 1]
 
     def _dtypes(self, operation: Operation) -> tuple[int, ...]:

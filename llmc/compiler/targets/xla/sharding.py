@@ -192,7 +192,7 @@ def _sharding(name: str, shape: tuple[int, ...], config: Mapping[str, Any], degr
         return Sharding(tuple(dims), rule.name if rule else UNNAMED, shape=shape)
     if rule is None:
         raise CompileError(
-            f"no tensor parallel rule names the weight {name!r} {list(shape)}; its family's file in "
+            f"no tensor parallel rule names the weight {name!r} {list(shape)}; its architecture's file in "
             f"llmc/compiler/architectures has those of {', '.join(r.name for r in rules)} (shared/sharding.py): "
             "add one there, or compile with --tensor-parallel 1"
         )
@@ -205,7 +205,7 @@ def _sharding(name: str, shape: tuple[int, ...], config: Mapping[str, Any], degr
     if dim >= len(shape) or shape[dim] % parts:
         raise CompileError(
             f"the weight {name!r} {list(shape)} does not hold the {parts} {rule.noun} of the configuration; checkpoint "
-            "and config.json do not belong together"
+            "and config.json do not match"
         )
     if parts % degree:
         return Sharding(tuple(dims), rule.name, _note(parts, rule, degree), shape)

@@ -52,7 +52,12 @@ TENSOR_PARALLEL: Option[int] = Option(
     "tensor_parallel", int, 1, "Devices that each graph is sharded over.", metavar="N", least=1
 )
 LOWERING: Option[str] = Option(
-    "lowering", str, "jax", "Who makes StableHLO of the trace.", metavar="jax|torch-xla", choices=("jax", "torch-xla")
+    "lowering",
+    str,
+    "jax",
+    "What converts the trace to StableHLO.",
+    metavar="jax|torch-xla",
+    choices=("jax", "torch-xla"),
 )
 ROLL_LAYERS: Option[bool | None] = Option(
     "roll_layers", bool, None, "Repeated layers as one scanned body. Default: yes for tpu, no for cuda and xla."
@@ -156,7 +161,7 @@ class XlaTarget(Target):
 
         try:
             if len(cache.groups) != 2 or len(cache) != 2 * cache.layers:
-                rings = f", windows in rings ({ROLL_LAYERS.flag} holds all tokens)" if cache.rewind.rings else ""
+                rings = f", windows in ring buffers ({ROLL_LAYERS.flag} holds all tokens)" if cache.rewind.rings else ""
                 raise NotRollableError(f"it has caches of several kinds{rings}")
             for program in programs:
                 roll(_parsed(program.paths[PROGRAM]).at(2, 4, 8 * (program.name == CACHED)))

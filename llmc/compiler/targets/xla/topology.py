@@ -221,7 +221,7 @@ class TpuTopology(DescribedMachine):
         except jax.errors.JaxRuntimeError as e:
             raise DeviceError(
                 f"libtpu cannot describe topology {self.name}: {str(e).splitlines()[0]:.300}; "
-                f"is this the version that llmc was made for? {install_line(EXTRA)}"
+                f"is this the version that llmc supports? {install_line(EXTRA)}"
             ) from e
         if len(found) != self.devices:
             raise DeviceError(
@@ -245,7 +245,7 @@ def parse_topology(text: str) -> TpuTopology:
     """
     if not text:
         raise InputError(
-            f"--device tpu: say which slice, as tpu:GENERATION-SHAPE, for example {EXAMPLE}; {_generations()}"
+            f"--device tpu: name the slice, as tpu:GENERATION-SHAPE, for example {EXAMPLE}; {_generations()}"
         )
     if match := _TYPE.fullmatch(text):
         return _of_type(text, match[1], int(match[2]))

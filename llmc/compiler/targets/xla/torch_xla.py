@@ -39,7 +39,7 @@ ENVIRONMENT = Path(".venv-torch-xla")
 LIMIT_SECONDS = 1800
 """After this time a worker counts as hung; a graph of 30 layers takes some seconds."""
 
-_INSTALL = "make one with `make torch-xla-env`, or name its Python in LLMC_TORCH_XLA_PYTHON"
+_INSTALL = "create one with `make torch-xla-env`, or name its Python in LLMC_TORCH_XLA_PYTHON"
 _ELEMENTS = {
     "float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64", "bool": "i1", "uint8": "ui8",
     "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64",
@@ -120,7 +120,7 @@ def _location(folder: Path) -> str:
 
 
 def _last_line(text: str) -> str:
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "it said nothing")
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "it printed nothing")
 
 
 def torch_xla_core(program: bytes, batch: int, query: int, context: int, python: Path) -> TorchXlaCore:
@@ -149,7 +149,7 @@ class TorchXlaCore:
         self._cache = len(inputs) - len(FIXED_INPUTS) - len(self.weights)
         self._top = len(outputs) % 2 == 1 and graph["tensor_values"][outputs[2]]["dtype"] == _INT64
         if any(not 0 <= i < len(inputs) for i in built.arguments):
-            raise CompileError(f"torch-xla's module takes inputs that the program has not: it has {len(inputs)}")
+            raise CompileError(f"torch-xla's module takes inputs that the program does not have: it has {len(inputs)}")
         metas: Mapping[str, Any] = graph["tensor_values"]
         self._expected = [_narrowed(metas[name]) for name in inputs]
         taken = [(inputs[i], metas[inputs[i]]) for i in built.arguments]
@@ -187,7 +187,7 @@ class _Module:
             if types != expected:
                 at = next((i for i, (a, b) in enumerate(zip(types, expected, strict=False)) if a != b), -1)
                 what = f"{tensors[at][0]} is {types[at]}, not {expected[at]}" if at >= 0 else f"{len(types)} of them"
-                raise CompileError(f"torch-xla's module has not the program's {len(expected)} {kind}s: {what}")
+                raise CompileError(f"torch-xla's module does not have the program's {len(expected)} {kind}s: {what}")
 
     def load(self) -> ir.Module:
         """Load the module in the current MLIR context. Raises CompileError for bytes that are no artifact.

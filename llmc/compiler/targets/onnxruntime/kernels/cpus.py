@@ -38,7 +38,7 @@ def _sets_of(name: str, here: Collection[str]) -> tuple[KernelSet, ...]:
     fits = best_set(here) if name == NATIVE else best_set(features_of(name))
     if fits is None:
         sets = "; ".join(f"{s.name} needs {', '.join(s.features)}" for s in KERNEL_SETS)
-        raise InputError(f"CPU {name}: llmc's kernels have no set for this CPU ({sets}); use --kernels onnxruntime")
+        raise InputError(f"CPU {name}: llmc's kernels have no variant for this CPU ({sets}); use --kernels onnxruntime")
     return (fits,)
 
 
@@ -60,8 +60,8 @@ def features_of(name: str) -> frozenset[str]:
         near.update(get_close_matches(cpu, _CPU.findall(reported.stderr), 3, 0.6))
     near_by = f" Near it are: {', '.join(sorted(near))}." if near else ""
     raise InputError(
-        f"CPU {name}: no CPU of this name is known.{near_by} Use a compiler's name of a CPU (znver4, haswell, "
-        f"x86-64-v3), a set of kernels ({', '.join(s.name for s in KERNEL_SETS)}), {NATIVE} or {ALL}"
+        f"CPU {name}: unknown CPU name.{near_by} Use a compiler's name of a CPU (znver4, haswell, "
+        f"x86-64-v3), a kernel variant ({', '.join(s.name for s in KERNEL_SETS)}), {NATIVE} or {ALL}"
     )
 
 
