@@ -169,15 +169,15 @@ def test_where_nothing_is_known_each_cpu_is_a_core(host: Host) -> None:
 def group() -> Iterator[Path]:
     """A group of half a CPU, and in it one without a bound; skipped where none can be made."""
     for top, name, bound in (("cpu", "cpu.cfs_quota_us", "50000"), ("", "cpu.max", "50000 100000")):
-        embed_lm_head = Path("/sys/fs/cgroup", top) / f"llmc-{uuid.uuid4().hex}"
+        group = Path("/sys/fs/cgroup", top) / f"llmc-{uuid.uuid4().hex}"
         try:
-            embed_lm_head.mkdir()
+            group.mkdir()
         except OSError:
             continue
-        inner = embed_lm_head / "inner"
+        inner = group / "inner"
         try:
             inner.mkdir()
-            (embed_lm_head / name).write_text(bound)
+            (group / name).write_text(bound)
             (inner / "cgroup.procs").touch()
             yield inner
             return
@@ -186,7 +186,7 @@ def group() -> Iterator[Path]:
         finally:
             if inner.is_dir():
                 inner.rmdir()
-            embed_lm_head.rmdir()
+            group.rmdir()
     pytest.skip("no control group can be made here")
 
 

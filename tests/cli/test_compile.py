@@ -108,9 +108,9 @@ def test_portable_executables_are_reported_as_such_with_what_is_left(
     use(monkeypatch, state="portable")
     ran = compile_()
     assert f"native 0, portable {BUCKETS}" in ran.out
-    assert ran.out.splitlines()[-1] == "portable: left for the device's own host: a fake card has to be put in"
+    assert ran.out.splitlines()[-1] == "portable: left for the device's own host: a fake device has to be attached"
     found = compile_("--json").json
-    assert (found["portable"], found["remaining"]) == (BUCKETS, "a fake card has to be put in")
+    assert (found["portable"], found["remaining"]) == (BUCKETS, "a fake device has to be attached")
 
 
 # Where things go
@@ -257,7 +257,7 @@ def test_native_that_this_host_cannot_make_is_exit_3_before_any_work(
     compile_: Llmc, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, here: Path
 ) -> None:
     use(monkeypatch, state="portable")
-    assert "a fake card has to be put in" in compile_("--require-native").failed(3)
+    assert "a fake device has to be attached" in compile_("--require-native").failed(3)
     assert compile_("--require-native", "--dry-run").failed(3)
     assert list(here.iterdir()) == []
     monkeypatch.undo()

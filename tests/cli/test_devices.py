@@ -129,7 +129,7 @@ def test_what_ran_on_hardware_says_on_what_and_where_its_figures_are_and_the_oth
             assert (ROOT / record["source"]).is_file(), name
             assert record["text"] == f"yes: {record['machine']}, {record['toolchain']}"
         else:
-            assert record["text"].startswith("no: contract-tested, not run on hardware; "), name
+            assert record["text"].startswith("no: tested against mocks, not run on hardware; "), name
 
 
 STATUS = {

@@ -100,8 +100,11 @@ def test_texts_that_are_too_long_are_cut_where_that_is_requested(llmc: Llmc, fol
     ("words", "said"),
     [
         (("--device", "fake", "--emit", "all"), "--emit 'all' is unknown; choose program, lowered or key"),
-        (("--device", "hpu"), "--device hpu has no form for models that embed or score; take one of cpu, onnxruntime"),
-        (("--device", "fake", "--require-native"), "--require-native: what embeds or scores is compiled on each host"),
+        (("--device", "hpu"), "--device hpu cannot embed or score; choose one of cpu, onnxruntime"),
+        (
+            ("--device", "fake", "--require-native"),
+            "--require-native: models that embed or score are compiled on each host",
+        ),
         (("--device", "fake", "--sample-top-k", "4"), "--sample-top-k is for models that generate text; leave it out"),
         (("--device", "fake", "--quantize", "int4"), "--quantize int4 is not offered for embedding and scoring"),
         (("--max-model-len", "65"), "--max-model-len 65 is above the 64 tokens"),

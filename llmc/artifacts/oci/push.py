@@ -120,9 +120,7 @@ def _describe(store: Store, layer: Layer) -> ImagePart:
         packed.update(piece)
         size += len(piece)
     media_type = GZIP_TYPE if layer.zipped else LAYER_TYPE
-    return ImagePart(
-        Descriptor(media_type, PREFIX + packed.hexdigest(), size), content, PREFIX + inner.hexdigest()
-    )
+    return ImagePart(Descriptor(media_type, PREFIX + packed.hexdigest(), size), content, PREFIX + inner.hexdigest())
 
 
 def _read(store: Store, blob: Blob) -> Iterable[bytes]:

@@ -1,6 +1,6 @@
-"""Targets: one file per device that llmc compiles for; each is imported when its device is asked for.
+"""Targets: one module per device that llmc compiles for, imported on first use.
 
-Other packages bring theirs in the entry-point group "llmc.targets" (declared.py, docs/adding.md).
+Other packages register targets in the entry-point group "llmc.targets" (declared.py, docs/adding.md).
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 
 def open_target(device: str, settings: Settings | None = None) -> Target:
-    """The target for `device`, which may say more behind a colon ("tpu:v5e-2x2"); `settings`: the environment's.
+    """Open the target for `device`, which may carry a detail behind a colon ("tpu:v5e-2x2").
 
-    Raises UnknownNameError listing the known ones, and InputError for what a device cannot be told.
+    `settings` defaults to the environment's. Raises UnknownNameError, which lists the known devices, and InputError for
+    an invalid detail.
     """
     require_device(device)
     name, _, detail = device.partition(":")

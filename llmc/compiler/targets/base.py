@@ -1,9 +1,9 @@
-"""The contract of a target: what one device's compiler needs from llmc, and gives back.
+"""The target contract: how llmc drives one device's compiler.
 
-The pipeline calls `resolve`, then `trace` and `lower` once (programs and weights: all that buckets share), then
-`compile` once per distinct shape. What a device is lies in its `description`. Facets of a device that differs are
-objects: `costs`, `verification`, `finisher`, `tuner`, `hosting`, and the topologies and requirements of the
-description. A target is one file here and one line in the registry; fake.py is the tutorial.
+The pipeline calls `resolve`, then `trace` and `lower` once (programs and weights, which all buckets share), then
+`compile` once per distinct shape. `description` holds the device's static facts. Costs, verification, on-target
+compilation (`finisher`), kernel tuning and hosting are separate objects. A new target is one file here and one line in
+the registry; fake.py is the tutorial.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DIMENSIONS = ("batch", "query", "context")
 
 @dataclass(frozen=True)
 class Shape:
-    """One executable's shape: fixed sizes, or None where a dimension stays dynamic; it serves `buckets` buckets."""
+    """The shape of one executable, which serves `buckets` buckets. A size of None is dynamic."""
 
     phase: str
     batch: int | None
@@ -52,7 +52,7 @@ class Shape:
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Batch, query and context of a shape whose sizes are all fixed."""
+        """Batch, query and context of a fully static shape."""
         assert self.batch is not None
         assert self.query is not None
         assert self.context is not None
@@ -66,8 +66,9 @@ class Shape:
 
 @dataclass(frozen=True)
 class Deployment:
-    """The case of a compile: a plan's limits and its facts (mean lengths of traffic), the model's configuration and its
-    weights."""
+    """Inputs of target resolution: the plan's limits and mean traffic lengths, the model's configuration, its
+    weights.
+    """
 
     limits: Limits
     facts: Mapping[str, Any]
@@ -76,17 +77,17 @@ class Deployment:
 
     @property
     def parameters(self) -> int:
-        """How many weights."""
+        """Number of model parameters."""
         return sum(one.count for one in self.weights)
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """The target that a device stands for, for one deployment.
+    """The target selected for one deployment, and its options.
 
-    `requested`: the options as requested, for that target; `options`: the same with its defaults. `why`: the reason for
-    that target, `decided`: the reason for defaults that the model decides; "" for none. `starter`: a target with its
-    options, whose executables serve until the others are open.
+    `options` are `requested` with defaults filled in. `why` is the reason for the target and `decided` the reason for
+    defaults that depend on the model; both may be "". `starter` is a target with options whose executables serve until
+    the others are open.
     """
 
     target: Target
@@ -98,8 +99,10 @@ class Resolved:
 
 
 class Fixed(NamedTuple):
-    """The dimensions (of DIMENSIONS) that executables fix, and why they do or do not, for the summary and the manifest.
-    The runtime pads only those."""
+    """The dimensions (of DIMENSIONS) that executables fix, and the reason, for the summary and the manifest.
+
+    The runtime pads only these dimensions.
+    """
 
     dims: tuple[str, ...]
     why: str
@@ -107,8 +110,10 @@ class Fixed(NamedTuple):
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a manifest records for the host that opens the bundle: the executor, the instruction set that it needs, and
-    options for the executor besides those that the pipeline writes."""
+    """What a manifest records for the host that opens the bundle: executor, required instruction set, executor options.
+
+    The pipeline adds further options of its own.
+    """
 
     executor: str
     features: tuple[str, ...] = ()
@@ -117,14 +122,17 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Lowered:
-    """Programs in the form that a device's compiler takes: what all executables of a compile share.
+    """Programs in the form that a device's compiler takes, shared by all executables of a compile.
 
-    `files` go into the bundle by name (digests in the store), `inputs` are files that only compiling needs, `forms` are
-    those that show the lowered programs, `components` are the digests that an executable's key must name, `facts` are
-    for the target itself, `stand_ins` are files that verification runs where this host does not run the bundle's
-    own (the bundle does not get them), and `folder`, which the pipeline makes, has `files` under the names they will
-    have in the bundle's blob folder. A target whose `compile` reads more has a subclass that names it. All of it can be
-    sent to a worker process.
+        files         bundle files by name, as digests in the store
+        inputs        files that only compiling needs
+        forms         the forms of the lowered programs that can be shown
+        components    digests that an executable's key must name
+        facts         for the target itself
+        stand_ins     files that verification runs where this host cannot run the bundle's own; not in the bundle
+        folder        created by the pipeline; has `files` under the names of the bundle's blob folder
+
+    A target whose `compile` reads more defines a subclass. Instances can be sent to a worker process.
     """
 
     files: Mapping[str, str]
@@ -138,39 +146,39 @@ class Lowered:
 
 @dataclass(frozen=True)
 class CompiledExecutable:
-    """An executable: its bytes, and whether it is final for its device."""
+    """The bytes of an executable, and whether it is final for its device."""
 
     data: bytes
     state: State
 
 
 class Target(ABC):
-    """One device's compiler."""
+    """The compiler of one device."""
 
     description: DeviceDescription
 
     @classmethod
     def of(cls, detail: str, settings: Settings) -> Target:
-        """The target that `--device name:detail` requests, "" for the name alone; raises InputError."""
+        """Create the target for `--device name:detail`; `detail` is "" for the name alone. Raises InputError."""
         if detail:
             name = cls.description.name
-            raise InputError(f"--device {name}:{detail}: device {name} takes nothing behind its name")
+            raise InputError(f"--device {name}:{detail}: device {name} takes no detail after the colon")
         return cls()
 
     @cached_property
     def settings(self) -> Settings:
-        """Those that it was opened with (`open_target`), or the environment's."""
+        """The settings given to `open_target`, or the environment's."""
         return Settings.from_environment()
 
     def resolve(self, options: CompileOptions, deployment: Deployment) -> Resolved:
-        """The target that compiles, and its options; most devices stand only for themselves.
+        """Select the target that compiles, and its options. Most devices return themselves.
 
-        Raises InputError for options that no target keeps.
+        Raises InputError for options that no target supports.
         """
         return Resolved(self, options, self.configure(options))
 
     def configure(self, options: CompileOptions) -> CompileOptions:
-        """Fill in defaults; raises InputError for what this target does not offer."""
+        """Fill in defaults. Raises InputError for options that this target does not offer."""
         device = self.description
         quantize = options.quantize or device.default_quantize
         dtype = device.dtypes[0] if options.dtype == "auto" else options.dtype
@@ -187,18 +195,18 @@ class Target(ABC):
         return replace(options, quantize=quantize, dtype=dtype, specialise=specialise, own=_own(device, options))
 
     def recorded(self, options: CompileOptions) -> Recorded:
-        """What the manifest of a bundle with these options records."""
+        """Return what the manifest of a bundle with these options records."""
         return Recorded(self.description.executor, self.isa())
 
     def fixes(self, options: CompileOptions) -> Fixed:
-        """Which dimensions an executable fixes."""
+        """Return the dimensions that executables fix."""
         if not options.specialise:
             return Fixed((), "one executable for all buckets, run at the exact shape")
         why = self.description.why_static
         return Fixed(DIMENSIONS, f"one executable per bucket: {why}" if why else "one executable per bucket")
 
     def shapes(self, buckets: Sequence[Bucket], options: CompileOptions) -> list[Shape]:
-        """The distinct shapes that `buckets` need, largest first within each phase, as warm-up runs them."""
+        """Return the distinct shapes of `buckets`, largest first within each phase, which is the order of warm-up."""
         if not self.fixes(options).dims:
             return [Shape(ANY_PHASE, None, None, None, len(buckets))]
         counted = Counter((b.phase, b.batch, b.query, b.context) for b in buckets)
@@ -207,32 +215,42 @@ class Target(ABC):
 
     @abstractmethod
     def toolchain(self) -> dict[str, str]:
-        """Names and versions of the packages that determine an executable; must not import them. Raises DeviceError."""
+        """Return names and versions of the packages that determine an executable, without importing them.
+
+        Raises DeviceError.
+        """
 
     def isa(self) -> tuple[str, ...]:
-        """Instruction set an executable is tied to, if any."""
+        """Return the instruction set that executables are tied to, or ()."""
         return ()
 
     def held_cache(self, cache: CacheShape, limits: Limits, options: CompileOptions) -> CacheShape:
-        """A model's cache as the executor holds it: with rings, where it can (`CacheShape.in_rings`)."""
+        """Return the cache layout of the executor, with ring buffers where it supports them (`CacheShape.in_rings`)."""
         return cache
 
     def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
-        """The programs that are lowered, each a cached stage (compiler/program/stage.py); none where the device has its
-        model built in. Raises CompileError, and CheckpointError for a model that the device cannot hold."""
+        """Trace the programs to lower, each as a cached stage (compiler/program/stage.py).
+
+        Returns none for a device with built-in models. Raises CompileError, and CheckpointError for a model that the
+        device cannot hold.
+        """
         return ()
 
     @abstractmethod
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
-        """Lower the programs and make weights, each as a cached stage. Raises UnfitError for options that do not fit,
-        CompileError for a program that the device has no form for."""
+        """Lower programs and weights, each as a cached stage.
+
+        Raises UnfitError for options that do not fit the device, CompileError for a program that it has no form for.
+        """
 
     @abstractmethod
     def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
-        """One executable. Runs in any thread, or in a worker process. Raises CompileError."""
+        """Compile one executable, in any thread or in a worker process. Raises CompileError."""
 
     def show(self, lowered: Lowered, shapes: Sequence[Shape], options: CompileOptions) -> Iterator[tuple[str, str]]:
-        """Lowered programs as text, each with its name; a device that lowers shape by shape shows those of `shapes`."""
+        """Yield name and text of each lowered program. A device that lowers per shape yields one for each of
+        `shapes`.
+        """
         del shapes, options
         for name, path in lowered.forms.items():
             yield name, path.read_text()
@@ -240,51 +258,58 @@ class Target(ABC):
     def analyse(
         self, stages: Stages, lowered: Lowered, files: Sequence[Path], options: CompileOptions
     ) -> dict[str, Any]:
-        """Facts about the finished executables (their `files`), for the manifest and --json; empty if there are none.
-        Raises CompileError if they do not fit their device.
+        """Return facts about the compiled executables (`files`) for the manifest and --json, or {}.
+
+        Raises CompileError if the executables do not fit their device.
         """
         return {}
 
     def describe(self, analysis: Mapping[str, Any]) -> list[str]:
-        """The findings of `analyse`, in lines for people."""
+        """Format the result of `analyse` as lines for people."""
         return []
 
     @property
     def state(self) -> State:
-        """The state of executables that this host makes."""
+        """The state of executables that this host compiles."""
         return "portable" if self.remaining() else "native"
 
     def remaining(self) -> str:
-        """In words, the work that is left for the device's own host with portable executables; "" where this host makes
-        native ones."""
+        """Describe the work left for the device's host; "" where this host compiles native executables."""
         return ""
 
     def finisher(self) -> Finisher | None:
-        """What makes native executables of portable ones on the device's own host (targets/finishing.py); None where a
-        compile leaves nothing to finish."""
+        """The on-target compiler, which turns portable executables into native ones on the device's host
+        (finishing.py).
+
+        None where a compile leaves nothing to do.
+        """
         return None
 
     def tuner(self) -> Tuner | None:
-        """What times kernels on the device's own host (targets/tuning.py); None where there is nothing to choose."""
+        """The kernel tuner, which times kernels on the device's host (tuning.py); None where there is nothing
+        to tune.
+        """
         return None
 
     def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
-        """What a server of its bundles needs of its host, for `llmc deploy`; `recorded` are a manifest's options.
-        Raises InputError for a device that no single server has."""
+        """Return what a server needs of its host, for `llmc deploy`. `recorded` are a manifest's options.
+
+        Raises InputError for a device that no single server has.
+        """
         return Hosting()
 
     def lacks(self) -> str:
-        """In words, what this host lacks to run executables, besides packages; "" if nothing."""
+        """Describe what this host lacks to run executables, packages excepted; "" if nothing."""
         return ""
 
     @property
     def costs(self) -> Costs:
-        """What a bundle costs, before it is compiled."""
+        """Estimates of a bundle's costs before it is compiled."""
         return Costs()
 
     @property
     def verification(self) -> VerificationPolicy:
-        """How executables are verified."""
+        """The verification policy of executables."""
         from llmc.compiler.verification.policy import VerificationPolicy  # at the top it would be in every key
 
         return VerificationPolicy()
@@ -292,17 +317,17 @@ class Target(ABC):
 
 @runtime_checkable
 class VendorPrefill(Protocol):
-    """A target whose vendor's runtime computes prompts on another device, and transfers keys and values by itself."""
+    """A target whose vendor runtime prefills on another device and does the KV transfer itself."""
 
     def prefills_on(self, device: str) -> Mapping[str, str] | None:
-        """The environment variables that make it use `device`, where the bundle is opened; one bundle is enough then.
+        """Return the environment variables that select `device` for prefill when the one bundle is opened.
 
-        None: not on that device; llmc transfers the KV cache between two bundles.
+        Returns None where the vendor does not support `device`: llmc then transfers the KV cache between two bundles.
         """
 
 
 def _own(device: DeviceDescription, options: CompileOptions) -> dict[str, Value]:
-    """The given values of a device's own options, without defaults; raises InputError for options of other targets."""
+    """The given values of a device's own options, without defaults. Raises InputError for options of other targets."""
     known = {option.name: option for option in device.options}
     for name, value in options.own.items():
         if name in known:
@@ -313,15 +338,14 @@ def _own(device: DeviceDescription, options: CompileOptions) -> dict[str, Value]
 
 
 def shaping(device: DeviceDescription, options: CompileOptions) -> dict[str, str | int]:
-    """The options that executables depend on, by name, besides quantize and dtype, on which all depend."""
+    """Return the options that executables depend on, by name, except quantize and dtype, on which all depend."""
     apart = {option.name for option in device.options if not option.shapes_executable}
     found = {name: value for name, value in options.extensions.items() if name not in apart}
     return {name: repr(value) if isinstance(value, float) else value for name, value in found.items()}
 
 
 def cache_for(target: Target, stages: Stages, options: CompileOptions) -> CacheShape:
-    """The cache of the model that is compiled, as the executor holds it. Raises CheckpointError for one that cannot be
-    held."""
+    """Return the model's cache in the executor's layout. Raises CheckpointError for a cache that it cannot hold."""
     from llmc.compiler.architectures.shared.caches import cache_of
 
     return target.held_cache(cache_of(stages.checkpoint.config), stages.plan.limits, options)

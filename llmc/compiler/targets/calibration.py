@@ -1,8 +1,8 @@
-"""Calibration of 4-bit weights, as a cached stage: the checkpoint with the blocks that a text speaks for, and which of
-its matrices stay in 8 bits so that a bound on the divergence is kept.
+"""Calibration of 4-bit weights, as a cached stage.
 
-llmc's own calibration text has its passages (verification/passages.py), and passages of Python's manual, which pydoc
-has. No figure is taken over it.
+It calibrates quantized blocks over a text, and selects the matrices that stay in 8 bits to keep a divergence bound.
+llmc's own calibration text is its passages (verification/passages.py) and passages of Python's manual, which pydoc
+provides. No published figure is measured over this text.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 CALIBRATE: Option[str | None] = Option(
     "calibrate", str, None,
-    "With --quantize int4: choose codes by what a text makes of the model (GPTQ); own: llmc's own text.",
+    "With --quantize int4: calibrate the quantized weights over this text (GPTQ); own: llmc's own text.",
     metavar="FILE|own", shapes_executable=False,
 )  # fmt: skip
 MAX_KL: Option[float | None] = Option(
@@ -49,20 +49,24 @@ MAX_KL: Option[float | None] = Option(
 )  # fmt: skip
 HEAD_BITS: Option[int | None] = Option(
     "head_bits", int, None,
-    "Bits of the head and the embedding with --quantize int4: 4 or 8. Default: 8, or with --max-kl what it allows.",
+    "Bits of lm_head and embedding with --quantize int4: 4 or 8. Default: 8, or with --max-kl what it allows.",
     metavar="4|8",
 )  # fmt: skip
 _SHARE = 0.9
-"""Of the bound, less what the device adds, for matrices in 4 bits: a margin."""
+"""Share of the bound, less what the device adds, that 4-bit matrices may use; the rest is a margin."""
 COST, SENSE_COST = Timing(fixed=2.0, parameters=180.0), Timing(fixed=2.0, parameters=90.0)
-"""Of the stages, by the processor time that they took."""
+"""Costs of the stages, from measured processor time."""
 
 
 @dataclass(frozen=True)
 class Mixed:
-    """`wide`: names of the matrices in layers that stay in 8 bits. `head_bits`: of embedding and head. `facts`, for a
-    target's analysis, empty where no bound was given: {"mixed": {of how many "matrices" how many are "in_8_bits", the
-    "bits" of a code on average, "head_bits", and the "mean_kl" of all}}."""
+    """The result of mixed-precision selection.
+
+    wide         names of the matrices in layers that stay in 8 bits
+    head_bits    bits of embedding and lm_head
+    facts        for a target's analysis, empty without a bound: {"mixed": {"matrices": count, "in_8_bits": count,
+                 "bits": mean bits a weight, "head_bits", "mean_kl"}}
+    """
 
     wide: frozenset[str] = frozenset()
     head_bits: int = 8
@@ -70,7 +74,7 @@ class Mixed:
 
 
 def calibration_costs(options: CompileOptions) -> dict[str, Timing]:
-    """For `Target.stage_costs`."""
+    """Return the calibration entries of `Costs.stage_costs`."""
     if options.quantize != "int4":
         return {}
     requested = {"calibrate": (CALIBRATE, COST), "sense": (MAX_KL, SENSE_COST)}
@@ -78,8 +82,11 @@ def calibration_costs(options: CompileOptions) -> dict[str, Timing]:
 
 
 def require_calibratable(options: CompileOptions) -> None:
-    """Raise InputError where a text is given for what is not calibrated, or cannot be read, for a bound that is none,
-    and for bits of a head that are not offered."""
+    """Check the calibration options.
+
+    Raises InputError for a text with an option that is not calibrated, an unreadable text, an invalid bound, and
+    unsupported head bits.
+    """
     given, bound, head = CALIBRATE.of(options), MAX_KL.of(options), HEAD_BITS.of(options)
     if head not in (None, 4, 8):
         raise InputError(f"{HEAD_BITS.flag} {head} must be 4 or 8")
@@ -94,9 +101,11 @@ def require_calibratable(options: CompileOptions) -> None:
 
 
 def calibrated(stages: Stages, options: CompileOptions, added: float) -> tuple[Stages, Mixed]:
-    """The same stages over the checkpoint with calibrated blocks where a text was given, and what stays in 8 bits for a
-    bound. `added`: the mean divergence that is not of 4 bits, but of an embedding, a head, a KV cache and activations
-    in 8. Raises VerificationError for a bound that 8 bits do not keep either."""
+    """Return the stages over the calibrated checkpoint, if a text was given, and the matrices that stay in 8 bits.
+
+    `added` is the mean divergence of 8-bit embedding, lm_head, KV cache and activations. Raises VerificationError for a
+    bound that 8 bits do not keep either.
+    """
     if options.quantize != "int4":
         return stages, Mixed()
     given, bound, head = CALIBRATE.of(options), MAX_KL.of(options), HEAD_BITS.of(options)
@@ -117,7 +126,7 @@ def _with_blocks(stages: Stages, given: str) -> Stages:
 
         with workspace.writer() as out:
             offsets = calibrate(stages.checkpoint, sequences, out, _report(stages, "calibrate"))
-        assert out.blob is not None  # it is set once the block has ended well
+        assert out.blob is not None  # the blob is set once the block has ended without an error
         return {"blocks": out.blob, "offsets": workspace.put_bytes(canonical_json(offsets))}
 
     entry = stages.run("calibrate", _components(stages, _with_blocks, text=sequences), build)
@@ -129,8 +138,9 @@ def _with_blocks(stages: Stages, given: str) -> Stages:
 
 
 def _mixed(stages: Stages, most: float, head: int | None) -> Mixed:
-    """What stays in 8 bits so that the model diverges by no more than `most`; with `head` None embedding and head are
-    one more group that may."""
+    """Select what stays in 8 bits so that the divergence is at most `most`. With `head` None, embedding and lm_head are
+    one more candidate group.
+    """
     judged = judged_in(stages.checkpoint)
     reached, sensed = _sensed(stages, judged, embed_lm_head=head != 8)
     costs = [cost for cost in sensed if EMBED_LM_HEAD.isdisjoint(cost.names)]
@@ -146,7 +156,7 @@ def _mixed(stages: Stages, most: float, head: int | None) -> Mixed:
         kl, wide = reached, frozenset[str]()
         while kl > most:
             if all(wide.issuperset(cost.names) for cost in chosen):
-                beside = f" beside {HEAD_BITS.flag} 4" if head == 4 else ""
+                beside = f" with {HEAD_BITS.flag} 4" if head == 4 else ""
                 raise VerificationError(
                     f"{MAX_KL.flag}: with all {len(names)} matrices in 8 bits{beside} the mean KL is {kl:.2g} nats, "
                     f"and the bound leaves {max(most, 0):.2g} for them; give a higher one, or --quantize none"
@@ -170,7 +180,9 @@ def _mixed(stages: Stages, most: float, head: int | None) -> Mixed:
 
 
 def _sensed(stages: Stages, judged: Judged, *, embed_lm_head: bool) -> tuple[float, list[GroupCost]]:
-    """The divergence with all in 4 bits, and what each group of matrices costs, with `embed_lm_head` those too."""
+    """The divergence with everything in 4 bits, and the cost of each matrix group, embedding and lm_head included with
+    `embed_lm_head`.
+    """
     from llmc.compiler.weights.mixed import GroupCost
 
     probe = sequences_in(stages.checkpoint, OWN)[0]
@@ -202,27 +214,29 @@ def _report(stages: Stages, kind: str) -> Callable[[int, int], None]:
 
 
 def mixed_lines(analysis: Mapping[str, Any]) -> list[str]:
-    """What `Mixed.facts` in a target's analysis say, in a line for people."""
+    """Format `Mixed.facts` of a target's analysis as a line for people."""
     if (found := analysis.get("mixed")) is None:
         return []
     return [
         f"of {found['matrices']} matrices in layers {found['in_8_bits']} in 8 bits, the others in 4: "
-        f"{found['bits']:.2f} bits a weight; embedding and head in {found['head_bits']}; a mean KL of "
+        f"{found['bits']:.2f} bits a weight; embedding and lm_head in {found['head_bits']}; a mean KL of "
         f"{found['mean_kl']:.2g} nats by 4 bits alone"
     ]
 
 
 OWN = "own"
-"""In place of a file: llmc's own."""
+"""The value of --calibrate that selects llmc's own text."""
 _MOST = 1 << 24
-"""Characters of a text, at most."""
+"""The most characters of a text."""
 _PASSAGE = 1500
-"""Characters of a topic of the manual."""
+"""The most characters of one topic of the manual."""
 
 
 def sequences_in(checkpoint: Checkpoint, given: str) -> list[list[int]]:
-    """Those of the text `given` for --calibrate. Raises InputError for one that is too short, or cannot be read,
-    CheckpointError for a tokenizer of another model."""
+    """Tokenize the text `given` to --calibrate.
+
+    Raises InputError for a text that is too short or unreadable, CheckpointError for another model's tokenizer.
+    """
     from llmc.compiler.weights.calibration import TOKENS, sequences_of
     from llmc.runtime.text.tokenizer import Tokenizer
 
@@ -239,7 +253,7 @@ def sequences_in(checkpoint: Checkpoint, given: str) -> list[list[int]]:
 
 
 def judged_in(checkpoint: Checkpoint) -> Judged:
-    """The text of texts.py, which the gate measures the bundle over, too."""
+    """Return the text of texts.py, which the verification gate also uses."""
     from llmc.compiler.verification.windows import FIRST, parts_of
     from llmc.compiler.weights.sensitivity import Judged
 
@@ -252,7 +266,7 @@ def _longest(checkpoint: Checkpoint) -> int:
 
 
 def given_text(given: str) -> str | None:
-    """The text of a file; None for OWN. Raises InputError."""
+    """Read the text of a file; None for OWN. Raises InputError."""
     if given == OWN:
         return None
     try:

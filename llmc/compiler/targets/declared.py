@@ -1,4 +1,4 @@
-"""The targets by name, and the options that they declare."""
+"""The registry of targets by name, and of the options that they declare."""
 
 from __future__ import annotations
 
@@ -35,30 +35,30 @@ TARGETS = Registry(
 
 
 class Declared(NamedTuple):
-    """An option, with the choices of all devices that take it, and these, sorted."""
+    """An option with the merged choices of all devices that take it, and those devices, sorted."""
 
     option: Option[Any]
     devices: tuple[str, ...]
 
 
 def devices() -> list[str]:
-    """Names that --device takes."""
+    """Return the names that --device takes."""
     return TARGETS.names()
 
 
 def offered() -> list[str]:
-    """Those of `devices` that people are told of."""
+    """Return the devices that help texts list."""
     return TARGETS.reported()
 
 
 def require_device(device: str) -> None:
-    """Raise UnknownNameError, which lists those offered, for what names no device in front of its colon."""
+    """Raise UnknownNameError, which lists the offered devices, unless the name before the colon is one."""
     if device.partition(":")[0] not in devices():
         raise UnknownNameError("device", device, offered(), other_names())
 
 
 def _importable(named: Iterable[str]) -> Iterator[tuple[str, type[Any]]]:
-    """Devices and their targets; another package's that cannot be imported is left out."""
+    """Devices and their targets; skips targets of other packages that cannot be imported."""
     for device in named:
         try:
             yield device, TARGETS.get(device)
@@ -67,17 +67,17 @@ def _importable(named: Iterable[str]) -> Iterator[tuple[str, type[Any]]]:
 
 
 def other_names() -> dict[str, str]:
-    """What else people call a device → its name."""
+    """Return other names of devices → their names."""
     return {called: device for device, target in _importable(devices()) for called in target.description.also_called}
 
 
 def selecting_adapters() -> list[str]:
-    """Devices whose graphs take adapters that rows choose, for people."""
+    """Return the devices whose graphs take per-row LoRA adapters, for people."""
     return [device for device, target in _importable(offered()) if target.description.selects_adapters]
 
 
 def declared() -> dict[str, Declared]:
-    """The options that targets declare, by name; another package's target that cannot be imported has none.
+    """Return the options that targets declare, by name. Skips other packages' targets that cannot be imported.
 
     Raises InputError where two targets declare a name differently.
     """
@@ -95,7 +95,7 @@ def declared() -> dict[str, Declared]:
 
 
 def _merged(one: Option[Any], other: Option[Any], device: str) -> Option[Any]:
-    """An option of several devices, with the choices of all; `device` says what the other means there if it differs."""
+    """One option with the choices of both; its help adds the other meaning under `device` if the help texts differ."""
     choices = tuple(dict.fromkeys((*one.choices, *other.choices)))
     return replace(
         one,
@@ -106,7 +106,7 @@ def _merged(one: Option[Any], other: Option[Any], device: str) -> Option[Any]:
 
 
 def check_own(option: Option[Any], value: Value, device: str) -> None:
-    """Raise InputError for a value that the option of a device never has; it names the devices that take it."""
+    """Raise InputError for a value that the device's option never takes, naming the devices that take it."""
     if option.choices and value not in option.choices:
         takers = [name for name, target in _importable(offered()) if _takes(target, option.name, value)]
         if takers:
@@ -121,9 +121,9 @@ def _takes(target: type[Any], name: str, value: Value) -> bool:
 
 
 def refuse_foreign(name: str, value: Value, device: str) -> None:
-    """Raise InputError for an option that a device does not take, unless `value` means "not given".
+    """Raise InputError for an option of other devices, unless `value` means "not given".
 
-    The message says whose it is, or which are known.
+    The message names those devices, or the known options.
     """
     known = declared()
     if name not in known:

@@ -1,5 +1,4 @@
-"""What a device is, for people and for the command line: its name, what it offers, what it needs, where it ran, and the
-model that its executables are compared with."""
+"""Static facts of a device: names, options, requirements, tested hardware, and its reference model."""
 
 from __future__ import annotations
 
@@ -19,10 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReferenceModel:
-    """A reference for executables: its name in keys and manifests, its place ("module:class", made of a checkpoint),
-    the check of what it can read ("module:function" of a checkpoint), the packages that its predictions depend on, and
-    what finds the layer where a model that does not match differs ("module:function" of a checkpoint and a number of
-    tokens), if there is such."""
+    """The model that executables are compared with.
+
+    name              in keys and manifests
+    location          "module:class", constructed with a checkpoint
+    check             "module:function" of a checkpoint: whether the model can read it
+    packages          packages that its predictions depend on
+    layers            optional "module:function" of a checkpoint and a token count: finds the first layer that differs
+    """
 
     name: str
     location: str
@@ -32,21 +35,23 @@ class ReferenceModel:
 
     @property
     def module(self) -> str:
-        """Where its code is."""
         return self.location.partition(":")[0]
 
     def open(self, checkpoint: Checkpoint) -> LogitReference:
-        """The model with the checkpoint's weights."""
+        """Open the model with the checkpoint's weights."""
         built: LogitReference = _named(self.location)(checkpoint)
         return built
 
     def require_readable(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError for an architecture that is not supported, naming those that are, and for a tensor or
-        configuration key that nothing would read."""
+        """Check that the model reads the checkpoint.
+
+        Raises CheckpointError for an unsupported architecture, naming the supported ones, and for an unread tensor or
+        configuration key.
+        """
         _named(self.check)(checkpoint)
 
     def first_difference(self, checkpoint: Checkpoint, longest: int) -> str:
-        """In which layer the model differs, in words, "" where nothing can say it; over texts of `longest` tokens."""
+        """Describe the first layer that differs over texts of `longest` tokens; "" if unknown."""
         return str(_named(self.layers)(checkpoint, longest)) if self.layers else ""
 
 
@@ -75,8 +80,10 @@ Ranges: TypeAlias = "Callable[[CompileOptions, Limits], Mapping[str, Range]]"
 
 @dataclass(frozen=True)
 class Hardware:
-    """A run on the device itself: on which `machine`, with which `toolchain`, when (`date`, "2026-11"), and where its
-    figures are (`source`, a document). Without a machine nothing ran on it; `instead` says what was done."""
+    """A run on real hardware: `machine`, `toolchain`, `date` ("2026-11"), and `source`, the document with its figures.
+
+    Without a machine nothing ran on hardware; `instead` says what was done.
+    """
 
     machine: str = ""
     toolchain: str = ""
@@ -96,8 +103,8 @@ class Hardware:
 
 
 def contract_tested(instead: str) -> Hardware:
-    """Of a device that no machine of the project has: fakes of its toolchain stand for it, and `instead` was done."""
-    return Hardware(instead=f"contract-tested, not run on hardware; {instead}")
+    """Describe a device that the project has no machine for. Fakes of its toolchain replace it; `instead` was done."""
+    return Hardware(instead=f"tested against mocks, not run on hardware; {instead}")
 
 
 TRACING = ("torch", "transformers", "safetensors")
@@ -106,7 +113,7 @@ TRACING = ("torch", "transformers", "safetensors")
 
 @dataclass(frozen=True)
 class Requirements:
-    """Modules that compiling and running import, and the extras of llmc that install them."""
+    """Modules that compiling and running import, and the llmc extras that install them."""
 
     compiling: tuple[str, ...] = ()
     running: tuple[str, ...] = ()
@@ -116,10 +123,11 @@ class Requirements:
 
 @dataclass(frozen=True)
 class Topologies:
-    """The topologies that a device takes behind the colon: their form ("GENERATION-SHAPE"), an example
-    ("tpu:v5e-2x2"), what rows and the last column of their table are ("generation", "shapes"), and the known ones.
+    """The topologies that a device takes behind the colon.
 
-    Each known one has name, generation, shape, chips, devices, hosts and hbm_bytes_per_device.
+    They have a form ("GENERATION-SHAPE"), an example ("tpu:v5e-2x2"), titles of the table's rows and last column
+    ("generation", "shapes"), and the known ones: name, generation, shape, chips, devices, hosts and
+    hbm_bytes_per_device.
     """
 
     written: str
@@ -133,26 +141,26 @@ class Topologies:
 class DeviceDescription:
     """Identity and defaults of a device.
 
-    name                the device as --device names it
+    name                its name for --device
     executor            the executor that opens its executables
-    also_called         other names for the device; an error names the device for each of them
+    also_called         other names, for which an error suggests this one
     reference           the model that executables are compared with
     quantisations       offered; `default_quantize` is the default
     dtypes              offered; the first is the default
     options             the device's own options
     why_static          why each bucket needs an executable of its own; "" where any shape can run
-    selects_adapters    whether graphs take LoRA adapters that each row chooses (checkpoint/adapter_layout.py)
+    selects_adapters    whether graphs take per-row LoRA adapters (checkpoint/adapter_layout.py)
     config_only         whether executables can be compiled before there are weights
     most_sequences      how many sequences its devices run at once, if they decide; the default of a plan
     ranges              bucket ranges that the options of a compile decide, by name ("prompt_batch" …), for a plan
-    needs_processes     compiling holds the interpreter lock, so parallel jobs need processes
-    fresh_process       modules that a compiling process imports when it starts. If there are any, each executable is
-                        compiled in a process that compiled nothing before: bytes do not depend on earlier compilations
+    needs_processes     whether compiling holds the interpreter lock, so that parallel jobs need processes
+    fresh_process       modules that a compiling process imports when it starts. If there are any, each executable gets
+                        a new process, so that its bytes do not depend on earlier compilations
     reads_files         whether compiling reads `Lowered.folder`, so that another host that compiles needs its files
     requirements        packages to install
-    topologies          what the device takes behind its name, if it is a topology
-    listed              what stands behind its name in the rows of `llmc devices`
-    accelerators        which ones its executables are for, as a host shows them
+    topologies          the topologies behind its name, if any
+    listed              what follows its name in the rows of `llmc devices`
+    accelerators        the accelerators that its executables are for, as a host reports them
     hardware            where its executables ran
     guide               its page in docs/
     """

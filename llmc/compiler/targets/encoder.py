@@ -1,5 +1,4 @@
-"""The contract of targets for models without a cache (one device's compiler for a program of frontend/encode.py), and
-the targets by the names of devices."""
+"""The target contract for models without a cache, which compile a program of frontend/encode.py, and their registry."""
 
 from __future__ import annotations
 
@@ -28,14 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EncoderCase:
-    """What is compiled: the task, and the ids of "no" and "yes" where a decoder scores by their logits."""
+    """The task, and the token ids of "no" and "yes" for a decoder that scores by their logits."""
 
     task: Task
     judges: tuple[int, int] | None = None
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, task: Task) -> EncoderCase:
-        """The case of a checkpoint; raises CheckpointError for a decoder whose tokenizer has no such words."""
+        """Create the case of a checkpoint. Raises CheckpointError for a decoder whose tokenizer has no such words."""
         if not judges(checkpoint, task):
             return cls(task)
         from llmc.runtime.text.tokenizer import Tokenizer
@@ -50,7 +49,7 @@ class EncoderCase:
         return cls(task, (no, yes))
 
     def components(self, stages: Stages) -> dict[str, Value]:
-        """What the program of this case is made of, for keys."""
+        """Return the key components of this case's program."""
         return {
             **stages.reading(),
             "config": stages.config_digest,
@@ -61,8 +60,10 @@ class EncoderCase:
 
 @dataclass(frozen=True)
 class CompiledEncoder:
-    """Executables by shape ((batch, tokens), or None for every shape), each an entry with "executable"; `files` go into
-    the bundle by name, `facts` into the manifest's options."""
+    """Executables by shape, (batch, tokens) or None for any shape, each a store entry with "executable".
+
+    `files` go into the bundle by name, `facts` into the manifest's options.
+    """
 
     executables: Sequence[tuple[tuple[int, int] | None, Entry]]
     files: Mapping[str, str]
@@ -70,39 +71,39 @@ class CompiledEncoder:
 
 
 class EncoderTarget(ABC):
-    """One device's compiler."""
+    """One device's compiler for models without a cache."""
 
     name: ClassVar[str]
     encoder: ClassVar[str]
-    """The encoder that runs what it makes (runtime/executors/encoders)."""
+    """The encoder that runs its executables (runtime/executors/encoders)."""
     quantisations: ClassVar[tuple[str, ...]] = ("none",)
     dtypes: ClassVar[tuple[str, ...]] = ("f32",)
     packages: ClassVar[tuple[str, ...]] = ()
-    """What a host has to have installed, as modules."""
+    """Modules that a host needs."""
     reference_name: ClassVar[str] = "transformers"
     reference_packages: ClassVar[tuple[str, ...]] = ("torch", "transformers")
-    """The model that results are compared with, for manifests, and what its numbers depend on, for keys."""
+    """The packages of the reference model, for manifests and keys."""
 
     @classmethod
     def of(cls, detail: str) -> Self:
-        """The target that `detail`, what is behind the device's name, selects; raises InputError for another one."""
+        """Create the target for `detail`, the text behind the device's name. Raises InputError for an unknown one."""
         if detail:
-            raise InputError(f"--device {cls.name}:{detail}: models that embed or score take --device {cls.name} alone")
+            raise InputError(f"--device {cls.name}:{detail}: models that embed or score take only --device {cls.name}")
         return cls()
 
     @classmethod
     def missing(cls) -> str:
-        """The package that this host lacks to compile; "" where nothing is missing."""
+        """Return the package that this host lacks to compile; "" if none."""
         return next((package for package in cls.packages if find_spec(package) is None), "")
 
     def choice(self, options: CompileOptions) -> str:
-        """Why executables are what they are, for the summary."""
+        """Explain the executables' shapes for the summary."""
         if options.specialise:
             return "one executable per bucket of texts × tokens"
-        return "one executable for all buckets: any shape runs as it is, padded to its longest text alone"
+        return "one executable for all buckets: any shape runs, padded only to its longest text"
 
     def configure(self, options: CompileOptions) -> CompileOptions:
-        """Fill in defaults; raises InputError for what this target does not offer."""
+        """Fill in defaults. Raises InputError for options that this target does not offer."""
         dtype = self.default_dtype() if options.dtype == "auto" else options.dtype
         quantize = options.quantize or "none"
         for what, value, known in (("quantize", quantize, self.quantisations), ("dtype", dtype, self.dtypes)):
@@ -112,7 +113,7 @@ class EncoderTarget(ABC):
                     f"{', '.join(known)}"
                 )
         if options.require_native and self.state != "native":
-            raise InputError("--require-native: what embeds or scores is compiled on each host that opens it")
+            raise InputError("--require-native: models that embed or score are compiled on each host that opens them")
         if options.sample_top_k:
             raise InputError("--sample-top-k is for models that generate text; leave it out")
         if options.own:
@@ -120,7 +121,7 @@ class EncoderTarget(ABC):
         return replace(options, dtype=dtype, quantize=quantize, specialise=self.specialised(options))
 
     def specialised(self, options: CompileOptions) -> bool:
-        """Whether each bucket gets an executable of its own; raises InputError where that was asked for in vain."""
+        """Whether each bucket gets its own executable. Raises InputError where that was requested in vain."""
         if options.specialise:
             raise InputError(f"--specialise: {self.choice(replace(options, specialise=False))}; leave it out")
         return False
@@ -131,31 +132,34 @@ class EncoderTarget(ABC):
 
     @property
     def state(self) -> State:
-        """Of the executables that this host makes: "portable" where each host that opens them compiles them."""
+        """The state of executables that this host compiles: "portable" where each opening host compiles them again."""
         return "portable"
 
     def analyse(self, stages: Stages, built: CompiledEncoder, options: CompileOptions) -> dict[str, Any]:
-        """Facts about the finished executables, for the manifest and --json, which the device's target for models that
-        generate describes; empty if there are none. Raises CompileError if they do not fit their device."""
+        """Return facts about the compiled executables for the manifest and --json, or {}.
+
+        The device's target for generation formats them. Raises CompileError if executables do not fit their device.
+        """
         return {}
 
     def recorded(self, options: CompileOptions) -> Recorded:
-        """What the manifest of a bundle with these options records: no instruction set, since devices compile at
-        open."""
+        """Return what the manifest records: no instruction set, since devices compile at open."""
         return Recorded(self.encoder)
 
     def reference(self, checkpoint: Checkpoint, case: EncoderCase) -> Reference:
-        """The model that results are compared with. Raises CheckpointError."""
+        """Open the model that results are compared with. Raises CheckpointError."""
         from llmc.compiler.verification.encoding import encoder_reference
 
         return encoder_reference(checkpoint, case.task, case.judges)
 
     @abstractmethod
     def toolchain(self) -> dict[str, str]:
-        """Names and versions of the packages that determine an executable. Raises DeviceError where one is missing."""
+        """Return names and versions of the packages that determine an executable. Raises DeviceError where one is
+        missing.
+        """
 
     def traced(self, stages: Stages, case: EncoderCase, options: CompileOptions) -> Iterator[tuple[str, str]]:
-        """The traced program as text, with its name; sizes are symbols. Raises CheckpointError and CompileError."""
+        """Yield name and text of the traced program; sizes are symbols. Raises CheckpointError and CompileError."""
         from llmc.compiler.frontend.encode import Encode, trace_encoder
         from llmc.compiler.program.import_fx import import_encoder
 
@@ -165,8 +169,9 @@ class EncoderTarget(ABC):
     def lowered(
         self, stages: Stages, plan: EncodePlan, case: EncoderCase, options: CompileOptions
     ) -> Iterator[tuple[str, str]]:  # fmt: skip
-        """What the device's compiler takes, as text, each with its name: one for every shape, or one a bucket. Raises
-        as `make`."""
+        """Yield name and text of each lowered program: one for any shape, or one per bucket. Raises the errors of
+        `make`.
+        """
 
     @abstractmethod
     def make(self, stages: Stages, plan: EncodePlan, case: EncoderCase, options: CompileOptions) -> CompiledEncoder:
@@ -186,27 +191,27 @@ TARGETS = Registry(
     untold=("fake",),
 )
 CPU, ENGINES = "cpu", ("openvino", "onnxruntime")
-"""What `--device cpu` stands for: the first of these that is installed."""
+"""The engines of `--device cpu`; the first installed one is used."""
 
 
 def open_encoder_target(device: str) -> tuple[EncoderTarget, str]:
-    """The target that `device` stands for, and why.
+    """Open the target for `device`, and return why it was selected.
 
-    Raises InputError for a device that has no form for models without a cache.
+    Raises InputError for a device that does not support models without a cache.
     """
     name, _, detail = device.partition(":")
     if name != CPU:
         return _named(name, device).of(detail), ""
     targets = [(_named(engine, device), engine) for engine in ENGINES]
     target, engine = next((found for found in targets if not found[0].missing()), targets[0])
-    why = "the first of the runtimes of CPUs for models without a cache"
+    why = "the first installed CPU engine for models without a cache"
     if engine != ENGINES[0]:
         why = f"{targets[0][0].missing()} is not installed here"
     return target.of(detail), f"{engine}: {why}"
 
 
 def encoder_target(name: str) -> EncoderTarget:
-    """The target of that name, as manifests have it. Raises UnknownNameError."""
+    """Look up a target by its name in manifests. Raises UnknownNameError."""
     built: EncoderTarget = TARGETS.get(name)()
     return built
 
@@ -216,7 +221,5 @@ def _named(name: str, device: str) -> type[EncoderTarget]:
         found: type[EncoderTarget] = TARGETS.get(name)
     except UnknownNameError:
         offered = ", ".join([CPU, *TARGETS.reported()])
-        raise InputError(
-            f"--device {device} has no form for models that embed or score; take one of {offered}"
-        ) from None
+        raise InputError(f"--device {device} cannot embed or score; choose one of {offered}") from None
     return found

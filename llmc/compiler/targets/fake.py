@@ -1,23 +1,23 @@
-"""The tutorial target: a toy language model for a device that is numpy. docs/adding.md walks through it.
+"""The tutorial target: a toy language model on a simulated device that uses numpy. docs/adding.md walks through it.
 
 The toy model (model_type "toy") has two tensors, E = model.embed_tokens.weight and W = lm_head.weight, both
-[vocab_size, hidden_size]. A token at position j is remembered as one vector, and logits fade the older ones out:
+[vocab_size, hidden_size]. The cache holds one vector per token, and older vectors decay:
 
-    v_j = (1 + j / max_position_embeddings) · E[token_j]            what the cache holds, one vector a token
+    v_j = (1 + j / max_position_embeddings) · E[token_j]            one cached vector a token
     logits after position t = W · Σ_{j ≤ t} DECAY^(t − j) · v_j     [vocab_size]
 
-With `sliding_window` in its config.json only the last so many tokens count, and the cache is a ring of them. LoRA
-adapters that requests choose may change both tensors; the device holds both for each, and takes a row's own.
+With `sliding_window` in its config.json only the last so many tokens count, in a ring-buffer cache. LoRA adapters that
+requests choose may change both tensors; the device holds both for each, and selects them per row.
 
-So a result depends on every token before it, on its order and on its position, as a real model's does: a leak from
-padding, a wrong slot or a wrong past shows in the numbers. What a real target traces, lowers and hands to a vendor's
-compiler is here a few lines of JSON, which llmc/runtime/executors/fake/executor.py replays.
+A result depends on every earlier token, its order and its position, as a real model's does. Leaks from padding, wrong
+token slots and wrong histories change the numbers. Where a real target traces, lowers and calls a vendor's compiler,
+this one writes a few lines of JSON, which llmc/runtime/executors/fake/executor.py runs:
 
     executable = { "format": 1, "phase", "batch", "query", "context",        sizes, null where they are dynamic
                    "decay", "positions": max_position_embeddings,
                    "weights": digest, "tensors": {name: {"offset": bytes, "shape": [rows, columns]}},
                    and, with a number behind "@", those of each adapter,
-                   "sample_top_k": only where the largest logits are returned, too,
+                   "sample_top_k": only where just the largest logits are returned,
                    "window": sliding_window, only where there is one }
 """
 
@@ -52,14 +52,14 @@ if TYPE_CHECKING:
     from llmc.settings import Settings
 
 DECAY = -0.9
-"""Negative, so that greedy text does not repeat one token: a vector that favours a token now opposes it at the next."""
+"""Negative, so that greedy text does not repeat one token: a vector that favours a token opposes it one step later."""
 
 Compiling: TypeAlias = "Callable[[Lowered, Shape, dict[str, Any]], dict[str, Any]]"
-"""From an executable's fields to those that are written; it may raise, or wait."""
+"""Maps an executable's fields to those that are written; it may raise or wait."""
 
 
 class FakeCosts(Costs):
-    """Nothing takes time."""
+    """Zero compile times."""
 
     verifying: ClassVar[Verifying] = Verifying(Timing(), Timing(), Timing(), Timing())
 
@@ -68,14 +68,14 @@ class FakeCosts(Costs):
 
 
 class FakeTarget(Target):
-    """`--device fake`; its suffix selects how steps are taken (fake/kind.py)."""
+    """`--device fake`; the detail behind the colon selects the kind of steps (fake/kind.py)."""
 
     description = DeviceDescription("fake", "fake", reference=TOY, selects_adapters=True, reads_files=False)
 
     def __init__(
         self, kind: FakeKind | None = None, *, state: State = "native", compiling: Compiling | None = None
     ) -> None:
-        """What tests vary: a host that makes `portable` executables only, and a compiler that fails, waits or errs.
+        """Create a target; tests set the state of executables and `compiling`, a compiler that fails, waits or errs.
 
         `compiling` is called for each executable, in the thread that compiles it.
         """
@@ -85,16 +85,16 @@ class FakeTarget(Target):
 
     @classmethod
     def of(cls, detail: str, settings: Settings) -> Self:
-        """The device that takes ragged steps, shares a pool of tokens or captures graphs, see fake/kind.py."""
+        """The kinds are in fake/kind.py: ragged steps, a shared token pool, captured graphs."""
         from llmc.runtime.executors.fake.device import PORTABLE, FakeKind
 
         return cls(FakeKind.of(detail), state="portable" if detail == PORTABLE else "native")
 
     def remaining(self) -> str:
-        return "" if self._state == "native" else "a fake card has to be put in"
+        return "" if self._state == "native" else "a fake device has to be attached"
 
     def finisher(self) -> Finisher | None:
-        """Of portable executables; imported here, so that no key of a portable executable depends on it."""
+        """The on-target compiler, imported here to keep it out of portable executables' keys."""
         if self._state == "native":
             return None
         from llmc.compiler.targets.fake_finisher import FakeFinisher
@@ -102,7 +102,7 @@ class FakeTarget(Target):
         return FakeFinisher()
 
     def configure(self, options: CompileOptions) -> CompileOptions:
-        """One executable a bucket, so that tests see buckets; but ragged steps have no fixed shape."""
+        """Defaults to one executable a bucket, for tests of buckets; ragged steps have no fixed shape."""
         if self._kind.ragged and options.specialise:
             raise InputError("--specialise: ragged steps have no fixed shape; leave it out, or take --device fake")
         if self._kind.graph_memory is not None and options.specialise is False:
@@ -120,11 +120,11 @@ class FakeTarget(Target):
         return {"fake": FAKE_VERSION}
 
     def held_cache(self, cache: CacheShape, limits: Limits, options: CompileOptions) -> CacheShape:
-        """Rings of whole blocks, one more than the window's."""
+        """Ring buffers of whole blocks, one more than the window's."""
         return cache.in_blocks(limits.block_size, limits.max_model_len)
 
     def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
-        """The formula's constants, as JSON: a real target traces the transformers model (program/stage.py)."""
+        """Write the formula's constants as JSON; a real target traces the transformers model (program/stage.py)."""
         facts: dict[str, Any] = {"positions": _positions(stages), **_window(stages)}
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:
@@ -139,8 +139,8 @@ class FakeTarget(Target):
         file, placements = weights.outputs["weights"], weights.outputs["placements"]
         return Lowered(
             files={"weights": file.digest},
-            # All that `compile` reads beside the shape and the options: a component that is missing here would let
-            # a changed model find an executable of the old one. The program is all positions and code.
+            # Everything `compile` reads besides shape and options. A missing component would let a changed model find
+            # an old model's executable. The program holds all positions and code.
             components={
                 "weights": file.digest,
                 "placements": placements.digest,
@@ -151,8 +151,7 @@ class FakeTarget(Target):
         )
 
     def _weights(self, stages: Stages) -> Entry:
-        """Both tensors in one file, with each adapter and none, and where each lies; built once per checkpoint, by any
-        number of compiles."""
+        """Both tensors, for each adapter and for none, in one file with their offsets; built once per checkpoint."""
         components = {
             **stages.reading(),
             "code": code_digest(self._weights, type(stages.checkpoint)),
@@ -166,13 +165,13 @@ class FakeTarget(Target):
                     _require_shape(stages.checkpoint.config, name, tensor.shape)
                     placements[of_adapter(name, number)] = {"offset": out.tell(), "shape": tensor.shape}
                     out.write(tensor.tobytes())
-            assert out.blob is not None  # it is set once the block has ended well
+            assert out.blob is not None  # the blob is set once the block has ended without an error
             return {"weights": out.blob, "placements": workspace.put_bytes(canonical_json(placements))}
 
         return stages.run("weights", components, build)
 
     def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
-        """Constants and sizes as JSON; weights stay outside, named by digest, so that all executables share them."""
+        """Write constants and sizes as JSON, and name the weights by digest, so that all executables share them."""
         sizes = {"phase": shape.phase, "batch": shape.batch, "query": shape.query, "context": shape.context}
         model = {**json.loads(lowered.inputs[PROGRAM].read_bytes()), "weights": lowered.files["weights"]}
         tensors = json.loads(lowered.inputs["placements"].read_bytes())

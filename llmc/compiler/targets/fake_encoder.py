@@ -1,12 +1,12 @@
-"""Encoders on the fake device: a toy that embeds or scores, compiled in milliseconds with numpy alone.
+"""Encoders on the fake device: a toy that embeds or scores, compiled in milliseconds with numpy only.
 
 A checkpoint has the toy model's tensors (targets/fake.py), E and W, both [vocab_size, hidden_size], and the
-configuration of any model that embeds. Of a text with tokens 0 … n − 1:
+configuration of any model that embeds. For a text with tokens 0 … n − 1:
 
     state of token t = Σ_{j < n} DECAY^|t − j| · (1 + j / max_position_embeddings) · E[token_j]     embed: [T, hidden]
     logits           = W[: labels] · state of token 0                                               score: [labels]
 
-So each state depends on every token of its text, on both sides, and on no other text and no padding.
+Each state depends on every token of its text, on both sides, and on no other text and no padding.
 
     executable = { "batch", "query": sizes, null where they are dynamic, "decay", "positions", "labels": 0 to embed,
                    "tensors": {"embedding" | "head": {"offset": bytes, "shape": [rows, columns]}} }
@@ -78,7 +78,7 @@ class FakeEncoderTarget(EncoderTarget):
     def _weights(self, stages: Stages) -> Entry:
         checkpoint = stages.checkpoint
         if set(checkpoint.tensor_names()) != {EMBEDDING, HEAD}:
-            raise CheckpointError(f"{checkpoint.path}: device fake takes the toy model alone, see targets/fake.py")
+            raise CheckpointError(f"{checkpoint.path}: device fake takes only the toy model of targets/fake.py")
         return stored_weights(stages, {"embedding": EMBEDDING, "head": HEAD})
 
     def _executable(self, stages: Stages, weights: Entry, case: EncoderCase, shape: tuple[int, int] | None) -> Entry:
@@ -96,7 +96,6 @@ class FakeEncoderTarget(EncoderTarget):
 
 
 def _constants(stages: Stages, case: EncoderCase) -> dict[str, int]:
-    """What a program has of the checkpoint's configuration."""
     config = stages.checkpoint.config
     labels = labels_of(config) if case.task == "score" else 0
     return {"positions": int(config["max_position_embeddings"]), "labels": labels}

@@ -1,4 +1,6 @@
-"""Finishing for the fake device, the example of finishing.py: writes the card's name into each executable."""
+"""On-target compilation for the fake device, the example of finishing.py: it writes the device's name into
+executables.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,14 @@ if TYPE_CHECKING:
 
 
 class FakeFinisher(EachExecutable):
-    """Writes the card's name into each executable."""
+    """Writes the device's name into each executable."""
 
     executor: ClassVar[str] = "fake"
 
     def lacks(self) -> str:
-        return "" if device.here else "this host has no fake card; put one in: llmc.runtime.executors.fake.device.here"
+        return (
+            "" if device.here else "this host has no fake device; attach one: llmc.runtime.executors.fake.device.here"
+        )
 
     def finish(self, bundle: Bundle, executable: Executable) -> bytes:
         return canonical_json(json.loads(bundle.files.read(executable.blob)) | {"card": self.host()["card"]})

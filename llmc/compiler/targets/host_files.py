@@ -1,4 +1,4 @@
-"""Files that a compile leaves beside its bundle for another host: a plan as a server reads it, and jobs."""
+"""Files that a compile writes next to its bundle for another host: a plan in a server's format, and jobs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from llmc.integrations.settings import complete
 
 
 def exported(name: str, plan: Plan, limits: Limits | None = None) -> Export | None:
-    """The plan in the form of the server `name`, within its own `limits` if they are not the plan's.
+    """Export the plan for the server `name`, within `limits` (default: the plan's).
 
-    None, and a warning, where its rules leave nothing of it.
+    Returns None, with a warning, where the server's rules leave nothing of the plan.
     """
     server = bucket_rules(name)
     setup = Setup(limits or plan.limits, complete(server.settings, {}))
@@ -33,12 +33,12 @@ def exported(name: str, plan: Plan, limits: Limits | None = None) -> Export | No
 
 
 def server_files(name: str, folder: Path, found: Export | None) -> Mapping[str, str]:
-    """Texts of an export by file name, for files in `folder`; none of none."""
+    """Return the texts of an export by file name, for files in `folder`; {} without an export."""
     return {} if found is None else texts_for(folder, found, name)
 
 
 def rendered(package: str, names: Sequence[str], values: Mapping[str, str]) -> dict[str, str]:
-    """The templates of these names in the folder `templates` of a package, with `values`."""
+    """Fill in templates of a package's folder `templates`."""
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)  # noqa: S701
     templates = files(package) / "templates"
     return {name: environment.from_string((templates / name).read_text()).render(values) for name in names}

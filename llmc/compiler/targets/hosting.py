@@ -1,4 +1,4 @@
-"""What a container, pod or unit needs to run a target's bundles. `llmc deploy` writes it; a target says it."""
+"""Container, pod and unit requirements of a target's bundles, for `llmc deploy`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Hosting:
-    """Of one server. `resources` are those of the vendor's Kubernetes device plug-in, by name; `node_selector` are
-    labels of nodes that have the device; `devices` are device nodes; `reservation` and `runtime` are Docker Compose's
-    words for the same; `environment` is set for the server.
+    """Requirements of one server.
 
-    `extra` of llmc has what runs the bundles, on an image of plain Python; `own_image`: that is not enough, and the
-    image has to bring the vendor's software, which `own_image` names.
+    resources              of the vendor's Kubernetes device plug-in, by name
+    node_selector          labels of nodes that have the device
+    devices                device nodes
+    reservation, runtime   the same in Docker Compose's terms
+    environment            set for the server
+    extra                  the llmc extra that runs the bundles on a plain Python image
+    own_image              the vendor's software that the image must bring where `extra` is not enough
     """
 
     extra: str = ""
@@ -26,12 +29,15 @@ class Hosting:
     reservation: Mapping[str, Any] = field(default_factory=dict)
     runtime: str = ""
     host_memory: bool = True
-    """Whether weights and cache lie in the host's memory, and its processors compute."""
+    """Whether weights and cache are in host memory, and host CPUs compute."""
 
 
 def nvidia(count: int, extra: str, product: str = "") -> Hosting:
-    """NVIDIA cards, by the device plug-in; `product` as the driver names it, which GPU feature discovery makes a label
-    of (NVIDIA/k8s-device-plugin, docs/gpu-feature-discovery: blanks become dashes)."""
+    """NVIDIA GPUs, by the device plug-in; `product` is the driver's product name.
+
+    GPU feature discovery makes a label of that name (NVIDIA/k8s-device-plugin, docs/gpu-feature-discovery: blanks
+    become dashes).
+    """
     return Hosting(
         extra=extra,
         resources={"nvidia.com/gpu": count},

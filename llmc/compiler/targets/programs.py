@@ -1,11 +1,11 @@
-"""Targets whose portable form is a torch.export program per bucket: what the device's own compiler takes, run on CPU.
+"""Targets whose portable form is one torch.export program per bucket, which the device's compiler takes and CPUs run.
 
 Programs take their weights as inputs (dialect two_part: the cache is read-only, new keys and values come out), so that
-all buckets share one weights file, and a graph is some tens of kilobytes. The model is traced twice, without and with
-a cache, with symbolic sizes; a bucket is specialised from that in well under a second (program/to_export.py), so
-parallel jobs need no processes: there is nothing left that would repay starting them.
+all buckets share one weights file, and a graph is some tens of kilobytes. The model is traced twice, without and with a
+cache, with symbolic sizes. Specialising a bucket from that takes well under a second (program/to_export.py), so
+parallel jobs would gain nothing from processes.
 
-The bundle's files are those of weightless.py.
+weightless.py defines the bundle's files.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _COMPONENTS = {"weights": WEIGHTS, "placements": PLACEMENTS, "tensors": TENSORS_
 
 @dataclass(frozen=True)
 class ProgramLowered(Lowered):
-    """And the cache that programs are made for."""
+    """Adds the programs' cache."""
 
     cache: CacheShape
 
 
 class ProgramCosts(Costs):
-    """Of programs that are traced, and not lowered."""
+    """Cost estimates of programs that are traced, and not lowered."""
 
     executable_seconds: ClassVar[float] = 0.2
     executable_bytes: ClassVar[int] = 40_000
@@ -71,11 +71,11 @@ PROGRAMS = DeviceDescription(
     config_only=True,
     requirements=Requirements((*TRACING, "gguf", "onnx"), ("torch",), run_extras=("compile",)),
 )
-"""What the devices below have in common."""
+"""The common description of these devices."""
 
 
 class ProgramTarget(Target):
-    """What the targets of portable programs have in common."""
+    """The common part of the targets of portable programs."""
 
     def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
         return Hosting(extra="compile")
@@ -84,11 +84,11 @@ class ProgramTarget(Target):
         self._traced: dict[Path, dict[str, Any]] = {}
 
     def toolchain(self) -> dict[str, str]:
-        """The tracer, and the model code that is traced."""
+        """The tracer, and the traced model code."""
         return {package: version_of(package) for package in ("torch", "transformers")}
 
     def held_cache(self, cache: CacheShape, limits: Limits, options: CompileOptions) -> CacheShape:
-        """Rings of whole blocks, one more than the window's."""
+        """Ring buffers of whole blocks, one more than the window's."""
         return cache.in_blocks(limits.block_size, limits.max_model_len)
 
     def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
@@ -110,7 +110,7 @@ class ProgramTarget(Target):
         )
 
     def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
-        """Specialise the traced program, and open the result as the executor will."""
+        """Specialise the traced program, and open the result as the executor does."""
         from llmc.compiler.program.to_export import specialise
         from llmc.runtime.portable_program import PortableProgram, write_archive
 

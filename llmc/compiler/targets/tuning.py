@@ -1,11 +1,10 @@
-"""The contract of tuning: on its own host, a device's compiler times ways to compute a graph's products, and a compile
-on any other host takes the fastest.
+"""The contract of tuning: a device's compiler times matmul kernels on the device's host, for compiles on any host.
 
-A target whose compiler can has a `Tuner` (`Target.tuner`). pipeline/tune.py has it tune a bundle's executables one by
-one, and keeps what it finds in the store and in a file. Keys and results are the compiler's
-own; nothing above a target reads them.
+A target whose compiler supports this has a `Tuner` (`Target.tuner`). pipeline/tune.py tunes a bundle's executables one
+by one, and keeps the results in the store and in a file. Keys and results are the compiler's own; only the target reads
+them.
 
-A file of results is canonical JSON, which is small enough to be read, compared and kept beside a plan.
+A file of results is canonical JSON, small enough to be read, compared and kept with a plan.
 
     file     = {"digest": sha256 of the canonical JSON of file without it, "format": "llmc tuning results",
                 "made_for": {name: text, …}, "results": {key: result, …}, "version": 1}
@@ -13,8 +12,8 @@ A file of results is canonical JSON, which is small enough to be read, compared 
     result   = base64 of the compiler's bytes
 
 Security. A file may come from anywhere: reading one runs nothing, is bounded by MAX_BYTES before it is parsed, and
-raises nothing but ArtifactError. The compiler parses each result once more; what it makes of them is run against the
-reference only on a host that has the device.
+raises only ArtifactError. The compiler parses each result again. Executables built with results are checked against the
+reference only on a host with the device.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
 
 STAGE = "tuning"
-"""Kind of the entries of a store that hold results. Their key is the digest of the file, `results`."""
+"""Kind of the store entries that hold results. Their key is the digest of the file, `results`."""
 
 RESULTS = "results.json"
 """The output of such an entry."""
@@ -44,15 +43,19 @@ RESULTS = "results.json"
 
 @dataclass(frozen=True)
 class Results:
-    """What was found: `found` has the compiler's result for each of its keys. `made_for` says what it holds for, by
-    name: card, compiler … ."""
+    """Tuning results: `found` maps the compiler's keys to its results.
+
+    `made_for` names what they hold for: GPU, compiler … .
+    """
 
     made_for: Mapping[str, str]
     found: Mapping[str, bytes] = field(default_factory=dict)
 
     def merged(self, newer: Results) -> Results:
-        """With what `newer` found, which counts where both know a key. Raises ArtifactError for results of another
-        card or compiler, naming what differs."""
+        """Add the results of `newer`, which win for common keys.
+
+        Raises ArtifactError for results of another GPU or compiler, naming the differences.
+        """
         names = sorted(self.made_for.keys() | newer.made_for.keys())
         mine, theirs = self.made_for, newer.made_for
         differ = [
@@ -66,19 +69,19 @@ class Results:
 
 
 class Tuner(ABC):
-    """What tunes on the device's own host."""
+    """Tunes kernels on the device's host."""
 
     @abstractmethod
     def lacks(self) -> str:
-        """What this host lacks to tune, in words, with the line that installs it or where to go; "" if nothing."""
+        """Describe what this host lacks to tune, with the install line or where to go; "" if nothing."""
 
     @abstractmethod
     def tune(self, bundle: Bundle, executable: Executable, known: Results | None) -> Results | None:
-        """`known` with the results for the products of one executable of `bundle`, which are not timed again where
-        `known` has them; None where nothing is known, and the executable has no products.
+        """Return `known` with results for the matmuls of one executable of `bundle`; matmuls in `known` are not timed
+        again.
 
-        Raises CompileError with the compiler's own words, DeviceError, and ArtifactError where `known` is of another
-        card or compiler.
+        Returns None where nothing is known and the executable has no matmuls. Raises CompileError with the compiler's
+        words, DeviceError, and ArtifactError where `known` is of another GPU or compiler.
         """
 
 
@@ -90,7 +93,7 @@ _MEMBERS = {"digest", "format", "made_for", "results", "version"}
 
 
 def write_results(results: Results) -> bytes:
-    """The file; equal results give equal bytes."""
+    """Serialise results; equal results give equal bytes."""
     body: dict[str, Any] = {
         "format": FORMAT, "version": VERSION, "made_for": dict(results.made_for),
         "results": {key: base64.b64encode(value).decode() for key, value in results.found.items()},
@@ -99,13 +102,14 @@ def write_results(results: Results) -> bytes:
 
 
 def read_results(path: Path) -> Results:
-    """Those in the file `path`. Raises InputError where it cannot be read, ArtifactError for what is wrong in it; both
-    name it."""
+    """Read the file `path`. Raises InputError where it cannot be read, ArtifactError for invalid content;
+    both name it.
+    """
     return parse_results(read_bytes(path), str(path))
 
 
 def read_bytes(path: Path) -> bytes:
-    """The file `path`, no more of it than is parsed; raises InputError that names it."""
+    """Read the file `path` up to the size limit. Raises InputError that names it."""
     try:
         with open_regular(path) as file:
             return file.read(MAX_BYTES + 1)
@@ -114,7 +118,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def parse_results(data: bytes, source: str) -> Results:
-    """Those in a file's bytes; `source` names it in errors. Raises ArtifactError, and nothing else."""
+    """Parse a file's bytes; `source` names it in errors. Raises only ArtifactError."""
     if len(data) > MAX_BYTES:
         _fail(source, f"larger than {MAX_BYTES >> 20} MiB")
     try:
@@ -129,7 +133,7 @@ def parse_results(data: bytes, source: str) -> Results:
     body = {name: value for name, value in members.items() if name != "digest"}
     try:
         intact = set(members) == _MEMBERS and members["digest"] == digest_bytes(canonical_json(body))
-    except ValueError:  # half of a surrogate pair, which JSON can hold and UTF-8 cannot
+    except ValueError:  # an unpaired surrogate, which JSON can hold and UTF-8 cannot
         intact = False
     if not intact:
         _fail(source, "damaged: it is not what was written")
@@ -149,4 +153,4 @@ def _is_texts(found: object) -> bool:
 
 
 def _fail(source: str, problem: str, cause: Exception | None = None) -> NoReturn:
-    raise ArtifactError(f"{source}: {problem}; make it again with llmc tune") from cause
+    raise ArtifactError(f"{source}: {problem}; create it again with llmc tune") from cause

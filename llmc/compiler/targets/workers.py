@@ -1,7 +1,6 @@
-"""Processes that compile, and the threads that wait for them. Only the parent handles an interrupt, and it ends them at
-once.
+"""Compiler processes, and the threads that wait for them. Only the parent handles an interrupt, and kills them at once.
 
-`run_tool` runs a device's compiler as a process of its own, which leaves nothing running behind.
+`run_tool` runs a device's compiler as a process of its own that leaves no process behind.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ R = TypeVar("R")
 
 
 class Workers(ProcessPoolExecutor):
-    """`jobs` processes at once. With `preload`, modules by name, each task has a process that ran nothing before.
+    """A pool of `jobs` processes. With `preload`, module names, each task gets a fresh process.
 
-    Where its block is left by an exception, nobody waits for what still runs.
+    Leaving the block by an exception does not wait for running tasks.
     """
 
     def __init__(self, jobs: int, preload: Sequence[str] = ()) -> None:
@@ -53,8 +52,10 @@ class Workers(ProcessPoolExecutor):
 
 
 class Jobs:
-    """`jobs` pieces of work at once, in threads. With `workers`, which makes so many processes, what a piece does
-    `apart` is done in one of them; they start when something is first to be done there."""
+    """Runs up to `jobs` tasks at once in threads.
+
+    With `workers`, a factory of process pools, `apart` runs in a process; the pool starts on first use.
+    """
 
     def __init__(self, jobs: int, workers: Callable[[int], Workers] | None) -> None:
         self._jobs, self._workers = jobs, workers
@@ -71,9 +72,10 @@ class Jobs:
     def each(
         self, work: Callable[[T], R], items: Sequence[T], done: Callable[[T, R], None] = lambda item, result: None
     ) -> list[R]:
-        """The result of `work` on each of `items`, in their order; `done` hears of each as it is there, in this thread.
+        """Return the result of `work` for each of `items`, in their order; this thread calls `done` with each as it
+        finishes.
 
-        The first error ends the processes, and is raised when no thread runs any more. Nothing begins after it.
+        The first error kills the processes, and is raised when no thread runs any more. Nothing starts after it.
         """
         errors: list[BaseException] = []
 
@@ -97,12 +99,12 @@ class Jobs:
             except BaseException:
                 if self._pool is not None:
                     self._pool.stop()
-                threads.shutdown(wait=True, cancel_futures=True)  # files that running jobs read are there until then
+                threads.shutdown(wait=True, cancel_futures=True)  # running jobs read these files until then
                 raise
         return [future.result() for future in futures]
 
     def apart(self, what: str, function: Callable[..., R], *arguments: Any) -> R:
-        """The result of `function`, which compiles `what`. Raises CompileError where its process is killed."""
+        """Run `function`, which compiles `what`. Raises CompileError where its process is killed."""
         if self._workers is None:
             return function(*arguments)
         with self._starting:
@@ -112,8 +114,8 @@ class Jobs:
             return self._pool.submit(function, *arguments).result()
         except BrokenProcessPool as e:
             raise CompileError(
-                f"a worker process was killed while {what} was compiled, perhaps for want of memory; the rest is kept: "
-                f"try again with fewer than --jobs {self._jobs}"
+                f"a worker process was killed while {what} was compiled, perhaps for lack of memory; other "
+                f"results are kept: try again with fewer than --jobs {self._jobs}"
             ) from e
 
 
@@ -133,8 +135,11 @@ def run_tool(
     seconds: float,
     environment: Mapping[str, str] | None = None,
 ) -> int | None:
-    """The exit code of a process that works in `folder` and writes to the file `out`, negative for a signal; None where
-    it was stopped after `seconds`. It is a process group of its own, which ends with it, and with this process."""
+    """Run a command in `folder` with output to the file `out`, and return its exit code, negative for a signal.
+
+    Returns None where it was stopped after `seconds`. It runs in its own process group, which ends with it and with
+    this process.
+    """
     process = subprocess.Popen(
         command,
         cwd=folder,
@@ -156,13 +161,13 @@ def run_tool(
 
 
 def last_lines(log: Path) -> list[str]:
-    """The last lines of a tool's log that say something, for an error."""
+    """Return the last non-empty lines of a tool's log, for an error."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
     return [line[:500] for line in lines if line][-_LAST:]
 
 
 def _die_with_parent() -> Callable[[], object] | None:
-    """A killed worker leaves no compiler behind."""
+    """Kills the compiler when its worker is killed."""
     if sys.platform != "linux":
         return None
     library = ctypes.CDLL(None)

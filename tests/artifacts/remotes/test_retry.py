@@ -51,9 +51,9 @@ class ClientPayloadError(Exception):
     """As aiohttp's, for an answer that broke off."""
 
 
-def caused(embed_lm_head: BaseException, cause: BaseException) -> BaseException:
-    embed_lm_head.__cause__ = cause
-    return embed_lm_head
+def caused(error: BaseException, cause: BaseException) -> BaseException:
+    error.__cause__ = cause
+    return error
 
 
 @pytest.mark.parametrize("kind", [ClientError, HTTPError, ClientResponseError])

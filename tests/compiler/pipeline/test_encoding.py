@@ -153,8 +153,8 @@ def test_buckets_of_fixed_shapes_give_the_same_vectors(folder: Path, embedding: 
 @pytest.mark.usefixtures("embedding")
 def test_a_device_without_a_form_for_encoders_is_refused_and_names_those_with_one(folder: Path) -> None:
     for device, said in (
-        ("hpu", "--device hpu has no form for models that embed or score; take one of cpu, onnxruntime, openvino, tpu"),
-        ("openvino:GPU", "--device openvino:GPU: models that embed or score take --device openvino alone"),
+        ("hpu", "--device hpu cannot embed or score; choose one of cpu, onnxruntime, openvino, tpu"),
+        ("openvino:GPU", "--device openvino:GPU: models that embed or score take only --device openvino"),
     ):
         with pytest.raises(InputError, match=said):
             llmc.compile(folder / "bert", folder / "none.llmc", device=device, cache_dir=folder / "store")
@@ -166,7 +166,7 @@ def test_a_device_without_a_form_for_encoders_is_refused_and_names_those_with_on
 
 def test_cpu_stands_for_the_first_engine_that_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     target, why = open_encoder_target("cpu")
-    assert (target.name, why) == ("openvino", "openvino: the first of the runtimes of CPUs for models without a cache")
+    assert (target.name, why) == ("openvino", "openvino: the first installed CPU engine for models without a cache")
     monkeypatch.setattr(OpenVinoEncoderTarget, "packages", ("openvino_is_not_here",))
     target, why = open_encoder_target("cpu")
     assert (target.name, why) == ("onnxruntime", "onnxruntime: openvino_is_not_here is not installed here")

@@ -587,12 +587,12 @@ def test_what_the_target_does_not_offer(toy: Toy) -> None:
 
 def test_native_that_this_host_cannot_make(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, state="portable")
-    with pytest.raises(DeviceError, match=r"only portable on this host.*a fake card has to be put in") as caught:
+    with pytest.raises(DeviceError, match=r"only portable on this host.*a fake device has to be attached") as caught:
         toy.compile(require_native=True)
     assert caught.value.exit_code == 3
     assert not toy.store.root.exists(), "refused before any work"
     result = toy.compile()
-    assert (result.portable, result.native, result.remaining) == (BUCKETS, 0, "a fake card has to be put in")
+    assert (result.portable, result.native, result.remaining) == (BUCKETS, 0, "a fake device has to be attached")
     assert {e.state for e in read_manifest(toy.bundle).executables} == {"portable"}
     with BundleLLM(toy.bundle) as llm:
         llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2, temperature=0))

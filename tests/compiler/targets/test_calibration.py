@@ -71,14 +71,14 @@ def test_embedding_and_head_have_the_bits_that_the_bound_allows_or_that_were_req
     (loose, every), (_, layers) = found(10.0), found(10.0, head_bits=8)
     assert (loose.head_bits, layers["head_bits"]) == (4, 8)
     assert layers["mean_kl"] < every["mean_kl"]
-    assert "; embedding and head in 4; a mean KL of" in mixed_lines(loose.facts)[0]
+    assert "; embedding and lm_head in 4; a mean KL of" in mixed_lines(loose.facts)[0]
     tight, _ = found(layers["mean_kl"] / 20)
     assert tight.head_bits == 8
     ends = every["mean_kl"] - layers["mean_kl"]
     forced, facts = found(layers["mean_kl"] / 2 + ends, head_bits=4)
     assert forced.head_bits == 4 and forced.wide
     assert facts["mean_kl"] <= layers["mean_kl"] / 2 + ends
-    with pytest.raises(VerificationError, match=r"with all \d+ matrices in 8 bits beside --head-bits 4 the mean KL is"):
+    with pytest.raises(VerificationError, match=r"with all \d+ matrices in 8 bits with --head-bits 4 the mean KL is"):
         found(ends / 4, head_bits=4)
 
 

@@ -37,7 +37,7 @@ def test_what_is_written_is_read(results: Results) -> None:
 @given(RESULTS, st.data())
 def test_a_torn_file_is_refused(results: Results, data: st.DataObject) -> None:
     whole = write_results(results)
-    with pytest.raises(ArtifactError, match=r"^file: .*; make it again with llmc tune$"):
+    with pytest.raises(ArtifactError, match=r"^file: .*; create it again with llmc tune$"):
         parse_results(whole[: data.draw(st.integers(0, len(whole) - 1))], "file")
 
 

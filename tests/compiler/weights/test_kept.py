@@ -333,7 +333,7 @@ def test_activations_stay_float32_in_onnx_runtimes_own_products(tmp_path: Path, 
     [
         ({"activation_group_size": 32}, "quantises activations in the groups of the weights, or with 0 not at all"),
         ({"activation_group_size": 0, "quantize": "none", "kernels": None}, "--quantize none leaves none"),
-        ({"activation_group_size": 0, "kernels": "llmc"}, "use --kernels onnxruntime beside it"),
+        ({"activation_group_size": 0, "kernels": "llmc"}, "add --kernels onnxruntime"),
     ],
 )
 def test_activations_that_onnx_runtime_does_not_take_are_refused(

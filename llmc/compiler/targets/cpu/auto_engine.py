@@ -1,17 +1,17 @@
-"""The engine that `--device cpu` compiles for, by measurements: ONNX Runtime or OpenVINO.
+"""Engine selection for `--device cpu`: ONNX Runtime or OpenVINO, by measurements.
 
-Measurements that are kept with the code were made by `llmc bench cpu` on the machine that they
-name; the user's own, made by the same command, come first. They count where they hold: for this host, these versions,
-as many threads, models alike, and the options that would be compiled with. Where no quantisation is asked for, each
-engine is compared in its own default for the model, or, if that was not measured, all in PLAIN.
+`llmc bench cpu` writes measurements. The user's own come before those kept with the code, which name their machine. A
+measurement applies only to the same versions, thread count, options and similar models on this host. Without a
+requested quantization, each engine is compared in its default for the model, or, if that was not measured, all in
+PLAIN.
 
-Rule: the candidates are the engines that are installed, offer the requested options and keep the user's limits. The one
-with the faster decode step at the plan's max_num_seqs wins; if lengths of traffic are known, the one with the faster
-mean request. Times and memory are scaled by the model's parameters over the measured model's. Within TIE, ONNX Runtime
-wins, because it opens sooner. If no measurement applies, ONNX Runtime wins, and the reason names the difference and the
+Rule: the candidates are the installed engines that offer the requested options and keep the user's limits. The one with
+the fastest decode step at the plan's max_num_seqs wins; if traffic lengths are known, the one with the fastest mean
+request. Times and memory scale with the model's parameters over the measured model's. Within TIE, ONNX Runtime wins,
+because it opens sooner. If no measurement applies, ONNX Runtime wins, and the reason names the difference and the
 command that measures.
 
-A file of measurements has times and memory of engines on a CPU, and the cases that each applies to:
+A measurement file has times and memory of engines on a CPU, and the cases that each record applies to:
 
     file = {"schema": 2, "measured": [record…]}
     record = {"machine": text, "isa": [feature, …], "threads": number, "model": text, "model_type": text,
@@ -21,8 +21,8 @@ A file of measurements has times and memory of engines on a CPU, and the cases t
            "decode_ms": {batch: ms of a step}, "prefill_ms": {tokens: ms}, "start_s": seconds from exec to the first
            token, "memory_bytes": proportional set size with 8 sequences}
 
-A record holds for a host that has every feature of `isa`, for as many threads, for models of the same type of up to
-SIZES times its parameters or as many times fewer, for the same versions, and for the same options.
+A record applies to a host that has every feature of `isa`, with the same thread count, versions and options, for models
+of the same type with between 1 / SIZES and SIZES times its parameters.
 """
 
 from __future__ import annotations
@@ -51,20 +51,20 @@ if TYPE_CHECKING:
 SCHEMA = 2
 KEPT = Path(__file__).with_name("measurements.json")
 OWN = Path("measurements", "cpu.json")
-"""The user's own, in the cache folder."""
+"""The user's own measurements, in the cache folder."""
 
 SIZES = 4.0
-"""How many times larger or smaller a model may be than the measured one; times and memory are scaled between them."""
+"""Largest ratio between a model's parameters and the measured model's; times and memory are scaled in between."""
 
 OPTIONS = ("kernels", "dtype", "specialise")
-"""The options of an engine, besides the quantisation, that its figures depend on."""
+"""The engine options, besides the quantization, that its figures depend on."""
 
 
 @dataclass(frozen=True)
 class CpuCase:
-    """What a measurement is looked up for: this host, these versions, and a model.
+    """The key of a measurement lookup: host, versions and model.
 
-    `options`: engine → its OPTIONS as they would be compiled with, and "quantize" where that is known.
+    `options` maps each engine to its configured OPTIONS, and "quantize" where known.
     """
 
     isa: Sequence[str]
@@ -77,7 +77,7 @@ class CpuCase:
 
 @dataclass(frozen=True)
 class Measured:
-    """One record; see the module's docstring."""
+    """One measurement record, in the format of the module docstring."""
 
     machine: str
     isa: frozenset[str]
@@ -90,7 +90,7 @@ class Measured:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Measured:
-        """From its JSON; raises KeyError, TypeError, ValueError or AttributeError for any other value."""
+        """Parse a JSON record. Raises KeyError, TypeError, ValueError or AttributeError for anything else."""
         engines = {
             engine: {kind: _checked(one) for kind, one in kinds.items()} for engine, kinds in data["engines"].items()
         }
@@ -101,7 +101,7 @@ class Measured:
         )  # fmt: skip
 
     def unfit(self, case: CpuCase, kinds: Mapping[str, str]) -> str:
-        """Why the record says nothing about a case with each engine's quantisation, in words; empty where it does."""
+        """Explain why the record does not apply to `case` with each engine's quantization; "" where it applies."""
         if missing := sorted(self.isa - set(case.isa)):
             return f"on a CPU with {', '.join(missing)}"
         if self.threads != case.threads:
@@ -124,12 +124,12 @@ class Measured:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What a newer record of the same replaces."""
+        """The key under which a newer record replaces an older one."""
         return self.isa, self.threads, self.model_type, self.parameters
 
 
 def load(path: Path) -> list[Measured]:
-    """The records of a file. Raises InputError, naming it, for what is not one."""
+    """Read the records of a file. Raises InputError, naming the file, for another format."""
     try:
         data = json.loads(path.read_bytes())
         if data["schema"] != SCHEMA:
@@ -140,7 +140,7 @@ def load(path: Path) -> list[Measured]:
 
 
 def added(path: Path, record: Mapping[str, Any]) -> dict[str, Any]:
-    """The document of a file with one record more, in place of one of the same key; a file that is none is lost."""
+    """Return the file's document with `record` added, replacing one of the same key. An invalid file is replaced."""
     new = Measured.of(record)
     try:
         load(path)
@@ -151,7 +151,7 @@ def added(path: Path, record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def measurements(cache_dir: Path) -> list[Measured]:
-    """The user's own where there are some, then those kept with the code."""
+    """Return the user's own measurements, then those kept with the code."""
     own = cache_dir / OWN
     return [*(load(own) if own.exists() else []), *load(KEPT)]
 
@@ -169,12 +169,14 @@ def _checked(one: Mapping[str, Any]) -> dict[str, Any]:
 ENGINES = ("onnxruntime", "openvino")
 TIE = 0.03
 PLAIN = "int8"
-"""The quantisation that every record has of every engine."""
+"""The quantization that every record has for every engine."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a bundle is for. `prompt_tokens` and `new_tokens` are the mean request's, 0 where only decode counts."""
+    """The requirements of a bundle. `prompt_tokens` and `new_tokens` are the mean request's, 0 where only decode
+    counts.
+    """
 
     max_num_seqs: int
     quantize: str | None = None
@@ -187,14 +189,14 @@ class Wanted:
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """The engine, and why in a sentence with the numbers."""
+    """The selected engine, and the reason with its numbers."""
 
     engine: str
     why: str
 
 
 def choice_for(wanted: Wanted, options: CompileOptions, deployment: Deployment, settings: Settings) -> EngineChoice:
-    """`choose` by what was measured, for this host and the engines that are here."""
+    """Choose an engine for this host by its measurements, among the installed engines."""
     here = installed()
     case = CpuCase(
         cpu_features(), settings.threads, str(deployment.config.get("model_type")), deployment.parameters,
@@ -204,7 +206,7 @@ def choice_for(wanted: Wanted, options: CompileOptions, deployment: Deployment, 
 
 
 def versions(engines: Sequence[str]) -> dict[str, str]:
-    """Installed version of each engine; "" of one that was not installed as a distribution of its name."""
+    """Return the installed version of each engine; "" for one that is not installed as a distribution of its name."""
     found = {}
     for engine in engines:
         try:
@@ -215,10 +217,12 @@ def versions(engines: Sequence[str]) -> dict[str, str]:
 
 
 def configured(engine: str, options: CompileOptions, weights: Sequence[Weights] = ()) -> dict[str, Any]:
-    """The options of an engine that its figures depend on, as a compile of such weights would set them, and quantize;
-    empty if it refuses them."""
+    """Return an engine's performance-relevant options, and quantize, as a compile of such weights would set them.
+
+    Returns {} if the engine refuses the options.
+    """
     try:
-        deployment = Deployment(Limits(128), {}, {}, weights)  # engines look at the weights only
+        deployment = Deployment(Limits(128), {}, {}, weights)  # engines read only the weights
         found = open_target(engine).resolve(replace(options, device=engine), deployment).options
     except (InputError, DeviceError):
         return {}
@@ -226,14 +230,14 @@ def configured(engine: str, options: CompileOptions, weights: Sequence[Weights] 
 
 
 def installed() -> tuple[str, ...]:
-    """The engines whose package is here."""
+    """Return the engines whose package is installed."""
     return tuple(engine for engine in ENGINES if find_spec(engine) is not None)
 
 
 def choose(wanted: Wanted, measured: Sequence[Measured], case: CpuCase) -> EngineChoice:
-    """The engine for `wanted` on a host and for a model (`case`, whose options name the engines that are here).
+    """Choose the engine for `wanted` on the host and model of `case`, whose options name the installed engines.
 
-    Raises InputError when no engine keeps the limits, saying what each would take.
+    Raises InputError when no engine keeps the limits, with what each would take.
     """
     here = tuple(case.options)
     if len(here) < 2:
@@ -248,7 +252,7 @@ def choose(wanted: Wanted, measured: Sequence[Measured], case: CpuCase) -> Engin
             "; ".join(dict.fromkeys(f"{one.model} was measured {why}" for why, one in unfit)) or "nothing was measured"
         )
         return EngineChoice(
-            ENGINES[0], f"no measurement of {_said(kinds)} holds here ({tried}): `llmc bench cpu MODEL` makes one"
+            ENGINES[0], f"no measurement of {_said(kinds)} holds here ({tried}): run `llmc bench cpu MODEL`"
         )
     found = {engine: record.engines[engine][kinds[engine]] for engine in here}
     scale = case.parameters / record.parameters
@@ -268,7 +272,9 @@ def choose(wanted: Wanted, measured: Sequence[Measured], case: CpuCase) -> Engin
 def _record(
     wanted: Wanted, measured: Sequence[Measured], case: CpuCase
 ) -> tuple[Measured | None, dict[str, str], list[tuple[str, Measured]]]:
-    """The first record that holds, the quantisation that each engine is compared in, and of each why it does not."""
+    """The first record that applies, the quantization that each engine is compared in, and why each other record does
+    not apply.
+    """
     plain = dict.fromkeys(case.options, wanted.quantize or PLAIN)
     own = {engine: str(options.get("quantize", plain[engine])) for engine, options in case.options.items()}
     for kinds in (own, plain):
@@ -280,14 +286,12 @@ def _record(
 
 
 def _said(kinds: Mapping[str, str]) -> str:
-    """Quantisations of engines, in words."""
     if len(set(kinds.values())) == 1:
         return next(iter(kinds.values()))
     return " and ".join(f"{kind} ({engine})" for engine, kind in kinds.items())
 
 
 def _kernels(one: Mapping[str, Any]) -> str:
-    """Whose kernels figures are of, where an engine has several."""
     name = one["options"]["kernels"]
     return f" with {name}'s kernels" if name else ""
 
@@ -303,7 +307,7 @@ def _takes(engine: str, one: Mapping[str, Any], scale: float) -> str:
 
 
 def _milliseconds(one: Mapping[str, Any], wanted: Wanted) -> float:
-    """Of a decode step, or of a mean request's prompt and its share of decode steps."""
+    """Milliseconds of a decode step, or of a mean request's prefill and its share of decode steps."""
     batches = sorted(one["decode_ms"])
     step: float = float(np.interp(wanted.max_num_seqs, batches, [one["decode_ms"][b] for b in batches]))
     if not wanted.prompt_tokens:

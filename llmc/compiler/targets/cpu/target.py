@@ -11,15 +11,15 @@ from llmc.compiler.targets.onnxruntime.target import OnnxRuntimeTarget
 from llmc.errors import InputError
 
 MAX_MEMORY: Option[int | None] = Option(
-    "max_memory", int, None, "Memory that the engine which cpu stands for may take.", metavar="SIZE", is_size=True
+    "max_memory", int, None, "Memory limit of the engine that cpu selects.", metavar="SIZE", is_size=True
 )
 MAX_START: Option[float | None] = Option(
-    "max_start", float, None, "Time to its first token that it may take.", metavar="SECONDS"
+    "max_start", float, None, "Limit of the time to its first token.", metavar="SECONDS"
 )
 
 
 class CpuTarget(OnnxRuntimeTarget):
-    """Stands for another target; where no choice is made, it acts as ONNX Runtime's."""
+    """Delegates to another target; without a choice, it behaves as ONNX Runtime's."""
 
     description = replace(
         OnnxRuntimeTarget.description,
@@ -29,7 +29,7 @@ class CpuTarget(OnnxRuntimeTarget):
     )
 
     def resolve(self, options: CompileOptions, deployment: Deployment) -> Resolved:
-        """The engine that alone takes an option that was given, or the one that measurements say."""
+        """Select the only engine that takes a given option, or the one that measurements favour."""
         from llmc.compiler.targets import open_target
         from llmc.compiler.targets.cpu.auto_engine import ENGINES, Wanted, choice_for
         from llmc.compiler.targets.declared import refuse_foreign
@@ -47,7 +47,7 @@ class CpuTarget(OnnxRuntimeTarget):
         takers = [engine for engine, target in engines.items() if _takes(target, plain)]
         if plain.own and len(takers) < len(engines):
             flags, know_all = ", ".join(map(flag_of, plain.own)), [e for e in ENGINES if plain.own.keys() <= names[e]]
-            engine = next(iter(takers or know_all), ENGINES[0])  # one that takes none of these says why
+            engine = next(iter(takers or know_all), ENGINES[0])  # an engine that takes none of these reports why
             return replace(engines[engine].resolve(plain, deployment), why=f"only {engine} takes {flags}")
         wanted = Wanted(
             deployment.limits.max_num_seqs, options.quantize, options.dtype, memory, start,
@@ -58,7 +58,6 @@ class CpuTarget(OnnxRuntimeTarget):
 
 
 def _takes(target: Target, options: CompileOptions) -> bool:
-    """Whether a target offers all of these."""
     try:
         target.configure(options)
     except InputError:

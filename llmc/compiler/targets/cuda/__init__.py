@@ -1,1 +1,1 @@
-"""NVIDIA GPUs by XLA:GPU, which needs neither the card nor its driver to compile."""
+"""NVIDIA GPUs by XLA:GPU, which compiles without a GPU or its driver."""

@@ -1,14 +1,14 @@
-"""NVIDIA GPUs that can be compiled for, as XLA's target configuration describes them, with the source of each figure.
+"""NVIDIA GPUs to compile for, as XLA's target configuration describes them, with the source of each figure.
 
 Limits of an architecture: CUDA C++ Programming Guide 13.0, "Compute Capabilities", tables of features and technical
 specifications per compute capability (shared memory of a multiprocessor and, opted in, of a block; threads of a
 multiprocessor) and of arithmetic instructions (32-bit floating-point additions a clock and multiprocessor).
 
-Some cards read weights in 8 bits inside the product, so that no copy in 16 bits is made of them (`lacks_format`). Where
-Triton's emitter cannot read a format, XLA writes the whole matrix out in bf16 before each product: slower than weights
-in bf16. Its rule for float8 e4m3 is "at least Hopper" (openxla/xla, xla/service/gpu/triton_support.cc), and what jax
-0.10.2 compiles agrees: from 9.0 on a product has no such copy, at 8.0 and 8.9 it has one. A cache in fp8 is converted
-as attention reads it, by instructions or without them, on every card.
+Some GPUs read 8-bit weights inside the matmul, without a 16-bit copy (`lacks_format`). Where Triton's emitter cannot
+read a format, XLA writes the whole matrix out in bf16 before each matmul, which is slower than bf16 weights. Its rule
+for float8 e4m3 is "at least Hopper" (openxla/xla, xla/service/gpu/triton_support.cc). jax 0.10.2 agrees: its matmuls
+have no such copy from 9.0 on, and have one at 8.0 and 8.9. Every GPU converts an fp8 cache as attention reads it, with
+or without instructions for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KIB = 1 << 10
 
 @dataclass(frozen=True)
 class Architecture:
-    """Limits of a multiprocessor and of a block of threads. Sizes in bytes."""
+    """Limits of a multiprocessor and of a thread block. Sizes in bytes."""
 
     shared_per_core: int
     shared_per_block: int
@@ -41,50 +41,49 @@ ARCHITECTURES: Mapping[tuple[int, int], Architecture] = {
     (10, 3): _HOPPER,
     (12, 0): _ADA,
 }
-"""By compute capability."""
+"""Architectures by compute capability."""
 
 
 @dataclass(frozen=True)
 class GpuSpec:
-    """One sort of card. Bytes, FLOP/s (dense, without sparsity) and bytes/s are of one."""
+    """One GPU model. Bytes, FLOP/s (dense, without sparsity) and bytes/s are per GPU."""
 
     name: str
-    """As users write it."""
+    """The name on the command line."""
     product: str
-    """As the driver names it, and JAX as `device_kind`."""
+    """The driver's name, which is JAX's `device_kind`."""
     compute_capability: tuple[int, int]
     cores: int
     """Streaming multiprocessors."""
     memory_bytes: int
-    """As the driver reports the total."""
+    """Total memory as the driver reports it."""
     bandwidth: float
     l2_bytes: int
     clock_ghz: float
-    """The highest clock of the multiprocessors."""
+    """The highest multiprocessor clock."""
     bf16_flops: float
     fp8_flops: float
-    """0 where the card has no such instructions."""
+    """0 where the GPU has no such instructions."""
     link: str
-    """How the cards of one host exchange data, in words."""
+    """How the GPUs of one host exchange data, in words."""
     slices: tuple[int, ...]
-    """Cards of one host that graphs may be sharded over, as hosts are sold."""
+    """Numbers of GPUs in one host that graphs may be sharded over, as hosts are sold."""
     sources: tuple[str, ...]
 
     @property
     def capability(self) -> str:
-        """As NVIDIA writes it: "9.0"."""
+        """The compute capability in NVIDIA's notation: "9.0"."""
         return "{}.{}".format(*self.compute_capability)
 
     @property
     def architecture(self) -> Architecture:
-        """Its limits."""
         return ARCHITECTURES[self.compute_capability]
 
     def target_config(self) -> str:
-        """XLA's GpuTargetConfigProto as text (xla/stream_executor/device_description.proto).
+        """Return XLA's GpuTargetConfigProto as text (xla/stream_executor/device_description.proto).
 
-        The compute capability has no feature extension here: XLA then takes the one that it takes on the card.
-        cuDNN is the oldest that jax 0.10.2 runs with.
+        Without a feature extension of the compute capability, XLA uses the one of the GPU. The cuDNN version is the
+        oldest that jax 0.10.2 runs with.
         """
         major, minor = self.compute_capability
         limits = self.architecture
@@ -113,7 +112,7 @@ CARDS = (
     GpuSpec(
         "a10g", "NVIDIA A10G", (8, 6),
         cores=80, memory_bytes=22_587 << 20, bandwidth=600.1e9, l2_bytes=6 << 20, clock_ghz=1.71,
-        bf16_flops=70e12, fp8_flops=0.0, link="PCIe 4 x16, 64 GB/s a card", slices=(1, 2, 4, 8),
+        bf16_flops=70e12, fp8_flops=0.0, link="PCIe 4 x16, 64 GB/s a GPU", slices=(1, 2, 4, 8),
         sources=(
             "total_memory, multi_processor_count and L2_cache_size as torch 2.15 (CUDA 13) prints them, in public docs",
             "NVIDIA A10G datasheet: bandwidth, clock and FLOP/s (without sparsity)",
@@ -122,7 +121,7 @@ CARDS = (
     GpuSpec(
         "a100", "NVIDIA A100-SXM4-80GB", (8, 0),
         cores=108, memory_bytes=85_100_068_864, bandwidth=2_039.04e9, l2_bytes=40 << 20, clock_ghz=1.41,
-        bf16_flops=312e12, fp8_flops=0.0, link="NVLink 3, 600 GB/s a card", slices=(1, 2, 4, 8),
+        bf16_flops=312e12, fp8_flops=0.0, link="NVLink 3, 600 GB/s a GPU", slices=(1, 2, 4, 8),
         sources=(
             f"{_XLA}/a100_sxm_80.txtpb (4336d12): all but the peaks and the link",
             "NVIDIA A100 datasheet: FLOP/s (without sparsity)",
@@ -131,17 +130,17 @@ CARDS = (
     GpuSpec(
         "a100-40gb", "NVIDIA A100-SXM4-40GB", (8, 0),
         cores=108, memory_bytes=42_298_834_944, bandwidth=1_555.2e9, l2_bytes=40 << 20, clock_ghz=1.41,
-        bf16_flops=312e12, fp8_flops=0.0, link="NVLink 3, 600 GB/s a card", slices=(1, 2, 4, 8),
+        bf16_flops=312e12, fp8_flops=0.0, link="NVLink 3, 600 GB/s a GPU", slices=(1, 2, 4, 8),
         sources=(
             f"{_XLA}/a100_sxm_40.txtpb (4336d12): all but the peaks and the link",
-            "memory: its model_str, what a card was asked",
+            "memory: its model_str, as a GPU reported it",
             "NVIDIA A100 datasheet: FLOP/s (without sparsity)",
         ),
     ),
     GpuSpec(
         "l4", "NVIDIA L4", (8, 9),
         cores=58, memory_bytes=23_612_293_120, bandwidth=300.05e9, l2_bytes=48 << 20, clock_ghz=2.04,
-        bf16_flops=121e12, fp8_flops=242.5e12, link="PCIe 4 x16, 64 GB/s a card", slices=(1, 2, 4, 8),
+        bf16_flops=121e12, fp8_flops=242.5e12, link="PCIe 4 x16, 64 GB/s a GPU", slices=(1, 2, 4, 8),
         sources=(
             "deviceQuery in public notes on CUDA 11.8: all but the peaks and the link (6,251 MHz × 192 bits)",
             "NVIDIA L4 datasheet: FLOP/s (without sparsity)",
@@ -150,7 +149,7 @@ CARDS = (
     GpuSpec(
         "l40s", "NVIDIA L40S", (8, 9),
         cores=142, memory_bytes=47_576_711_168, bandwidth=864.1e9, l2_bytes=96 << 20, clock_ghz=2.52,
-        bf16_flops=362.05e12, fp8_flops=733e12, link="PCIe 4 x16, 64 GB/s a card", slices=(1, 2, 4, 8),
+        bf16_flops=362.05e12, fp8_flops=733e12, link="PCIe 4 x16, 64 GB/s a GPU", slices=(1, 2, 4, 8),
         sources=(
             "deviceQuery in cuda-device-query's README: all but the peaks and the link (9,001 MHz × 384 bits)",
             "NVIDIA L40S datasheet: FLOP/s (without sparsity)",
@@ -159,7 +158,7 @@ CARDS = (
     GpuSpec(
         "h100", "NVIDIA H100 80GB HBM3", (9, 0),
         cores=132, memory_bytes=84_942_979_072, bandwidth=3_352.32e9, l2_bytes=50 << 20, clock_ghz=1.98,
-        bf16_flops=989.4e12, fp8_flops=1_978.9e12, link="NVLink 4, 900 GB/s a card", slices=(1, 2, 4, 8),
+        bf16_flops=989.4e12, fp8_flops=1_978.9e12, link="NVLink 4, 900 GB/s a GPU", slices=(1, 2, 4, 8),
         sources=(
             f"{_XLA}/h100_sxm.txtpb (0774019): all but the peaks and the link",
             "NVIDIA H100 Tensor Core GPU Architecture (V1.04), table 2: FLOP/s (without sparsity)",
@@ -168,7 +167,7 @@ CARDS = (
     GpuSpec(
         "h100-pcie", "NVIDIA H100 PCIe", (9, 0),
         cores=114, memory_bytes=84_942_979_072, bandwidth=2_039.04e9, l2_bytes=50 << 20, clock_ghz=1.755,
-        bf16_flops=756e12, fp8_flops=1_513e12, link="PCIe 5 x16, 128 GB/s a card", slices=(1, 2, 4, 8),
+        bf16_flops=756e12, fp8_flops=1_513e12, link="PCIe 5 x16, 128 GB/s a GPU", slices=(1, 2, 4, 8),
         sources=(
             f"{_XLA}/h100_pcie.txtpb (4336d12): all but the peaks and the link",
             "NVIDIA H100 Tensor Core GPU Architecture (V1.04), table 2: FLOP/s (without sparsity)",
@@ -177,7 +176,7 @@ CARDS = (
     GpuSpec(
         "h20", "NVIDIA H20", (9, 0),
         cores=78, memory_bytes=97_285 << 20, bandwidth=4_000e9, l2_bytes=60 << 20, clock_ghz=1.98,
-        bf16_flops=148e12, fp8_flops=296e12, link="NVLink 4, 900 GB/s a card", slices=(1, 2, 4, 8),
+        bf16_flops=148e12, fp8_flops=296e12, link="NVLink 4, 900 GB/s a GPU", slices=(1, 2, 4, 8),
         sources=(
             "torch's total_memory and multi_processor_count, in comments of a public linear-attention kernel",
             "NVIDIA HGX H20 datasheet: bandwidth, L2, clock and FLOP/s",
@@ -186,7 +185,7 @@ CARDS = (
     GpuSpec(
         "h200", "NVIDIA H200", (9, 0),
         cores=132, memory_bytes=143_156 << 20, bandwidth=4_800e9, l2_bytes=60 << 20, clock_ghz=1.98,
-        bf16_flops=989.4e12, fp8_flops=1_978.9e12, link="NVLink 4, 900 GB/s a card", slices=(1, 2, 4, 8),
+        bf16_flops=989.4e12, fp8_flops=1_978.9e12, link="NVLink 4, 900 GB/s a GPU", slices=(1, 2, 4, 8),
         sources=(
             f"{_XLA}/h200.txtpb (4336d12): multiprocessors, bandwidth and clock",
             "total_memory and L2_cache_size as torch prints them, in comments of a public script",
@@ -196,7 +195,7 @@ CARDS = (
     GpuSpec(
         "b200", "NVIDIA B200", (10, 0),
         cores=148, memory_bytes=191_514_411_008, bandwidth=7_672.32e9, l2_bytes=132_644_864, clock_ghz=1.965,
-        bf16_flops=2_250e12, fp8_flops=4_500e12, link="NVLink 5, 1,800 GB/s a card", slices=(1, 2, 4, 8),
+        bf16_flops=2_250e12, fp8_flops=4_500e12, link="NVLink 5, 1,800 GB/s a GPU", slices=(1, 2, 4, 8),
         sources=(
             f"{_XLA}/b200.txtpb (300ec95): all but the peaks and the link",
             "NVIDIA HGX B200 datasheet: FLOP/s of one of eight (without sparsity)",
@@ -205,7 +204,7 @@ CARDS = (
     GpuSpec(
         "gb200", "NVIDIA GB200", (10, 0),
         cores=152, memory_bytes=197_897_748_480, bandwidth=7_928.06e9, l2_bytes=135_528_448, clock_ghz=2.062,
-        bf16_flops=2_500e12, fp8_flops=5_000e12, link="NVLink 5, 1,800 GB/s a card", slices=(1, 2, 4),
+        bf16_flops=2_500e12, fp8_flops=5_000e12, link="NVLink 5, 1,800 GB/s a GPU", slices=(1, 2, 4),
         sources=(
             f"{_XLA}/gb200.txtpb (300ec95): all but the peaks and the link",
             "NVIDIA GB200 NVL72 datasheet: FLOP/s of one of 72 (without sparsity)",
@@ -214,7 +213,7 @@ CARDS = (
     GpuSpec(
         "b300", "NVIDIA B300 SXM6 AC", (10, 3),
         cores=148, memory_bytes=275_040 << 20, bandwidth=7_936e9, l2_bytes=135_528_448, clock_ghz=2.032,
-        bf16_flops=2_250e12, fp8_flops=4_500e12, link="NVLink 5, 1,800 GB/s a card", slices=(1, 2, 4, 8),
+        bf16_flops=2_250e12, fp8_flops=4_500e12, link="NVLink 5, 1,800 GB/s a GPU", slices=(1, 2, 4, 8),
         sources=(
             f"{_XLA}/b300.txtpb (4336d12): bandwidth and L2",
             "nvidia-smi 580.126 on a card, in public course notes of 2026-09-11: memory and clock",
@@ -225,7 +224,7 @@ CARDS = (
     GpuSpec(
         "rtx-pro-6000", "NVIDIA RTX PRO 6000 Blackwell Workstation Edition", (12, 0),
         cores=188, memory_bytes=97_250 << 20, bandwidth=1_792e9, l2_bytes=128 << 20, clock_ghz=2.6,
-        bf16_flops=503.8e12, fp8_flops=1_007.6e12, link="PCIe 5 x16, 128 GB/s a card", slices=(1, 2, 4, 8),
+        bf16_flops=503.8e12, fp8_flops=1_007.6e12, link="PCIe 5 x16, 128 GB/s a GPU", slices=(1, 2, 4, 8),
         sources=(
             f"{_XLA}/rtx6000pro.txtpb (4336d12): cores, bandwidth, L2 and clock",
             "total_memory as torch 2.7.1 prints it for the Server Edition, in public setup notes",
@@ -233,27 +232,27 @@ CARDS = (
         ),
     ),
 )  # fmt: skip
-"""By generation, oldest first."""
+"""Sorted by generation, oldest first."""
 
 NAMES = tuple(card.name for card in CARDS)
 
 
 def card_of(name: str) -> GpuSpec | None:
-    """The card of a name; None for an unknown one."""
+    """Look up a GPU by name; None for an unknown one."""
     return next((card for card in CARDS if card.name == name), None)
 
 
 READ_FROM: Mapping[str, tuple[int, int]] = {"int8": (8, 0), "fp8": (9, 0)}
-"""The least compute capability, by the format of the weights."""
+"""The least compute capability whose matmuls read weights of each format directly."""
 
 
 def lacks_format(card: GpuSpec, flag: str, name: str) -> str:
-    """See XlaFormats.lacks_format."""
+    """Explain why `card` cannot read weights in format `name` (XlaFormats.lacks_format); "" where it can."""
     least = READ_FROM.get(name) if flag == "--quantize" else None
     if least is None or card.compute_capability >= least:
         return ""
     others = [other for other, needed in READ_FROM.items() if card.compute_capability >= needed] or ["none"]
     return (
-        f"XLA reads such weights inside products from compute capability {least[0]}.{least[1]} on, {card.name} has "
+        f"XLA reads such weights inside matmuls from compute capability {least[0]}.{least[1]} on, {card.name} has "
         f"{card.capability}: it would write each matrix out in bf16 first; choose --quantize {' or '.join(others)}"
     )

@@ -1,13 +1,13 @@
-"""How XLA chooses the kernels of products where it has no card to time them on.
+"""How XLA selects matmul kernels where it has no GPU to time them on.
 
-Without help it takes the head of a list: with jax 0.10.2 and an H100 tiles of 16 × 8, steps of 16 along the sum, one
-stage and two warps, whatever the product's size (GetDefaultConfig in xla/backends/gpu/autotuner/triton.cc, 0c1ab89;
-seen). Two things help: results of a card, looked up first, and XLA's own cost model, which orders the list
+Without help, XLA takes the first entry of a list: with jax 0.10.2 and an H100, tiles of 16 × 8, steps of 16 along the
+sum, one stage and two warps for every matmul size (GetDefaultConfig in xla/backends/gpu/autotuner/triton.cc, 0c1ab89;
+observed). Two things help: results of a GPU, looked up first, and XLA's own cost model, which orders the list
 (`OptimizeConfigsWithCostModel`, xla/backends/gpu/autotuner/triton/cost_model_config_optimization.cc, 80c095f).
 
-Both are given in ways that leave no path in the executable: results by a name that XLA resolves with an environment
-variable (tsl::io::ResolveTestPrefixes), the model by XLA_FLAGS, since PJRT takes no option that is a map. XLA reads
-results and flags once a process: each executable is compiled in a process of its own.
+Both are passed without leaving a path in the executable: results under a name that XLA resolves with an environment
+variable (tsl::io::ResolveTestPrefixes), the model by XLA_FLAGS, since PJRT takes no map options. XLA reads results and
+flags once a process, so each executable is compiled in a process of its own.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ FLAGS = "XLA_FLAGS"
 _FOLDER = "TEST_UNDECLARED_OUTPUTS_DIR"
 LOAD_RESULTS: Mapping[str, str] = {"xla_gpu_load_autotune_results_from": f"{_FOLDER}/{RESULTS_NAME}"}
 COST_MODEL = "--xla_gpu_experimental_cost_model_gemm_tiling_options=filter=0"
-"""Of the default list, the configuration that the model takes for the fastest."""
+"""Selects the configuration of the default list that the cost model ranks fastest."""
 
 _REPORTED = {"TF_CPP_VMODULE": "autotuner_cache=1", "TF_CPP_MIN_LOG_LEVEL": "0"}
-"""Makes XLA write a line for each product that it looks up (AutotunerCache::TryFindInCache)."""
+"""Makes XLA log a line for each matmul that it looks up (AutotunerCache::TryFindInCache)."""
 
 _MEMBER = "products"
 _LINE = re.compile(r"I\d{4} ")
@@ -44,15 +44,17 @@ _MISS = re.compile(r"\] Autotune cache miss")
 
 @dataclass
 class Looked:
-    """How many products of one executable, counted once where they are alike, XLA looked up, and how many it found."""
+    """How many matmuls of one executable XLA looked up, identical ones counted once, and how many it found."""
 
     matmuls: int = 0
     tuned: int = 0
 
 
 def noted(data: bytes, looked: Looked) -> bytes:
-    """The executable file `data` with a member "products" of its header, {"of": …, "tuned": …}; as it is where XLA told
-    nothing."""
+    """Add the header member "products", {"of": …, "tuned": …}, to executable file `data`.
+
+    Returns `data` unchanged where XLA reported nothing.
+    """
     if not looked.matmuls:
         return data
     parsed = ExecutableFile.parse(data, "an executable", FORM)
@@ -61,7 +63,7 @@ def noted(data: bytes, looked: Looked) -> bytes:
 
 
 def noted_in(files: Sequence[Path]) -> Looked | None:
-    """What the headers of executable files say of products, together; None where none does."""
+    """Sum the matmul counts in the headers of executable files; None where no header has any."""
     headers = [ExecutableFile.parse(file.read_bytes(), str(file), FORM).header for file in files]
     found = [header[_MEMBER] for header in headers if _MEMBER in header]
     return Looked(sum(each["of"] for each in found), sum(each["tuned"] for each in found)) if found else None
@@ -69,10 +71,10 @@ def noted_in(files: Sequence[Path]) -> Looked | None:
 
 @contextmanager
 def choosing(results: bytes | None, *, model: bool) -> Iterator[tuple[Mapping[str, str], Looked]]:
-    """While XLA compiles: options for it, and what it looked up, which is complete behind the block.
+    """Provide XLA's compile options, and the look-ups it reports, which are complete after the block.
 
-    `results` are AutotuneResults, or None; with `model`, the cost model chooses for products that have none. What XLA
-    writes to stderr comes through, but for its notes.
+    `results` are AutotuneResults, or None. With `model`, the cost model selects kernels for matmuls without a result.
+    XLA's stderr passes through, except for the look-up lines.
     """
     looked = Looked()
     with temporary_folder("products") as folder:
@@ -97,7 +99,7 @@ def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _counting(looked: Looked) -> Iterator[None]:
-    """Takes what C++ writes to stderr, counts look-ups, and passes on what is no note."""
+    """Capture C++ stderr, count look-up lines, and pass the others on."""
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as taken:

@@ -1,10 +1,10 @@
-"""NVIDIA GPUs that are only described: `--device cuda:h100` compiles for that card on any host, with XLA:GPU.
+"""Described NVIDIA GPUs: `--device cuda:h100` compiles for that GPU on any host, with XLA:GPU.
 
-The compiler is in JAX's plug-in for CUDA, the assembler in nvidia-cuda-nvcc; neither asks for a card or a driver.
+The compiler is in JAX's CUDA plug-in, the assembler in nvidia-cuda-nvcc; neither needs a GPU or a driver.
 
-Layers are not rolled by default: XLA:GPU copies each layer's weights out of the stacked array in every turn of the loop
-(seen in its HLO, jax 0.10.2), which triples what is moved of them. Unrolled, products read them where they lie. The
-price is memory: plain attention then keeps a copy of the bucket's keys and values of all layers at once, not of one.
+Layers are not rolled by default: XLA:GPU copies each layer's weights out of the stacked array in every loop iteration
+(observed in its HLO, jax 0.10.2), which triples their memory traffic. Unrolled matmuls read weights in place. The price
+is memory: plain attention then keeps a copy of the bucket's keys and values for all layers at once.
 """
 
 from __future__ import annotations
@@ -43,20 +43,23 @@ if TYPE_CHECKING:
 ATTENTION: Option[str] = Option(
     "attention", str, "plain",
     "Attention of steps: plain operators, which XLA fuses, or a kernel that reads a row's live tokens where they lie "
-    "(Pallas for Triton; compiled here, never yet run on a card).",
+    "(Pallas for Triton; compiled here, never run on a GPU yet).",
     metavar="plain|pallas", choices=("plain", "pallas"),
 )  # fmt: skip
 
 DIALECTS: dict[str, WeightlessDialect] = {"plain": "two_part", "pallas": "read_only"}
-"""The dialect that a model is traced in (frontend/attention.py)."""
+"""The dialect in which a model is traced, by attention (frontend/attention.py)."""
 
 FP8_FROM = (8, 9)
-"""The least compute capability for which Triton converts float8 e4m3; XLA of jax 0.10.2 ends the process below it:
-"Conversion from/to f8e4m3nv is only supported on compute capability >= 89"."""
+"""The least compute capability for which Triton converts float8 e4m3.
+
+Below it, XLA of jax 0.10.2 aborts the process: "Conversion from/to f8e4m3nv is only supported on compute capability >=
+89".
+"""
 
 
 def require_kernel(options: CompileOptions, card: GpuSpec) -> None:
-    """Raise InputError where the kernel is asked for and cannot be in the bundle."""
+    """Raise InputError where the attention kernel is requested and cannot be used."""
     if ATTENTION.of(options) == "plain":
         return
     if LOWERING.of(options) != "jax":
@@ -69,11 +72,11 @@ def require_kernel(options: CompileOptions, card: GpuSpec) -> None:
 
 
 COMPILER_OPTIONS: Mapping[str, str | int | bool] = {"xla_gpu_autotune_level": 0}
-"""Autotuning runs candidates on the card, which is not here: see products.py for what chooses instead."""
+"""Autotuning is off: it runs candidates on the GPU, which is absent. See matmuls.py for the alternative."""
 
 
 def _known() -> list[dict[str, Any]]:
-    """Every card, alone and with others in one host."""
+    """Every GPU, alone and with others in one host."""
     from llmc.compiler.targets.cuda.topology import known
 
     return [listed(t, t.card.name, str(t.count), t.count, hosts=1) for t in known()]
@@ -94,7 +97,7 @@ class CudaTarget(DescribedTarget):
             compiling=(*TRACING, "jax", "jax_cuda13_plugin"),
             compile_extras=("compile", "cuda"),
         ),
-        topologies=Topologies("CARD[-COUNT]", "cuda:h100-8", "card", "cards of one host", _known),
+        topologies=Topologies("CARD[-COUNT]", "cuda:h100-8", "card", "GPUs of one host", _known),
         guide="docs/cuda.md",
         accelerators=(NvidiaCards(),),
     )
@@ -125,12 +128,14 @@ class CudaTarget(DescribedTarget):
         return nvidia(self.topology.count, "cuda", self.topology.card.product)
 
     def configure(self, options: CompileOptions) -> CompileOptions:
-        """Refuses a kernel that cannot be, and tuning results that do not hold for the card."""
+        """Refuses an unusable attention kernel, and tuning results for another GPU."""
         require_kernel(options, self.topology.card)
         return self._tuning.configured(super().configure(options))
 
     def lighter(self, options: CompileOptions) -> Sequence[str]:
-        """The kernel, which copies no keys and values; and rolling, under which one layer's copies live at a time."""
+        """Suggest the kernel, which copies no keys and values, and rolling, which keeps one layer's copies at
+        a time.
+        """
         if ATTENTION.of(options) != "plain":
             return ()
         return (f"{ATTENTION.flag} pallas", *(() if ROLL_LAYERS.of(options) else (ROLL_LAYERS.flag,)))
@@ -139,7 +144,6 @@ class CudaTarget(DescribedTarget):
         return DIALECTS[ATTENTION.of(options)]
 
     def _native(self, step: Callable[..., Any], options: CompileOptions) -> Callable[..., Any] | None:
-        """With the kernel, where it is asked for."""
         if ATTENTION.of(options) == "plain":
             return None
         from llmc.compiler.targets.xla.attention.attend import with_kernel
@@ -159,7 +163,7 @@ class CudaTarget(DescribedTarget):
         return self._tuning.lowered(stages, super().lower(stages, programs, options), options)
 
     def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
-        """With the kernels that `--tuning` chooses; the header says for how many products."""
+        """Compile with the kernels that `--tuning` selects. The header counts the matmuls."""
         from llmc.compiler.targets.cuda.matmuls import choosing, noted
         from llmc.compiler.targets.xla.build import build
 
@@ -185,8 +189,7 @@ class CudaTarget(DescribedTarget):
     def analyse(
         self, stages: Stages, lowered: Lowered, files: Sequence[Path], options: CompileOptions
     ) -> dict[str, Any]:
-        """And the card, for the host that opens the bundle: its product, and the compute capability that the machine
-        code is for ("9.0")."""
+        """Add the GPU for the host that opens the bundle: its product name, and the compute capability ("9.0")."""
         from llmc.compiler.targets.cuda.matmuls import noted_in
         from llmc.compiler.targets.cuda.tuning import summary
 

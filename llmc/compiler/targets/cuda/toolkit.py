@@ -1,7 +1,7 @@
-"""CUDA's assembler, ptxas, in the package nvidia-cuda-nvcc, and XLA's plug-in that uses it: CUDA need not be installed.
+"""CUDA's assembler ptxas from the package nvidia-cuda-nvcc; CUDA need not be installed.
 
-XLA takes the ptxas and nvlink that PATH has, else those of /usr/local/cuda (seen with jax 0.10.2 under strace). So the
-package's folder leads PATH in a process that compiles, and machine code is of one version, whatever else the host has.
+XLA takes ptxas and nvlink from PATH, else from /usr/local/cuda (seen with jax 0.10.2 under strace). A compiling process
+puts the package's folder first on PATH, so machine code does not depend on the host's CUDA.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PACKAGES = (PLUGIN, PJRT, NVCC)
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that compile, without importing them; raises DeviceError with the install line."""
+    """Return versions of the compiler packages without importing them. Raises DeviceError with the install line."""
     found, missing = {}, []
     for package in PACKAGES:
         try:
@@ -37,7 +37,7 @@ def versions() -> dict[str, str]:
 
 
 def use_toolkit() -> None:
-    """Make this process, and XLA in it, use the package's ptxas; raises DeviceError where it is not there."""
+    """Make XLA in this process use the package's ptxas. Raises DeviceError where it is missing."""
     versions()
     folder = Path(str(metadata.distribution(NVCC).locate_file("nvidia/cu13/bin")))
     if not os.access(folder / "ptxas", os.X_OK):

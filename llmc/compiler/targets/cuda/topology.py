@@ -1,4 +1,4 @@
-"""Cards of one host, described without hardware: `h100-8` is eight H100 in one machine, `h100` is one.
+"""GPUs of one host, described without hardware: `h100-8` is eight H100 in one machine, `h100` is one.
 
 topology = card [ "-" count ]        card as in cards.py, count one of the card's slices
 """
@@ -21,17 +21,18 @@ from llmc.runtime.executors.xla.client import CUDA_MEMORY_FRACTION
 
 EXAMPLE = "cuda:h100"
 ALIGNMENT = 256
-"""Bytes of a card's memory that an array takes at least, and a multiple of (BFCAllocator::kMinAllocationSize,
-xla/tsl/framework/bfc_allocator.h)."""
+"""Size and alignment granularity of GPU allocations in bytes (BFCAllocator::kMinAllocationSize,
+xla/tsl/framework/bfc_allocator.h).
+"""
 
 
 @dataclass(frozen=True)
 class GpuTopology(DescribedMachine):
-    """So many cards of one sort, in one host."""
+    """A number of GPUs of one model in one host."""
 
     card: GpuSpec
     count: int
-    larger: ClassVar[str] = "a card with more memory"
+    larger: ClassVar[str] = "a GPU with more memory"
 
     @property
     def name(self) -> str:
@@ -43,7 +44,7 @@ class GpuTopology(DescribedMachine):
 
     @property
     def usable_bytes(self) -> int:
-        """What the executor lets XLA reserve of a card: see CUDA_MEMORY_FRACTION."""
+        """The bytes of a GPU that the executor lets XLA reserve (CUDA_MEMORY_FRACTION)."""
         return int(self.card.memory_bytes * CUDA_MEMORY_FRACTION)
 
     @property
@@ -52,20 +53,20 @@ class GpuTopology(DescribedMachine):
 
     @property
     def components(self) -> dict[str, str]:
-        """The slice, and the digest of XLA's configuration of the card."""
+        """The slice, and the digest of XLA's configuration of the GPU."""
         return {"topology": self.name, "card": digest_bytes(self.card.target_config().encode())}
 
     def array_bytes(self, shape: Sequence[int], item_bytes: int) -> int:
-        """The values', up to the allocator's next multiple: rows have no padding."""
+        """The values' bytes, rounded up to ALIGNMENT; rows have no padding."""
         size = item_bytes
         for n in shape:
             size *= n
         return -(-size // ALIGNMENT) * ALIGNMENT
 
     def describe(self) -> list[Any]:
-        """The slice's JAX devices, which can be compiled for and not run on; xla/client.py readies the process.
+        """Return the slice's JAX devices, which compile but do not run; xla/client.py prepares the process.
 
-        Raises DeviceError, with the line that installs them, without the plug-in or ptxas, and where XLA refuses.
+        Raises DeviceError, with the install line, without the plug-in or ptxas, and where XLA refuses.
         """
         use_toolkit()
         import jax
@@ -75,7 +76,7 @@ class GpuTopology(DescribedMachine):
         except (jax.errors.JaxRuntimeError, NotImplementedError) as e:
             raise DeviceError(
                 f"XLA cannot describe {self.name}: {str(e).splitlines()[0]:.300}; "
-                f"is this the version that llmc was made for? {install_line(EXTRA)}"
+                f"is this the version that llmc supports? {install_line(EXTRA)}"
             ) from e
         if len(found) != self.count:
             raise DeviceError(
@@ -85,11 +86,11 @@ class GpuTopology(DescribedMachine):
 
 
 def _described(**how: str) -> Any:
-    """JAX's devices of a topology. Raises NotImplementedError where XLA's plug-in for CUDA cannot be registered.
+    """JAX's devices of a topology. Raises NotImplementedError where XLA's CUDA plug-in cannot be registered.
 
-    JAX registers plug-ins when it starts, and this one only where it finds cuDNN or JAX was told to use another
-    platform (jax_plugins/xla_cuda13/__init__.py, initialize). A process that used JAX before llmc may lack it.
-    Compiling does not need cuDNN.
+    JAX registers plug-ins when it starts, and this one only where it finds cuDNN or JAX is set to another platform
+    (jax_plugins/xla_cuda13/__init__.py, initialize). A process that used JAX before llmc may lack it. Compiling does
+    not need cuDNN.
     """
     from jax.experimental import topologies
 
@@ -102,30 +103,30 @@ def _described(**how: str) -> Any:
 
 
 def parse_topology(text: str) -> GpuTopology:
-    """The cards that `text` names, see the grammar above. Raises InputError that lists those known."""
+    """Parse a topology by the module's grammar. Raises InputError that lists the known ones."""
     if not text:
-        raise InputError(f"--device cuda: say which card, as cuda:CARD[-COUNT], for example {EXAMPLE}; {_known()}")
+        raise InputError(f"--device cuda: name the GPU, as cuda:CARD[-COUNT], for example {EXAMPLE}; {_known()}")
     card, count = card_of(text), 1
     if card is None and (parts := text.rpartition("-"))[2].isascii() and parts[2].isdecimal() and len(parts[2]) < 5:
         card, count = card_of(parts[0]), int(parts[2])
     if card is None:
-        raise InputError(f"unknown card {text!r:.40}; {_known()}")
+        raise InputError(f"unknown GPU {text!r:.40}; {_known()}")
     if count not in card.slices:
         raise InputError(
-            f"{card.name} is not offered {count} a host; known: {', '.join(t.name for t in slices_of(card))}"
+            f"{card.name} is not offered with {count} a host; known: {', '.join(t.name for t in slices_of(card))}"
         )
     return GpuTopology(card, count)
 
 
 def slices_of(card: GpuSpec) -> list[GpuTopology]:
-    """The card alone, and several in one host."""
+    """Return the GPU alone, and several of it in one host."""
     return [GpuTopology(card, count) for count in card.slices]
 
 
 def known() -> list[GpuTopology]:
-    """Every slice, by card, smallest first."""
+    """Return every slice, by GPU, smallest first."""
     return [topology for card in CARDS for topology in slices_of(card)]
 
 
 def _known() -> str:
-    return f"known cards: {', '.join(NAMES)} (llmc devices lists how many a host)"
+    return f"known GPUs: {', '.join(NAMES)} (llmc devices lists how many a host)"

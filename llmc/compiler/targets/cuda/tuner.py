@@ -1,10 +1,9 @@
-"""XLA's autotuner on a host that has the card: the portable program of each executable is compiled there, with every
-candidate of every product timed, and XLA's results are taken.
+"""XLA's autotuner on a host with the GPU: it compiles each portable program, timing every candidate of every matmul.
 
-XLA writes all results that its process knows after each compilation (xla_gpu_dump_autotune_results_to), and reads those
-of earlier runs once, before the first (xla_gpu_load_autotune_results_from); what it read it does not time again. Level
-4 checks each candidate's output against the others' and is XLA's own default (openxla/xla, xla/debug_options_flags.cc;
-descriptions of the flags in jax-cuda13-pjrt 0.10.2).
+XLA writes all results that its process knows after each compilation (xla_gpu_dump_autotune_results_to). It reads those
+of earlier runs once, before the first (xla_gpu_load_autotune_results_from), and does not time them again. Level 4,
+XLA's default, checks each candidate's output against the others' (openxla/xla, xla/debug_options_flags.cc; flag
+descriptions in jax-cuda13-pjrt 0.10.2).
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ LEVEL = 4
 
 
 class CudaTuner(Tuner):
-    """XLA's autotuner, on a host that has the card."""
+    """Runs XLA's autotuner on a host that has the GPU."""
 
     def lacks(self) -> str:
         from llmc.compiler.targets.cuda.toolkit import EXTRA, PLUGIN, versions
@@ -42,7 +41,7 @@ class CudaTuner(Tuner):
             versions()
         except DeviceError:
             return f"XLA's plug-in; {how_to_install(PLUGIN, EXTRA)}"
-        return "" if gpus() else "an NVIDIA GPU; run llmc tune where the card is, and bring the file (-o) here"
+        return "" if gpus() else "an NVIDIA GPU; run llmc tune on its host, and copy the file (-o) here"
 
     def tune(self, bundle: Bundle, executable: Executable, known: Results | None) -> Results | None:
         source = f"{bundle.path}: {executable}"
@@ -60,7 +59,7 @@ class CudaTuner(Tuner):
     def _dumped(
         self, blob: memoryview, header: StepHeader, devices: Sequence[Any], source: str, known: Results | None
     ) -> bytes:
-        """What XLA wrote of its results, compiling a portable program. Raises CompileError."""
+        """The results that XLA wrote while compiling a portable program. Raises CompileError."""
         with temporary_folder("tune") as folder:
             dump = Path(folder, "found.pb")
             options: dict[str, str | int | bool] = {
@@ -79,6 +78,6 @@ class CudaTuner(Tuner):
                 raise CompileError(f"{source}: XLA cannot compile it for {devices[0].device_kind}: {e}") from e
             if not dump.exists():
                 raise CompileError(
-                    f"{source}: XLA wrote no autotuning results; is XLA_FLAGS turning autotuning off on this host?"
+                    f"{source}: XLA wrote no autotuning results; does XLA_FLAGS turn autotuning off on this host?"
                 )
             return dump.read_bytes()

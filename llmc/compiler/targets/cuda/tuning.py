@@ -1,25 +1,25 @@
-"""`--tuning`: what chooses the kernels of products in a compile for a described card.
+"""`--tuning`: how a compile for a described GPU selects its matmul kernels.
 
     tuning = "model" | "none" | "auto" | FILE | digest
 
-FILE is what `llmc tune` wrote. In keys and manifests its digest stands for it, so that a path is in neither; the
-content is kept in the store, where a later compile with the digest finds it. "auto" takes all results in the store
-that hold for the card. Products without a result get what XLA's cost model chooses, but with "none".
+FILE is the output of `llmc tune`. Keys and manifests hold its digest in place of the path. The store keeps the content,
+where a later compile with the digest finds it. "auto" takes all results in the store that hold for the GPU. Matmuls
+without a result use XLA's cost model, except with "none".
 
-XLA writes its autotuning results on a host that has a card, and reads them where there is none:
+XLA writes its autotuning results on a host with a GPU, and reads them where there is none:
 
     AutotuneResults = 1 version, 4 results*          Entry = 1 device, 2 hlo, 3 result, 4 version
 
-XLA looks a product up by text: `hlo`, the computation that was fused with it in a canonical form, and `device`, the
-card's capability, multiprocessors, clock, bandwidth, L2 cache and version of cuDNN as text. Clocks and cuDNN of a real
-card differ a little from those of the described one, so llmc keeps the results without the second text, refuses those
-of another sort of card (`require_fits`), and writes the described card's text for XLA.
+XLA's lookup key has two texts: `hlo`, the canonical form of the fused computation, and `device`, the GPU's capability,
+multiprocessors, clock, bandwidth, L2 cache and cuDNN version. Clocks and cuDNN of a real GPU differ a little from the
+described one's. llmc therefore stores results without `device`, refuses those of another GPU model (`require_fits`),
+and writes the described GPU's text for XLA.
 
 Sources: openxla/xla, xla/autotune_results.proto as embedded in jax-cuda13-pjrt 0.10.2; AutotuneCacheKey
 (xla/service/gpu/autotuning/autotune_cache_key.cc, 19ea682); LoadAutotuneResults with the version that it accepts
-(autotuner_cache.cc, 09cc560). Seen with 0.10.2, compiling for a described H100: results under these keys change the
-tiles of a product or make cuBLASLt compute it; an unknown key is passed over; a file of another version, with a key
-twice or cut off is refused with INVALID_ARGUMENT or INTERNAL.
+(autotuner_cache.cc, 09cc560). Observed with 0.10.2, compiling for a described H100: results under these keys change a
+matmul's tiles or select cuBLASLt. XLA ignores an unknown key. It refuses a truncated file, a duplicate key or another
+version with INVALID_ARGUMENT or INTERNAL.
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ if TYPE_CHECKING:
     from llmc.compiler.targets.cuda.matmuls import Looked
 
 VERSION = 3
-"""Of AutotuneResults, the only one that XLA reads (kVersion)."""
+"""The only version of AutotuneResults that XLA reads (kVersion)."""
 
 BANDWIDTH_SHARE = 0.1
-"""How far a real card's bandwidth, which XLA computes of its clock and bus, may lie from the described one's. The next
-sort of card with as many multiprocessors is 1.4 times as fast (H100 and H200)."""
+"""Largest relative difference between a real GPU's bandwidth, which XLA computes from clock and bus, and the described
+one's. The nearest GPU with as many multiprocessors has 1.4 times the bandwidth (H100 and H200).
+"""
 
 _DEVICE = re.compile(
     r"CUDA: (?P<capability>\d+\.\d+), Cores: (?P<cores>\d+), GPU clock: [\d.]+ GHz, "
@@ -59,7 +60,7 @@ _DEVICE = re.compile(
 
 
 class AutotuneEntry(NamedTuple):
-    """One result, as XLA has it: `result` is the bytes of an AutotuneResult."""
+    """One XLA result; `result` is a serialised AutotuneResult."""
 
     device: str
     hlo: str
@@ -67,14 +68,14 @@ class AutotuneEntry(NamedTuple):
 
 
 def parse(data: bytes) -> list[AutotuneEntry]:
-    """The entries of serialised AutotuneResults. Raises ArtifactError for what XLA did not write."""
+    """Parse serialised AutotuneResults. Raises ArtifactError for anything else."""
     try:
         members = list(wire.fields(data))
         if not any((number, value) == (1, VERSION) for number, _, value in members):
             raise ArtifactError(f"XLA's autotuning results are not of version {VERSION}, the one that llmc knows")
         return [_entry(wire.as_bytes(value)) for number, _, value in members if number == 4]
     except (IndexError, KeyError, TypeError, ValueError) as e:
-        raise ArtifactError(f"these are no autotuning results of XLA's ({type(e).__name__}: {e})") from e
+        raise ArtifactError(f"these are not autotuning results of XLA ({type(e).__name__}: {e})") from e
 
 
 def _entry(message: bytes) -> AutotuneEntry:
@@ -84,7 +85,7 @@ def _entry(message: bytes) -> AutotuneEntry:
 
 
 def serialise(found: Mapping[str, bytes], device: str) -> bytes:
-    """AutotuneResults for the card that XLA names `device`; equal arguments give equal bytes."""
+    """Serialise AutotuneResults for XLA's device text `device`; equal arguments give equal bytes."""
     entries = (
         wire.field(1, device.encode()) + wire.field(2, hlo.encode()) + wire.field(3, result)
         for hlo, result in sorted(found.items())
@@ -93,7 +94,7 @@ def serialise(found: Mapping[str, bytes], device: str) -> bytes:
 
 
 def device_text(config: str) -> str:
-    """How XLA names the card of the target configuration `config` (GpuTargetConfigProto as text) in its keys."""
+    """Return XLA's key text for the target configuration `config` (GpuTargetConfigProto as text)."""
 
     def of(name: str, default: str = "") -> str:
         found = re.search(rf"\b{name}: (\S+)", config)
@@ -111,19 +112,20 @@ def device_text(config: str) -> str:
 
 
 def _numbers(message: re.Match[str] | None, *names: str) -> str:
-    """The message's numbers, 0 where one is left out, between points."""
+    """The message's numbers joined by points, 0 for each missing one."""
     given = dict(re.findall(r"(\w+): (\d+)", message[1])) if message else {}
     return ".".join(given.get(name, "0") for name in names)
 
 
 def made_for(device: str, card: str, compiler: str) -> dict[str, str]:
-    """What results hold for: `device` is XLA's text for the card, `card` its product, `compiler` XLA's version."""
+    """Return what results hold for: `device` is XLA's device text, `card` the product name, `compiler` XLA's
+    version.
+    """
     return {"card": card, "device": device, "compiler": compiler}
 
 
 def require_fits(results: Results, device: str, compiler: str, source: str) -> None:
-    """Raise ArtifactError, with all that differs, unless `results` hold for the card that XLA names `device` and for
-    this compiler."""
+    """Raise ArtifactError, naming every difference, unless `results` hold for `device` and `compiler`."""
     given, wanted = _read(results.made_for.get("device", "")), _read(device)
     made_by = results.made_for.get("compiler", "none")
     differ = [
@@ -142,12 +144,12 @@ def require_fits(results: Results, device: str, compiler: str, source: str) -> N
     if differ:
         raise ArtifactError(
             f"{source}: results of {results.made_for.get('card', 'a card')} that do not hold here: {'; '.join(differ)}"
-            "; run llmc tune on such a card with these versions, or compile with --tuning model"
+            "; run llmc tune on such a GPU with these versions, or compile with --tuning model"
         )
 
 
 def _read(device: str) -> dict[str, str]:
-    """XLA's text for a card, cut into its members; {} for another text."""
+    """The members of XLA's device text; {} for another text."""
     found = _DEVICE.fullmatch(device)
     return found.groupdict() if found else {}
 
@@ -156,24 +158,26 @@ MODEL, NONE, AUTO = "model", "none", "auto"
 WORDS = (MODEL, NONE, AUTO)
 TUNING = Option(
     "tuning", str, MODEL,
-    "Who chooses the kernels of products: XLA's cost model (model), results of llmc tune in a file or in the store "
-    "(auto) and for other products the model, or nobody (none).",
+    "How matmul kernels are selected: XLA's cost model (model), results of llmc tune in a file or in the store "
+    "(auto) and for other matmuls the model, or XLA's first candidate (none).",
     metavar="FILE|auto|model|none",
 )  # fmt: skip
 INPUT = "tuning"
-"""Name of the results among what compiling needs, and of their digest among a key's components."""
+"""Name of the results among the compile inputs, and of their digest among a key's components."""
 
 
 class Tuning:
-    """What one target was given, for a card with the target configuration `config`."""
+    """The tuning choice of one target, for the GPU with target configuration `config`."""
 
     def __init__(self, config: str) -> None:
         self.device = device_text(config)
         self._given: dict[str, bytes] = {}
 
     def configured(self, options: CompileOptions) -> CompileOptions:
-        """With the digest of a file in place of its name. Raises InputError where it cannot be read, ArtifactError for
-        results that do not hold here."""
+        """Replace a file name by its digest.
+
+        Raises InputError for an unreadable file, ArtifactError for results that do not hold here.
+        """
         value = TUNING.of(options)
         if value in WORDS or is_digest(value):
             return options
@@ -184,7 +188,7 @@ class Tuning:
         return options.changed(**{TUNING.name: digest})
 
     def lowered(self, stages: Stages, lowered: Lowered, options: CompileOptions) -> Lowered:
-        """With the results that a compile uses, if any. Raises InputError where they are not in the store any more."""
+        """Add the results that a compile uses, if any. Raises InputError where the store no longer has them."""
         value = TUNING.of(options)
         if value in (MODEL, NONE):
             return lowered
@@ -195,7 +199,7 @@ class Tuning:
 
         def build(workspace: Workspace) -> Mapping[str, Any]:
             if data is None:
-                raise InputError(f"{TUNING.flag}: the store has no tuning results {digest[:19]}; name their file again")
+                raise InputError(f"{TUNING.flag}: the store has no tuning results {digest[:19]}; give their file again")
             return {RESULTS: workspace.put_bytes(data)}
 
         path = stages.path(stages.run(STAGE, {"results": digest}, build).outputs[RESULTS])
@@ -204,7 +208,7 @@ class Tuning:
         return replace(lowered, inputs=inputs, components=components)
 
     def _in_store(self, stages: Stages) -> bytes | None:
-        """All that hold for the card, as one file; of two for one product the newer."""
+        """All results that hold for the GPU, as one file; the newer of two for one matmul."""
         found: dict[str, bytes] = {}
         made_for: Mapping[str, str] = {}
         for entry in sorted(stages.store.entries(STAGE), key=lambda entry: entry.created):
@@ -224,15 +228,15 @@ class Tuning:
         require_fits(results, self.device, toolchain_version("cuda"), source)
 
     def for_xla(self, lowered: Lowered) -> bytes | None:
-        """The results of a compile as XLA reads them; None where it has none."""
+        """Return the results in XLA's format; None without any."""
         path = lowered.inputs.get(INPUT)
         return None if path is None else serialise(read_results(path).found, self.device)
 
 
 def summary(looked: Looked | None, lowered: Lowered, options: CompileOptions) -> dict[str, Any]:
-    """For the manifest: what chose, the digest of results, and how many products of all executables have one.
+    """Summarise for the manifest: kernel selection, results digest, and how many matmuls have a result.
 
-    A product that several executables have counts in each; one that an executable has in many layers counts once.
+    A matmul of several executables counts in each; one that an executable has in many layers counts once.
     """
     value = TUNING.of(options)
     found: dict[str, Any] = {"by": value if value in WORDS else "results"}
@@ -242,12 +246,12 @@ def summary(looked: Looked | None, lowered: Lowered, options: CompileOptions) ->
 
 
 def reported(found: Mapping[str, Any]) -> list[str]:
-    """`summary`, in a line for people."""
+    """Format `summary` as a line for people."""
     if not found:
         return []
-    others = "XLA's list, its first" if found["by"] == NONE else "XLA's cost model"
+    others = "the first of XLA's list" if found["by"] == NONE else "XLA's cost model"
     if "of" not in found:
-        return [f"products: kernels by {others}"]
+        return [f"matmuls: kernels by {others}"]
     rest = found["of"] - found["tuned"]
-    tuned = f"{found['tuned']} of {found['of']} tuned on a card"
-    return [f"products: {tuned}" + (f", kernels of {rest} by {others}" if rest else "")]
+    tuned = f"{found['tuned']} of {found['of']} tuned on a GPU"
+    return [f"matmuls: {tuned}" + (f", kernels of {rest} by {others}" if rest else "")]

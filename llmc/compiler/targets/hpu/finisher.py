@@ -1,15 +1,15 @@
-"""Finishing a bundle on a Gaudi host: every bucket is run, and the recipes that its compiler writes join the bundle.
+"""On-target compilation on a Gaudi host: every bucket is run, and the recipes of Gaudi's compiler join the bundle.
 
-The programs stay as they are. What is pinned, because recipes are of no use without: the number of KV cache blocks, for
-as many whole sequences as a server holds at once; dtype and tensor parallel size are named beside it. A rerun after an
-interrupt finds the recipes of the first run in the same folder, and compiles the others.
+The programs stay unchanged. Recipes hold only for a pinned number of KV cache blocks, enough for as many whole
+sequences as a server holds at once, and for dtype and tensor parallel size. A rerun after an interrupt finds the first
+run's recipes in the same folder, and compiles the others.
 
-`host_files` are left beside a bundle, for a Gaudi host:
+`host_files` are written next to a bundle, for a Gaudi host:
 
-buckets.txt, environment, arguments, kubernetes-env.yaml   the plan as vllm-gaudi reads it (`llmc plan export`)
-finish.sh, finish-job.yaml                                 finish the bundle there, and warm it up
+    buckets.txt, environment, arguments, kubernetes-env.yaml   the plan for vllm-gaudi (`llmc plan export`)
+    finish.sh, finish-job.yaml                                 compile the bundle there, and warm it up
 
-A plan of which vllm-gaudi's rules leave nothing has the last two alone, and a warning says why. The resource
+If vllm-gaudi's rules leave nothing of a plan, only the last two are written, with a warning. The resource
 habana.ai/gaudi is that of Intel's device plugin (docs.habana.ai, Intel Gaudi Base Operator DaemonSets, 2026).
 """
 
@@ -51,11 +51,11 @@ if TYPE_CHECKING:
 SERVER = "vllm-gaudi"
 TEMPLATES = ("finish.sh", "finish-job.yaml")
 LONGEST_NAME = 63
-"""Characters of a name in Kubernetes (RFC 1123 label)."""
+"""The most characters of a Kubernetes name (RFC 1123 label)."""
 
 
 def host_files(folder: Path, bundle: Path, plan: Plan) -> Mapping[str, str]:
-    """Texts by file name, for files in `folder`."""
+    """Return the texts by file name, for files in `folder`."""
     return {**server_files(SERVER, folder, exported(SERVER, plan)), **_jobs(bundle)}
 
 
@@ -72,7 +72,7 @@ def _jobs(bundle: Path) -> Mapping[str, str]:
 
 RECORDING = "llmc.compiler.targets.hpu.recording"
 ROOM_MIB = 1 << 20
-"""The bridge deletes the oldest recipes of a larger folder: none of one recording."""
+"""The bridge deletes the oldest recipes of a larger folder; this keeps all of one recording."""
 
 INSTALL = "install Intel's Gaudi software (docs.habana.ai, Installation), and llmc in its Python environment"
 FLUSH_SECONDS = 30.0
@@ -83,17 +83,17 @@ _log = logging.getLogger("llmc")
 
 
 class RecipeFinisher(WholeBundle):
-    """Finishing on a Gaudi host."""
+    """Compiles bundles on a Gaudi host."""
 
     executor: ClassVar[str] = "hpu"
 
     def lacks(self) -> str:
         if find_spec("habana_frameworks") is None:
             return f"habana_frameworks.torch is not installed; {INSTALL}"
-        return "" if self.host() else "this host has no Gaudi card that its driver names, or no habana-torch-plugin"
+        return "" if self.host() else "this host has no Gaudi device that its driver lists, or no habana-torch-plugin"
 
     def pins(self, bundle: Bundle) -> Mapping[str, Value]:
-        """The KV cache of the sequences that a server runs and the prefixes that it keeps, in blocks."""
+        """The KV cache blocks of a server's sequences and kept prefixes."""
         plan = bundle.plan
         sequences = max(plan.limits.max_num_seqs, *(b.batch for b in plan.buckets)) + EngineOptions().prefix_slots
         capacity = max(plan.limits.max_model_len, *(b.context + b.query for b in plan.buckets))
@@ -101,7 +101,7 @@ class RecipeFinisher(WholeBundle):
         return {KV_BLOCKS: blocks, "dtype": str(bundle.manifest.options.get("dtype")), "tensor_parallel": 1}
 
     def finish(self, bundle: Bundle, pins: Mapping[str, Value], folder: Path, reported: Reported) -> Mapping[str, Path]:
-        """See WholeBundle. The cache's folder outlives an interrupt, for the next run; a failure names its log."""
+        """Keeps the cache folder over an interrupt for the next run; a failure names its log."""
         manifest = bundle.manifest
         draft = manifest.changed(options={**manifest.options, **pins})
         write_bundle(folder / "draft", draft, {digest: bundle.files.path(digest) for digest in draft.blobs})
@@ -115,7 +115,7 @@ class RecipeFinisher(WholeBundle):
         return host_files(folder, bundle, plan)
 
     def _run(self, draft: Path, cache: Path, bundle: Bundle, reported: Reported) -> None:
-        """Record in a process of its own, which is ended with this one's work."""
+        """Record in a process of its own, which does not outlive this call."""
         log = cache.with_suffix(".log")
         environment = {**os.environ, VARIABLE: f"{cache}/,false,{ROOM_MIB}"}
         with log.open("w") as errors:
@@ -134,12 +134,12 @@ class RecipeFinisher(WholeBundle):
         if code == 0:
             log.unlink()
             return
-        words = " | ".join(last_lines(log)) or f"it ended with {code}"
+        words = " | ".join(last_lines(log)) or f"exit code {code}"
         kind = DeviceError if code == DeviceError.exit_code else CompileError
-        raise kind(f"{bundle.path}: its start on this Gaudi card failed: {words}; the log: {log}")
+        raise kind(f"{bundle.path}: it cannot be opened on this Gaudi device: {words}; the log: {log}")
 
     def _left(self, cache: Path, folder: Path) -> Mapping[str, Path]:
-        """The index of the recipes, and each file of theirs by digest, moved to `folder`."""
+        """The recipe index, and each recipe file by digest, moved to `folder`."""
         foreign = GaudiCache()
         whole = scan_tree(cache, foreign.leaves_out)
         torn = foreign.incomplete(whole)
@@ -147,7 +147,9 @@ class RecipeFinisher(WholeBundle):
             _log.info("recipe %s %s: left out", unit, why)
         tree = whole.without(torn, foreign.unit)
         if not list(foreign.entries(tree)):
-            raise CompileError(f"{cache}: the Gaudi software wrote no recipes; see whether it may write to this folder")
+            raise CompileError(
+                f"{cache}: the Gaudi software wrote no recipes; check whether it may write to this folder"
+            )
         found: dict[str, Path] = {}
         files = {}
         for path, file in tree.files.items():
@@ -162,7 +164,7 @@ class RecipeFinisher(WholeBundle):
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End a recording that still runs: interrupted, it waits until its recipes are on disk."""
+    """End a running recording; it gets an interrupt, and time to write its recipes."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
         try:

@@ -1,10 +1,10 @@
-"""A start of a bundle on a Gaudi card in a process of its own, for the recipes that the card's compiler then writes.
+"""Opens a bundle on a Gaudi device in a process of its own, and records the recipes that the compiler writes.
 
     python -m llmc.compiler.targets.hpu.recording BUNDLE
 
-Runs every bucket twice, as `llmc warmup` does, with the KV cache that the bundle pins. A process of its own has read
-PT_HPU_RECIPE_CACHE_CONFIG before anything imported the bridge, and gives the card back when it ends. Prints the number
-of each executable, as in the manifest, when its bucket ran first; an error is the last line on stderr.
+Runs every bucket twice, as `llmc warmup` does, with the KV cache that the bundle pins. A new process reads
+PT_HPU_RECIPE_CACHE_CONFIG before the bridge is imported, and releases the device when it ends. It prints each
+executable's number in the manifest when its bucket first ran. The last line on stderr is the error, if any.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from llmc.settings import Settings
 
 
 def record(bundle: Bundle, tell: Callable[[int], None]) -> None:
-    """Warm the bundle up, and tell the number of each executable that ran.
+    """Warm the bundle up, and call `tell` with the number of each executable that ran.
 
-    Raises DeviceError without a card, CompileError for a bucket that does not run, and what opening raises.
+    Raises DeviceError without a device, CompileError for a bucket that does not run, and the errors of opening.
     """
     numbers = {(e.phase, e.batch, e.query, e.context): i for i, e in enumerate(bundle.manifest.executables)}
     reported: set[int] = set()
@@ -44,7 +44,7 @@ def record(bundle: Bundle, tell: Callable[[int], None]) -> None:
     executor = open_executor(bundle, EngineOptions())
     try:
         if executor.capabilities.in_place_of:
-            raise DeviceError(f"{bundle.path}: this process found no {executor.capabilities.in_place_of} card")
+            raise DeviceError(f"{bundle.path}: this process found no {executor.capabilities.in_place_of} device")
         choice = CaptureChoice(CaptureOptions.of(bundle.settings))
         capturing = Capturing.of(executor, bundle.plan, choice)
         outcome = WarmUpOutcome(executor, Warming(executor, bundle.plan), capturing)
@@ -55,11 +55,11 @@ def record(bundle: Bundle, tell: Callable[[int], None]) -> None:
         raise CompileError("it was interrupted")
     if outcome.failed:
         bucket, error = next(iter(outcome.failed.items()))
-        raise CompileError(f"{len(outcome.failed)} buckets do not run on this card, first {bucket}: {error}")
+        raise CompileError(f"{len(outcome.failed)} buckets do not run on this device, first {bucket}: {error}")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code."""
+    """Run the command, and return the exit code."""
     try:
         bundle = Bundle(BundleFiles.open(Path(arguments[0])), Settings.from_environment())
         record(bundle, lambda number: print(number, flush=True))

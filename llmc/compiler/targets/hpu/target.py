@@ -1,9 +1,8 @@
-"""Intel Gaudi, first stage: portable programs that a host without a Gaudi can make, verify and run on its CPU.
+"""Intel Gaudi, first stage: portable programs that any host can compile, verify and run on its CPU.
 
-There is no supported way to compile for Gaudi without a card, so a compile never claims a native executable. Before
-deployment, it fixes the plan, each bucket's graph at its fixed shape, and the weights in the device's form, and it
-proves the numbers with NaN in the unused cache. `remaining` lists the work that is left for the device's host, where
-finisher.py does it.
+There is no supported way to compile for Gaudi without the device, so a compile never claims a native executable. It
+fixes the plan, each bucket's graph at its fixed shape, and the weights in the device's form, and it verifies the
+numbers with a NaN fill of the unused cache. `remaining` lists the on-target work, which finisher.py does.
 
 Programs and weights are those of programs.py.
 """
@@ -32,7 +31,7 @@ GAUDI_BYTES = 128 * 10**9
 
 
 class HpuCosts(ProgramCosts):
-    """Of captured HPU graphs."""
+    """Costs of captured HPU graphs."""
 
     device_seconds: ClassVar[float] = 29 * 60 / 126
     device_source: ClassVar[str] = "126 buckets in 29 minutes on a Gaudi host (vllm-gaudi#1160)"
@@ -45,7 +44,9 @@ class HpuCosts(ProgramCosts):
         return GAUDI_BYTES, "of a Gaudi 3"
 
     def graph_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
-        """A captured HPU graph keeps every layer's values apart, in bf16: linear in its new tokens in both phases."""
+        """A captured HPU graph keeps every layer's values separately, in bf16: linear in its new tokens in
+        both phases.
+        """
         return 2 * model.activations * bucket.tokens
 
 
@@ -75,13 +76,13 @@ class HpuTarget(ProgramTarget):
         )
 
     def finisher(self) -> Finisher:
-        """By the recipes that the card's compiler writes; imported here, so that no portable program's key has it."""
+        """The recipe finisher, imported here to keep it out of portable programs' keys."""
         from llmc.compiler.targets.hpu.finisher import RecipeFinisher
 
         return RecipeFinisher()
 
     def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
-        """One card of Intel's device plug-in, and the eager mode, as in the job that finishes a bundle."""
+        """One device of Intel's device plug-in, and eager mode, as in the job that compiles a bundle."""
         return Hosting(
             own_image="Intel's Gaudi software (habana_frameworks.torch)",
             resources={"habana.ai/gaudi": 1},

@@ -1,1 +1,1 @@
-"""NVIDIA cards by AOTInductor, torch's own compiler."""
+"""NVIDIA GPUs by AOTInductor, torch's compiler."""

@@ -1,4 +1,4 @@
-"""One step compiled by AOTInductor, in a process of its own: Inductor compiles one graph at a time in a process.
+"""Compiles one step with AOTInductor in a process of its own, because Inductor compiles one graph at a time.
 
     python -m llmc.compiler.targets.inductor.compiling FOLDER
 
@@ -6,11 +6,11 @@
     FOLDER/job.json       {"device": "cuda" | "cpu", "sizes": {…} (runtime/executors/inductor/package.py),
                           "cache": [{…}, …] (runtime/executors/whole_step/cache.py),
                           "weights": {name: [[size, …], dtype]}, "configs": {name: value} of torch._inductor.config}
-    FOLDER/package.pt2    what it leaves, as package.py of the executor has it
+    FOLDER/package.pt2    the result, in the format of the executor's package.py
 
-The step is whole_step's `flat_step`: it writes the cache that it is given, in place, and takes its weights as inputs.
-The cache's number of slots stays open, so that memory decides it where the package runs. No weight is read: its shape
-is enough, and all weights of one dtype are views of one tensor, as large as the largest.
+The step is whole_step's `flat_step`: it updates the given cache in place, and takes its weights as inputs. The cache's
+slot count stays dynamic, since memory decides it where the package runs. Only weight shapes are needed: all weights of
+one dtype are views of one tensor, as large as the largest.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 JOB, GIVEN, LEFT = "job.json", "program.pt2", "package.pt2"
 MOST_SLOTS = 1 << 20
 EXAMPLE_SLOTS = 3
-"""Not 1, which torch.export takes for a property of the step."""
+"""Not 1, which torch.export would specialise on."""
 
 ENVIRONMENT = {"AOT_INDUCTOR_ENABLE_LINE_TABLES": "0"}
-"""What its process is told: without the debug information that torch 2.13 adds, which is half of a package."""
+"""Leaves out the debug information that torch 2.13 adds, half of a package."""
 
 
 def compile_step(program: PortableProgram, job: Mapping[str, Any], output: Path) -> None:
@@ -70,7 +70,7 @@ def _module(flat: Run) -> Any:
 
 
 def _example(program: PortableProgram, arrays: Sequence[CardArray], job: Mapping[str, Any]) -> list[Tensor]:
-    """Tensors of the step's shapes, in its order."""
+    """Example tensors in the step's order."""
     import torch
 
     device, sizes = job["device"], job["sizes"]
@@ -93,7 +93,7 @@ def _example(program: PortableProgram, arrays: Sequence[CardArray], job: Mapping
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code; the last line on stderr says why it is not 0."""
+    """Run the command, and return the exit code. The last line on stderr is the error, if any."""
     folder = Path(arguments[0])
     try:
         job = json.loads((folder / JOB).read_bytes())

@@ -1,9 +1,8 @@
-"""Packages of a bundle's programs, by AOTInductor on the host of a card: it compiles for the card that is there, and
-for no other (pytorch/pytorch#153697).
+"""On-target compilation by AOTInductor, which compiles only for the GPU of its host (pytorch/pytorch#153697).
 
-Each program is compiled in a process of its own (compiling.py), `--jobs` at once. A package's bytes are not the same
-over two runs: machine code is chosen by timing kernels, and names the folder that it was made in. So the key names
-what goes in: the portable program, torch, its CUDA, the card, its driver, the options, and the cache's capacity.
+Each program is compiled in a process of its own (compiling.py), `--jobs` at once. A package's bytes differ between
+runs: kernels are selected by timing, and machine code names its build folder. The key therefore names the inputs: the
+portable program, torch, its CUDA, the GPU, its driver, the options, and the cache capacity.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ COMPILER = "apt-get install g++"
 
 
 class PackageFinisher(EachExecutable):
-    """Finishing on the host of an NVIDIA GPU."""
+    """Compiles packages on the host of an NVIDIA GPU."""
 
     executor: ClassVar[str] = "inductor"
     reads: ClassVar[tuple[str, ...]] = ("weights.json",)
@@ -50,7 +49,7 @@ class PackageFinisher(EachExecutable):
         self._card = card
 
     def lacks(self) -> str:
-        """torch of a known release, for CUDA, a C++ compiler, or a card."""
+        """torch of a known release, for CUDA, a C++ compiler, or a GPU."""
         torch = toolchain.torch_version()
         if not toolchain.is_known(torch):
             return f"{toolchain.WANTED}, this host has {torch or 'no torch'}; {toolchain.INSTALL}"
@@ -59,7 +58,7 @@ class PackageFinisher(EachExecutable):
         if shutil.which(compiler := variables(("CXX",)).get("CXX", "g++")) is None:
             return f"AOTInductor needs a C++ compiler, and {compiler} is not on PATH; {COMPILER}, or set CXX to another"
         if not (here := self.host()):
-            return "this process may use no NVIDIA card: nvidia-smi shows those that the driver knows"
+            return "this process may not use an NVIDIA GPU: nvidia-smi lists those of the driver"
         card = self._card
         if card is not None and (card.product, card.capability) != (here.get("card"), here.get("compute_capability")):
             return (
@@ -69,11 +68,11 @@ class PackageFinisher(EachExecutable):
         return ""
 
     def host(self) -> Mapping[str, str]:
-        """The card and its software."""
+        """The GPU and its software."""
         return toolchain.host()
 
     def pins(self, bundle: Bundle) -> Mapping[str, Value]:
-        """The capacity of a slot of the cache, and how Inductor was asked to compile."""
+        """The capacity of a cache slot, and Inductor's mode."""
         plan = bundle.plan
         capacity = max(plan.limits.max_model_len, *(b.context + b.query for b in plan.buckets))
         return {CAPACITY: capacity, MODE.name: str(bundle.manifest.options.get(MODE.name, MODE.default))}
@@ -97,11 +96,11 @@ class PackageFinisher(EachExecutable):
         return Package(self.device, self.host(), sizes, texts, memoryview(program), memoryview(package)).to_bytes()
 
     def configs(self, mode: str) -> Mapping[str, Any]:
-        """What torch._inductor.config is told."""
+        """Return the values of torch._inductor.config."""
         return configs(mode)
 
     def _compiled(self, bundle: Bundle, name: str, program: bytes, job: Mapping[str, Any]) -> bytes:
-        """What the process leaves. Raises CompileError, with its last words and the path of its log."""
+        """The package that the process wrote. Raises CompileError, with its last words and the path of its log."""
         seconds = bundle.option(SECONDS.name, SECONDS.default)
         logs = bundle.settings.user_cache_dir / "logs" / "inductor"
         logs.mkdir(parents=True, exist_ok=True)
@@ -119,7 +118,7 @@ class PackageFinisher(EachExecutable):
         if code is None:
             problem = f"did not end within {seconds} seconds, and was stopped; raise {SECONDS.flag}"
         elif code < 0:
-            problem = f"was killed ({signal.Signals(-code).name}), perhaps for want of memory: try fewer --jobs"
+            problem = f"was killed ({signal.Signals(-code).name}), perhaps for lack of memory: try fewer --jobs"
         else:
             problem = f"failed: {' | '.join(last_lines(log)) or f'it ended with {code}'}"
         raise CompileError(f"{bundle.path}: {name}: its compile by AOTInductor {problem}; the log: {log}")

@@ -1,4 +1,4 @@
-"""How AOTInductor is asked to compile: `--inductor-mode`."""
+"""AOTInductor's compile options: `--inductor-mode`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ MODES: Mapping[str, Mapping[str, Any]] = {
     "default": {},
     "max-autotune": {"max_autotune": True, "coordinate_descent_tuning": True},
 }
-"""Values of torch._inductor.config, by names of torch.compile's modes: torch/_inductor/__init__.py, list_mode_options,
-at v2.11.0 and v2.13.0. The executor captures CUDA graphs, never Inductor."""
+"""Values of torch._inductor.config, by mode name of torch.compile: torch/_inductor/__init__.py, list_mode_options, at
+v2.11.0 and v2.13.0. The executor captures CUDA graphs, never Inductor.
+"""
 
 MODE: Option[str] = Option(
     "inductor_mode", str, "default",
-    "How Inductor chooses kernels on the card: max-autotune times several for each matrix product.",
+    "How Inductor selects kernels on the GPU: max-autotune times several for each matmul.",
     choices=tuple(MODES), shapes_executable=False, what="Inductor mode",
 )  # fmt: skip
 SECONDS: Option[int] = Option(
@@ -26,5 +27,5 @@ SECONDS: Option[int] = Option(
 
 
 def configs(mode: str) -> Mapping[str, Any]:
-    """What torch._inductor.config is told."""
+    """Return the values of torch._inductor.config."""
     return {**MODES[mode], "triton.cudagraphs": False}

@@ -1,12 +1,12 @@
-"""NVIDIA cards by AOTInductor, first stage: portable programs that a host without a card makes, verifies and runs.
+"""NVIDIA GPUs by AOTInductor, first stage: portable programs that a host without a GPU compiles, verifies and runs.
 
-AOTInductor compiles for the card of its own host and for no other, so a compile never claims a native executable.
-Before deployment it fixes the plan, each bucket's graph at its fixed shape, and the weights in the card's form, and it
-proves the numbers with NaN in the unused cache. `remaining` says what is left for the card's host, where finisher.py
-does it. A bundle for a card that is native without one: `--device cuda:CARD`.
+AOTInductor compiles only for the GPU of its host, so a compile never claims a native executable. It fixes the plan,
+each bucket's graph at its fixed shape, and the weights in the GPU's form, and it verifies the numbers with a NaN fill
+of the unused cache. `remaining` lists the on-target work, which finisher.py does. `--device cuda:CARD` compiles
+natively without a GPU.
 
-`--device inductor:h100` says which card that will be: then plans are held against its memory, and a host with another
-card does not finish the bundle.
+`--device inductor:h100` names the GPU: plans are checked against its memory, and a host with another GPU refuses to
+compile the bundle.
 
 Programs and weights are those of programs.py.
 """
@@ -38,12 +38,10 @@ GRAPH_BYTES = 28 << 20
 
 
 class InductorCosts(ProgramCosts):
-    """Of captured CUDA graphs on `card`, None for any."""
+    """Costs of captured CUDA graphs on `card`, None for any."""
 
     device_seconds: ClassVar[float] = 135.0
-    device_source: ClassVar[str] = (
-        "40 to 230 s a bucket of SmolLM2-135M on two CPU cores, torch 2.13; no card was at hand"
-    )
+    device_source: ClassVar[str] = "40 to 230 s a bucket of SmolLM2-135M on two CPU cores, torch 2.13; without a GPU"
     graph_bytes_source: ClassVar[str] = (
         "6 to 28 MiB for a captured CUDA graph in vLLM's log (vllm-project/vllm#22897), and the values of one step, "
         "which all graphs share"
@@ -53,15 +51,16 @@ class InductorCosts(ProgramCosts):
         self._card = card
 
     def memory(self, options: CompileOptions) -> tuple[int, str] | None:
-        """Of the card that was named; unknown where the host that finishes the bundle decides."""
+        """Of the named GPU; unknown where the on-target host decides."""
         return None if self._card is None else (self._card.memory_bytes, f"of {self._card.product}")
 
     def graph_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
         return GRAPH_BYTES
 
     def workspace_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
-        """The pool that captured graphs share: the values of a step that live at once, its rows' past as it is gathered
-        from their slots, their states, and the logits."""
+        """The pool that captured graphs share: a step's live values, its rows' past gathered from their slots, their
+        recurrent states, and the logits.
+        """
         values = model.working_set * bucket.tokens + model.cache_values * bucket.batch * bucket.context
         size = self.cache_bytes(options)
         return size * (values + model.vocabulary * bucket.batch) + bucket.batch * model.state_bytes(size)
@@ -87,7 +86,7 @@ class InductorTarget(ProgramTarget):
 
     @classmethod
     def of(cls, detail: str, settings: Settings) -> Self:
-        """For a card of targets/cuda/cards.py, or for any; raises UnknownNameError."""
+        """Create the target for a GPU of targets/cuda/cards.py, or for any. Raises UnknownNameError."""
         from llmc.compiler.targets.cuda.cards import NAMES, card_of  # no portable program's key has it
 
         card = card_of(detail)
@@ -101,12 +100,12 @@ class InductorTarget(ProgramTarget):
 
     def remaining(self) -> str:
         return (
-            "on a host with an NVIDIA card, and torch 2.11 to 2.13 for CUDA: AOTInductor has to compile each program, "
+            "on a host with an NVIDIA GPU and torch 2.11 to 2.13 for CUDA: AOTInductor has to compile each program, "
             "and a CUDA graph of it is captured at each start"
         )
 
     def finisher(self) -> Finisher:
-        """AOTInductor; imported here, so that no portable program's key has it."""
+        """AOTInductor, imported here to keep it out of portable programs' keys."""
         from llmc.compiler.targets.inductor.finisher import PackageFinisher
 
         return PackageFinisher(self._card)

@@ -1,14 +1,15 @@
-"""HyperAccel's LPUs: HyperDex's AutoCompiler where it is installed, else portable programs that prove the numbers.
+"""HyperAccel's LPUs: HyperDex's AutoCompiler where it is installed, else portable programs for verification.
 
-HyperDex compiles a model once for a number of LPUs and a max_length, and its artifact serves every prompt and
-continuation of at most so many tokens, one sequence at a time: one native executable, whatever the plan's buckets. Its
-own words for the arguments are in runtime/executors/lpu/worker.py.
+HyperDex compiles a model once for a number of LPUs and a max_length. Its artifact serves every prompt and continuation
+of at most so many tokens, one sequence at a time: one native executable for all buckets. The arguments are documented
+in runtime/executors/lpu/worker.py.
 
-Without HyperDex every bucket has a portable program (programs.py), verified on this CPU in bfloat16, in which LPUs
-compute (Hyper-Accel/vllm, vllm/executor/lpu_executor.py at 026b6ad). These prove the plan and the numbers of the model,
-and nothing of HyperDex's compiler.
+Without HyperDex every bucket has a portable program (programs.py), verified on this CPU in bfloat16, the dtype of LPUs
+(Hyper-Accel/vllm, vllm/executor/lpu_executor.py at 026b6ad). That checks the plan and the model's numbers, but nothing
+of HyperDex's compiler.
 
-`build` runs HyperDex's compiler over a checkpoint: in a folder as it wants it, and stores the files that it leaves.
+`build` runs HyperDex's compiler over a checkpoint in a folder of its expected form, and stores the files that it
+leaves.
 """
 
 from __future__ import annotations
@@ -53,22 +54,22 @@ if TYPE_CHECKING:
     from llmc.settings import Settings
 
 COMPILE_S = 6 * 3600.0
-"""After this the compiler counts as hung; how long it takes is not published."""
+"""After this time the compiler counts as hung; its usual time is not published."""
 
 _CHECKPOINT = "ckpt"
 
 
 @dataclass(frozen=True)
 class LpuLowered(Lowered):
-    """What HyperDex made, by the names that its files have in the bundle."""
+    """HyperDex's files, by their names in the bundle."""
 
     artifact: Artifact = field(kw_only=True)
 
 
 def build(stages: Stages, wanted: Artifact, made_by: hyperdex.HyperDexToolchain) -> LpuLowered:
-    """The artifact of the checkpoint, from the store if it is there; `wanted` has everything but its files.
+    """Return the checkpoint's artifact, from the store if possible; `wanted` has everything but its files.
 
-    Raises CompileError where HyperDex fails, is killed or hangs, with the place of its log, which is kept.
+    Raises CompileError where HyperDex fails, is killed or hangs, with the path of its log, which is kept.
     """
     arguments = asdict(wanted)
     del arguments["files"], arguments["hyperdex"]
@@ -89,7 +90,7 @@ def build(stages: Stages, wanted: Artifact, made_by: hyperdex.HyperDexToolchain)
             process.ask("compile", COMPILE_S, model=str(folder), options=options)
         found = _files(folder)
         if not found.keys() - before.keys():
-            raise CompileError("HyperDex's compiler ended without an error, and left no file")
+            raise CompileError("HyperDex's compiler exited without an error, but wrote no file")
         return {path: workspace.put_file(file) for path, file in sorted(found.items())}
 
     entry = stages.run("hyperdex", components, make)
@@ -105,7 +106,7 @@ def build(stages: Stages, wanted: Artifact, made_by: hyperdex.HyperDexToolchain)
 
 
 def _write_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
-    """As HyperDex finds one that it downloaded: a Hugging Face folder, copied, since HyperDex may change it."""
+    """Write a Hugging Face folder as HyperDex downloads them, copied because HyperDex may change it."""
     from llmc.compiler.checkpoint.export.huggingface import is_plain_folder, write_folder
 
     if not is_plain_folder(checkpoint):
@@ -126,17 +127,17 @@ LOW_MEMORY_USAGE: Option[bool] = Option(
 FAST_COMPILE: Option[bool] = Option("fast_compile", bool, True, "HyperDex's fast compile.")
 
 CARD_BYTES = 16 << 30
-"""Memory of a card, an Alveo U55C (Hyper-Accel/docs, docs/useful_commands.md at 60fc952)."""
+"""Memory of one device, an Alveo U55C (Hyper-Accel/docs, docs/useful_commands.md at 60fc952)."""
 
 
 class LpuCosts(ProgramCosts):
-    """On so many LPUs; `native`: HyperDex compiles."""
+    """Costs on a number of LPUs; `native`: HyperDex compiles."""
 
     def __init__(self, devices: int, native: bool) -> None:
         self._devices, self._native = devices, native
 
     def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Timing]:
-        """HyperDex's compiler is one stage, whose time is not known before the first."""
+        """HyperDex's compiler is one stage, whose time is unknown before the first run."""
         return {"hyperdex": Timing()} if self._native else super().stage_costs(options, buckets)
 
     def memory(self, options: CompileOptions) -> tuple[int, str] | None:
@@ -168,10 +169,10 @@ class LpuTarget(ProgramTarget):
 
     @classmethod
     def of(cls, detail: str, settings: Settings) -> Self:
-        """For "lpu:N" N LPUs, else NUM_LPU_DEVICES, else one; a power of two."""
+        """N LPUs for "lpu:N", else NUM_LPU_DEVICES, else one; a power of two."""
         named = f"--device lpu:{detail}" if detail else f"NUM_LPU_DEVICES={settings.num_lpu_devices}"
         if detail and not (detail.isascii() and detail.isdecimal() and len(detail) < 6):
-            raise InputError(f"{named}: behind the colon stands a number of LPUs, as in lpu:2")
+            raise InputError(f"{named}: give a number of LPUs after the colon, as in lpu:2")
         devices = int(detail) if detail else settings.num_lpu_devices or 1
         if not is_power_of_two(devices):
             raise InputError(f"{named}: HyperDex compiles for a power of two of LPUs: 1, 2, 4, 8 …")
@@ -189,22 +190,22 @@ class LpuTarget(ProgramTarget):
         return self._hyperdex is not None
 
     def prefills_on(self, device: str) -> Mapping[str, str] | None:
-        """NVIDIA GPUs: HyperDex's hybrid mode moves keys and values itself (docs/huggingface_api.md, as above)."""
+        """NVIDIA GPUs: HyperDex's hybrid mode does the KV transfer (docs/huggingface_api.md, as above)."""
         name, _, count = device.partition(":")
         if name not in ("cuda", "gpu"):
             return None
         if count and not (count.isascii() and count.isdecimal() and int(count)):
-            raise InputError(f"--prefill-device {device}: behind the colon stands a number of GPUs, as in cuda:2")
+            raise InputError(f"--prefill-device {device}: give a number of GPUs after the colon, as in cuda:2")
         return {"NUM_GPU_DEVICES": count or "1", "NUM_LPU_DEVICES": str(self._devices)}
 
     def configure(self, options: CompileOptions) -> CompileOptions:
-        """An artifact has no shapes, and gives no logits."""
+        """An artifact has no shapes and returns no logits."""
         if not self._native:
             return super().configure(options)
         if options.specialise:
             raise InputError("--specialise is not offered for device lpu: one artifact serves every bucket")
         if options.sample_top_k:
-            raise InputError("--sample-top-k is not offered for device lpu: HyperDex gives tokens, no logits")
+            raise InputError("--sample-top-k is not offered for device lpu: HyperDex returns tokens, not logits")
         return replace(super().configure(replace(options, specialise=None)), specialise=False)
 
     def resolve(self, options: CompileOptions, deployment: Deployment) -> Resolved:
@@ -235,14 +236,14 @@ class LpuTarget(ProgramTarget):
             return ""
         return (
             f"on a host with HyperDex, compile the checkpoint again with --device lpu:{self._devices}: AutoCompiler "
-            f"makes the artifact there. HyperDex is installed by: {hyperdex.INSTALL}"
+            f"builds the artifact there. HyperDex is installed by: {hyperdex.INSTALL}"
         )
 
     def toolchain(self) -> dict[str, str]:
         return super().toolchain() if self._hyperdex is None else {hyperdex.PACKAGE: self._hyperdex.version}
 
     def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
-        """HyperDex's; its cards have no device plug-in that is known here."""
+        """HyperDex's runtime; no device plug-in for LPUs is known."""
         return Hosting(own_image="HyperDex", host_memory=False)
 
     @property
@@ -250,7 +251,7 @@ class LpuTarget(ProgramTarget):
         return LpuCosts(self._devices, self._native)
 
     def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
-        """HyperDex has its models built in."""
+        """No programs: HyperDex has its models built in."""
         return () if self._native else super().trace(stages, options)
 
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:

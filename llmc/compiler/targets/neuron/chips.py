@@ -1,8 +1,8 @@
-"""The chips that neuronx-cc compiles for here, as its `--target` names them.
+"""The chips that neuronx-cc can compile for, by their names for `--target`.
 
-Memory is that of one NeuronCore, or of one logical core where several make one. Sources: AWS Neuron documentation,
-"NeuronCores architecture" and "Logical NeuronCore configuration"; `neuronx-cc compile --help` 2.27 for --lnc ("only
-valid for Trn2 targets. On Trn2, the default is 2").
+Memory is per NeuronCore, or per logical core of several. Sources: AWS Neuron documentation, "NeuronCores architecture"
+and "Logical NeuronCore configuration"; `neuronx-cc compile --help` 2.27 for --lnc ("only valid for Trn2 targets. On
+Trn2, the default is 2").
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class NeuronChip:
-    """A chip: its name, and the memory in bytes of a core by how many NeuronCores make a logical one ("--lnc")."""
+    """A chip: its name, and the bytes of a core by the number of NeuronCores in a logical one ("--lnc")."""
 
     name: str
     memory: Mapping[int, int]
@@ -26,7 +26,7 @@ class NeuronChip:
     """NeuronCores of a chip."""
 
     def lnc(self, requested: int | None) -> int:
-        """NeuronCores of a logical one; raises InputError for a number that the chip does not have."""
+        """Return the NeuronCores of a logical one. Raises InputError for a number that the chip does not offer."""
         if requested is None:
             return self.default_lnc
         if requested not in self.memory:
@@ -47,7 +47,7 @@ DEFAULT = "trn2"
 
 
 def chip_of(name: str) -> NeuronChip:
-    """The chip of a name; raises UnknownNameError listing the known ones."""
+    """Look up a chip. Raises UnknownNameError listing the known ones."""
     if name not in CHIPS:
         raise UnknownNameError("Neuron target", name, CHIPS)
     return CHIPS[name]

@@ -1,4 +1,4 @@
-"""What modules for Neuron cores cost."""
+"""Cost estimates of modules for NeuronCores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class NeuronCosts(XlaCosts):
-    """On cores of `chip`, each with `room` bytes under the options."""
+    """Costs on cores of `chip`, each with `room` bytes under the options."""
 
     executable_seconds: ClassVar[float] = 1.5
     executable_bytes: ClassVar[int] = 400_000

@@ -1,26 +1,26 @@
-"""NEFFs of a bundle's modules, by neuronx-cc: on any host that has it, a Neuron device or not.
+"""Compiles a bundle's modules to NEFFs with neuronx-cc, on any host that has it, with or without a Neuron device.
 
-`modules` makes a portable module what neuronx-cc takes; what is XLA's own becomes what Neuron calls it:
+`modules` translates a portable module for neuronx-cc, replacing XLA's own constructs by Neuron's:
 
-- `topk` is the custom call AwsNeuronTopK, whose configuration is the number of values (nkipy, core/backend/hlo.py).
-- A rank's own number, `replica-id`, is a constant; so such a module is another for each rank.
-- Inputs and outputs have names for the NEFF, "input0", "input1" … and "output0" …: frontend attributes of parameters
+- `topk` becomes the custom call AwsNeuronTopK, configured with the number of values (nkipy, core/backend/hlo.py).
+- `replica-id`, the rank's number, becomes a constant; such a module differs for each rank.
+- Inputs and outputs are named "input0", "input1" … and "output0" … for the NEFF, by frontend attributes of parameters
   and of the result (torch-neuronx's modules, nkipy).
-- Outputs that take an input's place must do so.
+- Outputs that alias an input must do so.
 
 Fields by their numbers in xla/service/hlo.proto (openxla/xla at jaxlib 0.10.2), as in executors/neuron/module.py;
-HloInstructionProto: 3 shape, 8 literal, 9 parameter_number, 28 custom_call_target, 35 id, 43 backend_config,
-50 custom_call_has_side_effect, 68 frontend_attributes, 77 custom_call_api_version, 81 k, 85 largest.
+HloInstructionProto: 3 shape, 8 literal, 9 parameter_number, 28 custom_call_target, 35 id, 43 backend_config, 50
+custom_call_has_side_effect, 68 frontend_attributes, 77 custom_call_api_version, 81 k, 85 largest.
 
-`host_files` are left beside a bundle, for those who serve with vLLM:
+`host_files` are written next to a bundle, for serving with vLLM:
 
-arguments, environment, config.yaml …    the plan as the server reads it (`llmc plan export`)
-cpu-compile.sh                           vLLM Neuron's own compile for a chip that is not here, and its cache packed
-serve.env                                a graph that was not compiled is an error of the server
+    arguments, environment, config.yaml …    the plan for the server (`llmc plan export`)
+    cpu-compile.sh                           vLLM Neuron's own cross-compile, and its cache packed
+    serve.env                                makes a graph that was not compiled a server error
 
-VLLM_NEURON_FRAMEWORK chooses the server: none is vLLM Neuron, the plug-in of today; neuronx-distributed-inference is
-its predecessor, which has no compile without a device. transformers-neuronx has no files here, and a warning says so.
-The variables are those of Neuron SDK 2.33's documentation, "CPU Compilation".
+VLLM_NEURON_FRAMEWORK selects the server: none is vLLM Neuron, the current plug-in; neuronx-distributed-inference is its
+predecessor, which cannot compile without a device. transformers-neuronx has no files here, and a warning says so. The
+variables are those of Neuron SDK 2.33's documentation, "CPU Compilation".
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _MUST = 2
 
 
 def modules(file: NeuronFile) -> list[bytes]:
-    """The modules for neuronx-cc: one for all ranks, or one for each."""
+    """Return the modules for neuronx-cc: one for all ranks, or one for each."""
     ranks = range(file.header.devices) if "replica-id" in file.module.operators else range(1)
     return [_module(file.hlo, rank, len(file.module.outputs)) for rank in ranks]
 
@@ -114,7 +114,7 @@ def _instruction(message: bytes, rank: int, is_entry: bool, root: int | bytes | 
 
 
 def _attribute(name: str, value: str) -> bytes:
-    """The field of frontend attributes, a map of which this is the one entry."""
+    """The field of frontend attributes, a map with this one entry."""
     return wire.field(_ATTRIBUTES, wire.field(1, wire.field(1, name.encode()) + wire.field(2, value.encode())))
 
 
@@ -134,9 +134,11 @@ STRICT = "NEURON_LIBTORCH_DISABLE_GRAPH_CAPTURE_BACKEND=1\nVLLM_NEURON_DISABLE_W
 
 
 def host_files(folder: Path, plan: Plan, chip: str, framework: str | None) -> Mapping[str, str]:
-    """Texts by file name, for files in `folder`."""
+    """Return the texts by file name, for files in `folder`."""
     if framework == "transformers-neuronx":
-        logger().warning("VLLM_NEURON_FRAMEWORK=%s: nothing is left for it; it is no longer released", framework)
+        logger().warning(
+            "VLLM_NEURON_FRAMEWORK=%s: no files are written for it, since it is no longer released", framework
+        )
         return {}
     name = SERVER if framework is None else PREDECESSOR
     server = bucket_rules(name)
@@ -156,7 +158,7 @@ def host_files(folder: Path, plan: Plan, chip: str, framework: str | None) -> Ma
 
 
 def keywords(arguments: Sequence[str]) -> dict[str, object]:
-    """A server's flags as the keywords that vllm.LLM takes for them."""
+    """Convert a server's flags to keywords of vllm.LLM."""
     found: dict[str, object] = {}
     for argument in arguments:
         flag, _, value = argument.partition(" ")
@@ -172,7 +174,7 @@ def keywords(arguments: Sequence[str]) -> dict[str, object]:
 
 
 class NeuronFinisher(EachExecutable):
-    """For a chip."""
+    """Compiles NEFFs for a chip."""
 
     executor: ClassVar[str] = "neuron"
     programs: ClassVar[tuple[str, ...]] = SLOT_PROGRAMS
@@ -188,7 +190,7 @@ class NeuronFinisher(EachExecutable):
         here = NeuronExecutor.description.host().get("target")
         if here is None:
             return (
-                f"this host has no NeuronCores; to compile for {self._chip.name} all the same, set "
+                f"this host has no NeuronCores; to compile for {self._chip.name} anyway, set "
                 f"NEURON_PLATFORM_TARGET_OVERRIDE={self._chip.name}"
             )
         if here != self._chip.name:
@@ -216,7 +218,6 @@ class NeuronFinisher(EachExecutable):
         return host_files(folder, plan, self._chip.name, self._settings.neuron_framework)
 
     def _lnc(self, bundle: Bundle) -> int:
-        """NeuronCores of a logical one."""
         requested = NeuronConfig.parse(str(bundle.manifest.options.get(NEURON_CONFIG.name, ""))).lnc
         return self._chip.lnc(self._settings.neuron_cores if requested is None else requested)
 

@@ -1,12 +1,12 @@
-"""From a bucket's step to one rank's HLO module, as data: what neuronx-cc reads, and XLA runs on any CPU.
+"""Lowers a bucket's step to one rank's HLO module, which neuronx-cc reads and XLA runs on any CPU.
 
-Several ranks: XLA's own partitioner divides the step, as for the xla target, and the module is taken from between that
-and everything that XLA does for CPUs. Its ranks are replicas, so that NeuronCores run them as processes of a group
-(neuronx-distributed's way); a rank's own number is the operator `replica-id`, if the module needs it at all.
+With several ranks, XLA's own partitioner divides the step, as for the xla target. The module is taken after
+partitioning, before XLA's CPU passes. Its ranks are replicas, so that NeuronCores run them as processes of a group
+(neuronx-distributed's way); a rank's number is the operator `replica-id`, if the module needs it.
 
-neuronx-cc knows neither calls, loops nor sort ("NCC_EVRF029: Operation sort is not supported on trn2"); so functions
-are inlined, rows are written one by one (xla/step.py), and the largest logits are the operator `topk` over pieces of at
-most PIECE tokens. Source: Neuron SDK documentation, compiler error codes; PIECE is below what public reports call
+neuronx-cc supports no calls, loops or sort ("NCC_EVRF029: Operation sort is not supported on trn2"). Functions are
+therefore inlined, rows are written one by one (xla/step.py), and the largest logits are the operator `topk` over pieces
+of at most PIECE tokens. Source: Neuron SDK documentation, compiler error codes. PIECE is below what public reports call
 compilable (rows of 16,384), and was not tried on hardware.
 """
 
@@ -27,11 +27,11 @@ from llmc.runtime.executors.xla.client import toolchain_version
 from llmc.runtime.executors.xla.envelope import StepHeader
 
 PIECE = 8192
-"""Tokens of the vocabulary that one `topk` looks at."""
+"""Vocabulary tokens of one `topk`."""
 
 OPCODE, SHARDING = 2, 40
 SHARDINGS = (12, 14, 15)
-"""Of HloModuleProto: spmd_output_sharding, spmd_parameters_shardings, device_assignment."""
+"""Fields of HloModuleProto: spmd_output_sharding, spmd_parameters_shardings, device_assignment."""
 
 _PASSES = "builtin.module(sccp,canonicalize,cse,symbol-dce)"
 _CALLED = ("jaxpr", "call_jaxpr")
@@ -39,7 +39,7 @@ _PARTITIONED = "*.after_spmd-partitioning.*.hlo.pb"
 
 
 class TopCore:
-    """A core whose largest logits are found piece by piece, of equal values the lower id first."""
+    """A core that finds the largest logits piece by piece; ties go to the lower id."""
 
     def __init__(self, core: Core, top_k: int) -> None:
         self.weights = core.weights
@@ -48,18 +48,18 @@ class TopCore:
 
     def run(self, given: Given, read: Read, weights: Sequence[Array]) -> StepOutput:
         out = self._core.run(given, read, weights)
-        logits = out.logits.astype("float32")  # once, so that both results are rounded alike
+        logits = out.logits.astype("float32")  # converted once, so that both results are rounded alike
         return out._replace(logits=logits, top=top_of_pieces(logits, self._top_k))
 
 
 def top_of_pieces(logits: Array, top_k: int) -> tuple[Array, Array]:
-    """The `top_k` largest of each row [B, V], and their ids."""
+    """Return the `top_k` largest of each row [B, V], and their ids."""
     import jax.numpy as jnp
     from jax import lax
 
     batch, size = logits.shape
     count = -(-size // PIECE)
-    if count == 1 or 2 * top_k > PIECE:  # pieces would not get fewer
+    if count == 1 or 2 * top_k > PIECE:  # more rounds would not reduce the number of pieces
         values, ids = lax.top_k(logits, top_k)
         return values, ids
     width = -(-size // count)
@@ -71,12 +71,12 @@ def top_of_pieces(logits: Array, top_k: int) -> tuple[Array, Array]:
 
 
 def lower(job: XlaJob, machine: Machine, chip: str) -> bytes:
-    """The portable file of a step. Raises CompileError."""
+    """Lower a step to its portable file. Raises CompileError."""
     import jax
 
     job = replace(job, function=_inlined(job.function))
     shaped, outputs, function = jitted(job, machine, job.donated)
-    if len(machine.devices) == 1:  # without a mesh, whose marks are custom calls
+    if len(machine.devices) == 1:  # a mesh would add custom calls
         shaped = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in shaped]
         function = jax.jit(job.function, keep_unused=True, donate_argnums=job.donated)
     try:
@@ -102,7 +102,7 @@ def lower(job: XlaJob, machine: Machine, chip: str) -> bytes:
 
 
 def running_sum(x: Array, axis: int) -> Array:
-    """`lax.cumsum`, which JAX lowers to a call: after round r each value is the sum of the last 2ʳ."""
+    """`lax.cumsum` without JAX's call: after round r each value is the sum of the last 2ʳ."""
     from jax import lax
 
     size, shift = x.shape[axis], 1
@@ -114,7 +114,7 @@ def running_sum(x: Array, axis: int) -> Array:
 
 
 def _inlined(function: Callable[..., Any]) -> Callable[..., tuple[Array, ...]]:
-    """`function` without the functions that it calls: all their operations are its own."""
+    """`function` with all called functions inlined."""
     import jax
     from jax.extend import core
 
@@ -161,7 +161,7 @@ def _module(code: bytes) -> bytes:
 
 
 def _partitioned(code: bytes, devices: Sequence[Any]) -> bytes:
-    """One rank's module: what XLA's partitioner leaves."""
+    """One rank's module, from XLA's partitioner."""
     import numpy as np
     from jaxlib import _jax
 
@@ -183,7 +183,7 @@ def _partitioned(code: bytes, devices: Sequence[Any]) -> bytes:
 
 
 def _replicated(module: bytes) -> bytes:
-    """A partition's module as a replica's: of its own number, and without the shardings that it came from."""
+    """A partition's module as a replica's: with its number, and without shardings."""
 
     def in_instruction(number: int, value: int | bytes) -> int | bytes | None:
         if number == OPCODE and value == b"partition-id":

@@ -1,10 +1,10 @@
-"""--override-neuron-config: the members of NxD Inference's neuron_config that mean something here.
+"""--override-neuron-config: the supported members of NxD Inference's neuron_config.
 
-    enable_bucketing             false: one prompt bucket of one whole prompt, and one decode bucket of all sequences
+    enable_bucketing             false: one prefill bucket of one whole prompt, and one decode bucket of all sequences
     on_device_sampling_config    {"global_topk": N}: how many of the largest logits are found on the device, 256 by
-                                 default; null: none, all logits come to the host
+                                 default; null: none, all logits are copied to the host
     tp_degree                    as --tensor-parallel
-    logical_nc_config            NeuronCores that make a logical one, on trn2
+    logical_nc_config            NeuronCores of a logical one, on trn2
     torch_dtype                  "bfloat16" or "float32", as --dtype
 
 Any other member is refused by name. Sources: vLLM user guide for NxD Inference (Neuron SDK 2.23);
@@ -34,12 +34,12 @@ _ELSEWHERE = {
     "max_context_length": "--max-prompt-len", "context_encoding_buckets": "--from-file",
     "token_generation_buckets": "--from-file", "quantized": "--quantize",
 }  # fmt: skip
-"""Members that are flags here."""
+"""Members that are llmc flags."""
 
 
 @dataclass(frozen=True)
 class NeuronConfig:
-    """What was asked for; None where nothing was."""
+    """The requested members; None for each one that is absent."""
 
     bucketing: bool = True
     top_k: int | None = None
@@ -49,19 +49,19 @@ class NeuronConfig:
 
     @classmethod
     def parse(cls, text: str) -> NeuronConfig:
-        """Read the flag's text, "" for none. Raises InputError that names a member which cannot be used."""
+        """Parse the flag's text, "" for none. Raises InputError that names an unusable member."""
         if not text:
             return cls()
         try:
             found = loads_object(text.encode())
         except ValueError as e:
-            raise _wrong(f"is no JSON object ({e})") from e
+            raise _wrong(f"is not a JSON object ({e})") from e
         known = {"enable_bucketing", "on_device_sampling_config", "tp_degree", "logical_nc_config", "torch_dtype"}
         for name in found:
             if name in _ELSEWHERE:
                 raise _wrong(f"{name} is {_ELSEWHERE[name]} here; give that")
             if name not in known:
-                raise _wrong(f"{name} means nothing here; known: {', '.join(sorted(known))}")
+                raise _wrong(f"{name} is not supported here; known: {', '.join(sorted(known))}")
         bucketing = found.get("enable_bucketing", True)
         if not isinstance(bucketing, bool):
             raise _wrong("enable_bucketing must be true or false")
@@ -75,12 +75,11 @@ class NeuronConfig:
 
 
 def canonical(text: str) -> str:
-    """The text of a configuration that `NeuronConfig.parse` reads, the same whatever its spaces and order."""
+    """Normalise spaces and member order of a valid configuration."""
     return json.dumps(loads_object(text.encode()), sort_keys=True)
 
 
 def _top_k(found: Mapping[str, Any]) -> int | None:
-    """None where nothing is said."""
     if "on_device_sampling_config" not in found:
         return None
     requested = found["on_device_sampling_config"]

@@ -3,10 +3,10 @@
     neuronx-cc compile model.hlo_module.pb --framework=XLA --target=trn2 --output model.neff --logfile=… --lnc=2
                --model-type=transformer --auto-cast=none -O1
 
-Arguments as its callers have them: transformers-neuronx (compiler.py), zml (platforms/neuron), nkipy (core/compile.py)
-and the folders of compile caches (command.txt); `--lnc` is for trn2 alone ("only valid for Trn2 targets").
-`--auto-cast=none`, since the dtype is the plan's and was verified. It exits with 70 and a line
-"[ERROR] [NCC_…]" where it cannot compile something; the version is what `neuronx-cc --version` prints.
+The arguments follow its callers: transformers-neuronx (compiler.py), zml (platforms/neuron), nkipy (core/compile.py)
+and the folders of compile caches (command.txt); `--lnc` is for trn2 only ("only valid for Trn2 targets").
+`--auto-cast=none`, because the plan's dtype was verified. It exits with 70 and a line "[ERROR] [NCC_…]" where it cannot
+compile something. `neuronx-cc --version` prints the version.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from llmc.errors import CompileError, DeviceError
 TOOL = "neuronx-cc"
 INSTALL = (
     "on x86-64 Linux, pip install neuronx-cc from AWS's Neuron repository (setup guide of the Neuron documentation), "
-    "or take a Neuron image of AWS, and have it on PATH"
+    "or take a Neuron image of AWS, and put it on PATH"
 )
 SECONDS = 7200
-"""What a run may take unless --neuronx-cc-timeout says."""
+"""Default time limit of a run."""
 
 OLDEST, NEWER = (2, 16), (3, 0)
-"""The first version that knows trn2 and --lnc (Neuron SDK 2.21), and the one whose arguments nobody knows yet."""
+"""The first version with trn2 and --lnc (Neuron SDK 2.21), and the first whose arguments are unknown."""
 
 NEFF_HEADER = 1024
 """Bytes before a NEFF's archive; the file begins with its version and this number (uint64, little endian)."""
@@ -49,16 +49,16 @@ _VERSION_SECONDS = 120
 
 @dataclass(frozen=True)
 class Compiler:
-    """The compiler that was found, and its version."""
+    """The compiler's path and version."""
 
     path: str
     version: str
 
     def compile(self, module: bytes, name: str, arguments: Sequence[str], seconds: float, logs: Path) -> bytes:
-        """The NEFF of a module; `name` is for people and for the log's file in the folder `logs`.
+        """Compile a module to a NEFF; `name` is for people and for the log file in the folder `logs`.
 
-        A failed run is repeated once, since a process that was killed may have been so for want of memory; one that
-        takes longer than `seconds` is not. Logs of failures are kept. Raises CompileError that names them.
+        A failed run is repeated once, since a killed process may have run out of memory; a run that exceeds `seconds`
+        is not. Logs of failures are kept. Raises CompileError that names them.
         """
         slug = re.sub(r"\W+", "-", name).strip("-")
         for attempt in (1, 2):
@@ -67,7 +67,7 @@ class Compiler:
                 neff = self._run(module, name, arguments, seconds, log)
             except _RunError as e:
                 if attempt == 1 and e.again:
-                    logger().warning("%s; tried once more (its log: %s)", e, log)
+                    logger().warning("%s; trying once more (its log: %s)", e, log)
                     continue
                 raise CompileError(f"{e}; its log: {log}") from None
             log.unlink(missing_ok=True)
@@ -96,7 +96,7 @@ class Compiler:
                 )
             if code < 0:
                 raise _RunError(
-                    f"{TOOL} was killed ({signal.Signals(-code).name}) while it compiled {name}, perhaps for want of "
+                    f"{TOOL} was killed ({signal.Signals(-code).name}) while it compiled {name}, perhaps for lack of "
                     "memory: try fewer --jobs"
                 )
             if code:
@@ -104,9 +104,9 @@ class Compiler:
             try:
                 neff = output.read_bytes()
             except OSError:
-                raise _RunError(f"{TOOL} left no NEFF of {name}{said}") from None
+                raise _RunError(f"{TOOL} wrote no NEFF for {name}{said}") from None
             if not is_neff(neff):
-                raise _RunError(f"what {TOOL} left of {name} is no NEFF ({len(neff)} bytes)")
+                raise _RunError(f"the output of {TOOL} for {name} is not a NEFF ({len(neff)} bytes)")
             return neff
 
 
@@ -117,14 +117,15 @@ class _RunError(Exception):
 
 
 def find() -> Compiler | None:
-    """The compiler on PATH; None where there is none. Raises DeviceError for one that does not run, or of a version
-    that llmc does not know."""
+    """Find the compiler on PATH; None if absent. Raises DeviceError for one that does not run or has an unknown
+    version.
+    """
     path = shutil.which(TOOL)
     return None if path is None else _opened(path, Path(path).stat().st_mtime_ns)
 
 
 def require() -> Compiler:
-    """The compiler on PATH; raises DeviceError with the line that installs it."""
+    """Return the compiler on PATH. Raises DeviceError with the install line."""
     found = find()
     if found is None:
         raise DeviceError(f"{TOOL} is not on PATH; {INSTALL}")
@@ -132,19 +133,19 @@ def require() -> Compiler:
 
 
 def arguments(chip: NeuronChip, lnc: int) -> tuple[str, ...]:
-    """What it is told of a chip; `lnc`: NeuronCores of a logical one."""
+    """Return the arguments for a chip; `lnc`: NeuronCores of a logical one."""
     several = (f"--lnc={lnc}",) if len(chip.memory) > 1 else ()
     return (f"--target={chip.name}", *several, "--model-type=transformer", "--auto-cast=none", "-O1")
 
 
 def is_neff(data: bytes | memoryview) -> bool:
-    """Whether a file begins as NEFFs do, and is longer than their header."""
+    """Whether the data begins with a NEFF header and is longer than it."""
     return len(data) > NEFF_HEADER and int.from_bytes(data[8:16], "little") == NEFF_HEADER
 
 
 @cache
 def _opened(path: str, changed: int) -> Compiler:
-    del changed  # another file of that name is asked again
+    del changed  # part of the cache key: another file of that name is queried again
     try:
         done = subprocess.run(
             [path, "--version"], capture_output=True, text=True, check=False, timeout=_VERSION_SECONDS
@@ -158,7 +159,7 @@ def _opened(path: str, changed: int) -> Compiler:
     found = _VERSION.search(done.stdout + done.stderr)
     if found is None:
         raise DeviceError(
-            f"{path} --version says no version (exit code {done.returncode}); install it again: {INSTALL}"
+            f"{path} --version prints no version (exit code {done.returncode}); install it again: {INSTALL}"
         )
     if not OLDEST <= (int(found[2]), int(found[3])) < NEWER:
         raise DeviceError(

@@ -1,8 +1,8 @@
 """AWS Trainium and Inferentia: `--device neuron[:trn1|inf2|trn2]`, one HLO module a bucket.
 
 Graphs, weights and cache are those of the xla target: weights are inputs, so that all buckets share one file, and the
-cache is contiguous, slots × max_model_len. A module is portable: it is verified on this host's CPU, and neuronx-cc
-makes a NEFF of it where that is installed (finisher.py).
+cache is contiguous, slots × max_model_len. A module is portable: it is verified on this host's CPU, and neuronx-cc,
+where installed, compiles it to a NEFF (finisher.py).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ COMPILER_SECONDS: Option[int] = Option(
 
 
 def _ranges(options: CompileOptions, limits: Limits) -> Mapping[str, Range]:
-    """Without bucketing, one of each phase: one prompt at a time, whole, and all sequences to the last token."""
+    """Without bucketing, one bucket a phase: one whole prompt at a time, and all sequences to the last token."""
     if NeuronConfig.parse(NEURON_CONFIG.of(options)).bucketing:
         return {}
     sizes = {
@@ -82,7 +82,7 @@ class NeuronTarget(XlaTarget):
 
     @classmethod
     def of(cls, detail: str, settings: Settings) -> Self:
-        """For the chip behind the name, else the one that NEURON_PLATFORM_TARGET_OVERRIDE names."""
+        """Create the target for the named chip, else for NEURON_PLATFORM_TARGET_OVERRIDE's."""
         return cls(detail or settings.neuron_target or "")
 
     @property
@@ -93,11 +93,11 @@ class NeuronTarget(XlaTarget):
 
     @property
     def chip(self) -> NeuronChip:
-        """The chip that is compiled for; raises UnknownNameError listing the known ones."""
+        """The chip to compile for. Raises UnknownNameError listing the known ones."""
         return chip_of(self._named or DEFAULT)
 
     def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
-        """As many chips as have the cores of one graph, by AWS's device plug-in."""
+        """The chips that have the cores of one graph, by AWS's device plug-in."""
         cores = int(recorded.get(TENSOR_PARALLEL.name, 1)) * self.chip.default_lnc
         chips = math.ceil(cores / self.chip.cores)
         return Hosting(
@@ -108,9 +108,9 @@ class NeuronTarget(XlaTarget):
         )
 
     def configure(self, options: CompileOptions) -> CompileOptions:
-        """Refuses a chip that is not known, and members of --override-neuron-config that mean nothing here.
+        """Refuses an unknown chip, and unsupported members of --override-neuron-config.
 
-        The 256 largest logits are found on the device unless another number is given.
+        The device finds the 256 largest logits unless another number is given.
         """
         requested, chip = NeuronConfig.parse(NEURON_CONFIG.of(options)), self.chip
         chip.lnc(requested.lnc)
@@ -134,7 +134,7 @@ class NeuronTarget(XlaTarget):
         return super().configure(options)
 
     def resolve(self, options: CompileOptions, deployment: Deployment) -> Resolved:
-        """Itself; of a vocabulary of fewer tokens than are found by default, all are."""
+        """Itself; the default number of largest logits is limited by the vocabulary."""
         top_k = self.configure(options).sample_top_k
         if not options.sample_top_k:
             options = replace(options, sample_top_k=min(top_k, int(deployment.config["vocab_size"])))
@@ -142,7 +142,7 @@ class NeuronTarget(XlaTarget):
 
     def remaining(self) -> str:
         return (
-            "neuronx-cc has to make a NEFF of each module, on an x86-64 host with the Neuron SDK, and with "
+            "neuronx-cc has to compile each module to a NEFF, on an x86-64 host with the Neuron SDK, and with "
             f"NEURON_PLATFORM_TARGET_OVERRIDE={self.chip.name} if that has no NeuronCores"
         )
 
@@ -155,7 +155,7 @@ class NeuronTarget(XlaTarget):
         return {name: version for name, version in super().toolchain().items() if name != "XLA_FLAGS"}
 
     def machine(self, options: CompileOptions) -> Machine:
-        """Modules are lowered for this host's CPU."""
+        """This host's CPU, for which modules are lowered."""
         from llmc.compiler.targets.xla.build import host_machine
 
         return host_machine(TENSOR_PARALLEL.of(options), self.settings.threads)
@@ -169,7 +169,7 @@ class NeuronTarget(XlaTarget):
         return super().trace(stages, options)
 
     def _traced(self, options: CompileOptions) -> CompileOptions:
-        """The largest logits are found by lowering.py."""
+        """Without `sample_top_k`: lowering.py finds the largest logits."""
         return replace(options, sample_top_k=0)
 
     def require_fits(self, stages: Stages, options: CompileOptions, layout: Mapping[str, Any]) -> None:
@@ -193,14 +193,13 @@ class NeuronTarget(XlaTarget):
         memory = analysis["core_memory"]
         found = [
             f"a core of {self.chip.name}: weights {gib(memory['weights'])}, cache {gib(memory['cache'])}, of "
-            f"{gib(memory['available'])}; what graphs take, neuronx-cc decides"
+            f"{gib(memory['available'])}; neuronx-cc decides the memory of graphs"
         ]
         if split := analysis.get("tensor_parallel"):
             found += [f"tensor parallel over {split['degree']} cores: cache {split['cache']}", *split["notes"]]
         return found
 
     def _room(self, options: CompileOptions) -> int:
-        """Bytes of a core."""
         requested = NeuronConfig.parse(NEURON_CONFIG.of(options)).lnc
         return self.chip.memory[self.chip.lnc(self.settings.neuron_cores if requested is None else requested)]
 

@@ -1,15 +1,15 @@
-"""Attention in ONNX: ONNX Runtime's GroupQueryAttention where it can, standard operators elsewhere.
+"""Attention in ONNX: ONNX Runtime's GroupQueryAttention where possible, standard operators elsewhere.
 
-The operator's limits were read from ONNX Runtime 1.31 (contrib_ops/cpu/bert/group_query_attention_helper.h) and seen by
-running it: heads are a multiple of 8, those that turn a multiple of 16, as is what turns of them; keys and values have
-one width.
+The operator's limits were read from ONNX Runtime 1.31 (contrib_ops/cpu/bert/group_query_attention_helper.h) and
+confirmed by running it: head sizes are a multiple of 8, those of rotary heads and their rotary part a multiple of 16;
+keys and values have one width.
 
-Where caches of layers with a window begin at a later token (runtime/executors/onnxruntime/executor.py), their attention
-knows places, and an operator of its own turns heads by positions.
+Where caches of sliding-window layers begin at a later token (runtime/executors/onnxruntime/executor.py), their
+attention uses cache offsets, and a separate operator applies rotary embedding by position.
 
 `emit_whole_attention` is attention over whole texts, without a cache: matmuls, a mask and a softmax. Rule of
 torch.nn.functional.scaled_dot_product_attention (torch 2.13): softmax(q · kᵀ · scale + mask) · v over [B, H, Q, D],
-where a mask of truth values says what is seen; scale is 1 / √D unless given.
+where a boolean mask is true for visible tokens; scale is 1 / √D unless given.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HEAD, _TURNED = 8, 16
 
 
 def emit_attention(to: Emitter, node: Node) -> None:
-    """A gqa node (program/fuse.py) with ONNX Runtime's operators."""
+    """Emit a gqa node (program/fuse.py) with ONNX Runtime's operators."""
     dim, cos = int(node.attrs["head_dim"]), node.inputs[6]
     turned = 2 * int(cos.shape[1]) if cos is not None else 0
     plain = "value_dim" in node.attrs or "slopes" in node.attrs or node.optional(9) is not None
@@ -54,7 +54,7 @@ def emit_attention(to: Emitter, node: Node) -> None:
 
 
 def _lengths(to: Emitter, node: Node) -> tuple[str, str]:
-    """seqlens_k [B] (index of the last key of each row, pad tokens counted) and the largest total length."""
+    """seqlens_k [B] (index of each row's last key, pad tokens counted) and the largest total length."""
     more = f"_{node.attrs['window']}" if to.rolls(node) else ""
     if f"seqlens{more}" not in to.shared:
         to.shared[f"seqlens{more}"] = f"seqlens_k{more}"
@@ -68,7 +68,7 @@ def _lengths(to: Emitter, node: Node) -> tuple[str, str]:
 
 
 def _turned_by_position(to: Emitter, node: Node) -> list[str]:
-    """Query and key of a gqa node, turned, and its value."""
+    """Query and key of a gqa node with rotary embedding, and its value."""
     parts = _Plain(to, node)
     query, key, value = parts.parts()
     cos = node.inputs[6]
@@ -84,7 +84,7 @@ def _turned_by_position(to: Emitter, node: Node) -> list[str]:
 
 
 class _Plain:
-    """One attention in standard operators; masks and places in the cache are shared by layers that are alike.
+    """One attention in standard operators; similar layers share masks and cache offsets.
 
     New keys and values are scattered into the cache, in place where past and present are one buffer.
     """
@@ -107,7 +107,7 @@ class _Plain:
                 (value, self.value_dim, self.past_v, self.node.outputs[2]),
             )
         ]
-        live, zero = self._live(), self.to.const(0, np.float32)  # 0 · NaN is NaN: what is not live is replaced
+        live, zero = self._live(), self.to.const(0, np.float32)  # 0 · NaN is NaN, so replace values of unused slots
         keys, values = (self._add("Where", [live, x, zero], f"live{i}") for i, x in enumerate(present))
         shares = self._shares(self._scores(query, keys))
         rows = self.heads // self.kv_heads
@@ -121,7 +121,6 @@ class _Plain:
         return self.to.add(op, inputs, [f"{self.stem}_{what}"], domain, **attrs)
 
     def parts(self) -> list[str]:
-        """Query, key and value, each by itself."""
         q, k, v = (self.to.name(x) for x in self.node.inputs[:3])
         if k:
             return [q, k, v]
@@ -131,7 +130,7 @@ class _Plain:
         return names
 
     def _turned(self, x: str, heads: int) -> str:
-        """Rotary embedding of [B, Q, H · D]: the first values of each head, whose halves turn against each other."""
+        """Rotary embedding of [B, Q, H · D]: rotates the halves of each head's first values."""
         cos, sin = self.node.inputs[6:8]
         if cos is None or sin is None:
             return x
@@ -171,7 +170,7 @@ class _Plain:
         return self.to.add("ScatterND", [self.to.name(past), self._offsets(), new], [present])
 
     def _offsets(self) -> str:
-        """Where in the cache new tokens lie: [B, Hkv, Q, 3], as (row, head, position)."""
+        """Cache indices of new tokens: [B, Hkv, Q, 3], as (row, head, position)."""
         name, to = f"places_{self.kv_heads}{self._more}", self.to
         if name not in to.shared:
             to.shared[name] = name
@@ -190,7 +189,7 @@ class _Plain:
         return name
 
     def _capacity(self) -> str:
-        """Places of the cache, [S]."""
+        """Slots of the cache, [S]."""
         name, to = f"cache_places{self._more}", self.to
         if name not in to.shared:
             to.shared[name] = name
@@ -201,11 +200,11 @@ class _Plain:
 
     @property
     def _more(self) -> str:
-        """Behind names of what layers share whose caches begin alike."""
+        """Name suffix of values that layers with the same cache start share."""
         return f"_{self.node.attrs['window']}" if self.to.rolls(self.node) else ""
 
     def _held_positions(self) -> str:
-        """Of each token its place in the cache, [B, Q]."""
+        """Cache slot of each token, [B, Q]."""
         name, to = f"held_positions{self._more}", self.to
         if not self._more:
             return to.positions()
@@ -217,7 +216,7 @@ class _Plain:
         return name
 
     def _live(self) -> str:
-        """Whether a place holds a token of the sequence, padding of this step included: [B, 1, S, 1]."""
+        """Whether a slot holds a token of the sequence, padding of this step included: [B, 1, S, 1]."""
         name, to = f"cache_live{self._more}", self.to
         if name not in to.shared:
             to.shared[name] = name
@@ -227,7 +226,7 @@ class _Plain:
         return name
 
     def _seen(self) -> str:
-        """Whether a token sees a place: [B, 1, Q, S]."""
+        """Whether a token sees a slot: [B, 1, Q, S]."""
         window = int(self.node.attrs["window"])
         name, to = f"seen_{max(0, window)}", self.to
         if name not in to.shared:
@@ -243,7 +242,7 @@ class _Plain:
         return name
 
     def _scores(self, query: str, keys: str) -> str:
-        """[B, Hq, Q, S]: the heads of a group are rows of one product with their key head."""
+        """[B, Hq, Q, S]: the heads of a group are rows of one matmul with their key head."""
         scaled = self._add("Mul", [query, self.to.const(self.node.attrs["scale"], np.float32)], "scaled")
         grouped = self._add("Reshape", [scaled, self.to.const([0, self.kv_heads, -1, self.dim])], "grouped")
         turned = self._add("Transpose", [keys], "keys_turned", perm=[0, 1, 3, 2])
@@ -260,7 +259,7 @@ class _Plain:
         return self._add("Where", [self._seen(), scores, self.to.const(_UNSEEN, np.float32)], "scores_seen")
 
     def _by_offset(self) -> str:
-        """What each head adds for each place of a key: [Hq, 1, S]."""
+        """Each head's bias by key offset: [Hq, 1, S]."""
         if table := self.node.optional(9):
             return self._by_table(table)
         slopes = np.asarray(self.node.attrs["slopes"], np.float32)
@@ -300,7 +299,7 @@ _FUSED = "com.microsoft"
 
 
 def emit_whole_attention(to: Emitter, node: Node) -> None:
-    """An attention node of a program without a cache; raises CompileError for a form that encoders do not have."""
+    """Emit an attention node of a program without a cache. Raises CompileError for a form that encoders do not have."""
     query, key, value, *mask = node.inputs
     assert query is not None
     assert key is not None
@@ -319,7 +318,7 @@ def emit_whole_attention(to: Emitter, node: Node) -> None:
 
 
 def _added(to: Emitter, mask: Value) -> str:
-    """What is added to scores, one for all layers: 0 where a token is seen, the least number elsewhere."""
+    """Additive mask shared by all layers: 0 where a token is seen, the least number elsewhere."""
     if mask.dtype != "bool":
         return to.name(mask)
     name = f"{mask.name}_added"

@@ -1,6 +1,6 @@
-"""What ONNX Runtime's sessions take beside weights and cache, as benchmarks/graph_memory.py measures it.
+"""Memory of ONNX Runtime's sessions besides weights and cache, as benchmarks/graph_memory.py measures it.
 
-Sessions share one arena, which grows to what the largest step takes and stays so.
+Sessions share one arena, which grows to the largest step's size and never shrinks.
 """
 
 from __future__ import annotations
@@ -31,37 +31,43 @@ if TYPE_CHECKING:
     from llmc.compiler.options import CompileOptions
 
 TWICE_BITS = {"q8": 9 + 9.7, "q4": 6 + 7}
-"""Of our own blocks (formats.py), as they are and packed for the kernels (benchmarks/RESULTS.md)."""
+"""Bits a weight of quantized blocks (formats.py), plain and packed for the kernels (benchmarks/RESULTS.md)."""
 
 SESSION_LAYER_BYTES = {True: 100_000, False: 80_000}
-"""Of graph objects for each layer, by whether weights are quantised."""
+"""Bytes of graph objects per layer, by whether weights are quantized."""
 ARENA = 3.65
-"""Times what lives at once in the widest layer: 2 where blocks of one size do not fit where another one was, and the
-rest is the block that ONNX Runtime's memory patterns take from the second run of a shape on."""
+"""Arena size as a multiple of the widest layer's live values.
+
+A factor of 2 comes from freed blocks that do not fit a later size; the rest is the block that ONNX Runtime's memory
+patterns reserve from the second run of a shape on.
+"""
 SCRATCH = {INT8: 1.25, BF16: 2.0}
-"""Bytes for each value that a product of llmc's kernels takes, by what prompts are computed in: its code and a share of
-its block's sums, or the rounded value. They are outputs of the operator, so all layers' are kept until a step ends."""
+"""Scratch bytes of llmc's kernels per value of a matmul's input, by prefill precision.
+
+The value is a quantized activation and its share of block sums, or the rounded value. They are outputs of the operator,
+so all layers' scratch is kept until a step ends.
+"""
 
 
 def prompt_chunk(options: CompileOptions) -> int:
-    """Tokens of the chunks that long prompts run in, where any shape runs."""
+    """Return the chunk size in tokens of long prompts where any shape runs."""
     return KERNELS_PROMPT_CHUNK if ours(options) else PROMPT_CHUNK
 
 
 class OnnxRuntimeCosts(Costs):
-    """On a CPU."""
+    """Cost estimates on a CPU."""
 
     graph_bytes_source: ClassVar[str] = "graph objects of each session, and the arena of the largest step, as measured"
 
     def cache_bytes(self, options: CompileOptions) -> int:
-        """llmc's kernels keep 16 bits, or codes."""
+        """llmc's kernels keep 16 bits, or quantized values."""
         return {None: super().cache_bytes(options), INT8: 1}.get(kept_in(options), 2)
 
     def cache_scale_bytes(self, options: CompileOptions) -> int:
         return SCALE_BYTES if kept_in(options) == INT8 else 0
 
     def weight_bits(self, options: CompileOptions, weights: Weights) -> float:
-        """For the runtime's kernels, quantised weights are there twice; its experts stay in float32."""
+        """The runtime's kernels hold quantized weights twice; their experts stay in float32."""
         if options.quantize == "none" or (weights.experts and not ours(options)):
             return super().weight_bits(options, weights)
         kept = weights.stored
@@ -76,7 +82,7 @@ class OnnxRuntimeCosts(Costs):
         return 2 * kept.bits + 32 * (beside + 2) / block
 
     def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Timing]:
-        """llmc's kernels are built once for all models; for the runtime's, weights are packed."""
+        """llmc's kernels are built once for all models; the runtime's need packed weights."""
         more = calibration_costs(options)
         if ours(options):
             more["kernels"] = Timing(fixed=20.0)
@@ -85,17 +91,19 @@ class OnnxRuntimeCosts(Costs):
         return {**super().stage_costs(options, buckets), **more}
 
     def step_tokens(self, largest: int, options: CompileOptions) -> int:
-        """Where any shape runs, long prompts run in chunks."""
+        """Long prompts run in chunks where any shape runs."""
         return min(largest, prompt_chunk(options))
 
     def graph_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
-        """ONNX Runtime's graph objects, and the matrices that it packs when it opens what was not packed before."""
+        """ONNX Runtime's graph objects, and the matrices that it packs at open because the bundle has no
+        packed copy.
+        """
         quantised = options.quantize != "none"
         packed = 0 if quantised or options.specialise else 4 * model.parameters
         return model.layers * SESSION_LAYER_BYTES[quantised] + packed
 
     def workspace_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
-        """The arena that all sessions share; llmc's kernels fuse what lies between two matmuls."""
+        """The arena that all sessions share; llmc's kernels fuse the operators between two matmuls."""
         if not ours(options):
             return int(ARENA * 4 * model.working_set * bucket.tokens)
         prompts = prompts_in(options) if bucket.phase == "prompt" else INT8

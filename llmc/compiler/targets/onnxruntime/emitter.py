@@ -1,4 +1,4 @@
-"""What emits an ONNX graph: nodes, constants, tensors that lie outside, and what many nodes share."""
+"""The ONNX graph emitter: nodes, constants, external tensors, and values that many nodes share."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ OWN = "llmc"
 LOGIT_ROWS = "logit_rows"
 ROWS = "rows"
 DECODING = "decoding"
-"""The input [1] int64: how many of the first tokens are of rows that decode; the others are of prompts."""
+"""The input [1] int64: the number of leading tokens that belong to decode rows; the others are prefill tokens."""
 STARTS = "first_token_"
-"""Before a window: the input that says where caches of that window begin, as runtime/executors/onnxruntime/executor.py
-has it."""
+"""Name prefix, followed by a window, of the input with that window's cache starts
+(runtime/executors/onnxruntime/executor.py).
+"""
 ONNX_TYPES = {
     "float32": TensorProto.FLOAT, "int64": TensorProto.INT64, "int32": TensorProto.INT32, "bool": TensorProto.BOOL,
 }  # fmt: skip
-"""By the name that the graph language has for a type (program/ir.py)."""
+"""ONNX types by the graph language's type name (program/ir.py)."""
 _UNPLACED = "weights"
 _MANY = 16
 _ARITHMETIC = {ast.Add: "Add", ast.Sub: "Sub", ast.Mult: "Mul", ast.FloorDiv: "Div"}
 
 
 class Emitter:
-    """Nodes of one model, in order. `normed`: values that come from a norm; `shared`: what many nodes read."""
+    """Emits the nodes of one model in order. `normed`: outputs of norms; `shared`: values that many nodes read."""
 
     def __init__(self, graph: Graph, options: OnnxOptions) -> None:
         self.graph = graph
@@ -46,15 +47,15 @@ class Emitter:
         self.shared: dict[str, str] = {}
         self.normed: set[Value | None] = set()
         self.starting: dict[str, Any] = {}
-        """Inputs that say where caches begin, by name."""
+        """Inputs with cache starts, by name."""
 
     def add(self, op: str, inputs: list[str], outputs: list[str], domain: str = "", **attrs: Any) -> str:
-        """A node; returns the name of its first output."""
+        """Add a node, and return the name of its first output."""
         self.nodes.append(helper.make_node(op, inputs, outputs, name=outputs[0], domain=domain, **attrs))
         return outputs[0]
 
     def const(self, values: Any, dtype: type = np.int64) -> str:
-        """The name of a constant, one for equal values."""
+        """Return the name of a constant; equal values share one."""
         array: NDArray[Any] = np.asarray(values, dtype)
         values = array.ravel().tolist() if array.size < _MANY else [sha256(array.tobytes()).hexdigest()]
         name = f"const_{dtype.__name__}_{'_'.join(map(str, values))}_{'x'.join(map(str, array.shape))}"
@@ -65,7 +66,7 @@ class Emitter:
         return name
 
     def external(self, recipe: Recipe, dtype: int, shape: tuple[int, ...]) -> str:
-        """Declare a tensor that lies in the weights file."""
+        """Declare a tensor stored in the weights file."""
         if recipe.name not in self.initializers:
             tensor = TensorProto(name=recipe.name, data_type=dtype, data_location=TensorProto.EXTERNAL)
             tensor.dims.extend(shape)
@@ -75,7 +76,7 @@ class Emitter:
         return recipe.name
 
     def dense(self, value: Value) -> str:
-        """The name of a weight or of a table, as it is in float32."""
+        """Return the name of a weight or table in float32."""
         shape = tuple(int(d) for d in value.shape)
         if value in self.graph.tables:
             return self.external(Recipe(value.name, "table", ()), TensorProto.FLOAT, shape)
@@ -83,7 +84,9 @@ class Emitter:
         return self.external(Recipe(name, "dense", (name,)), TensorProto.FLOAT, shape)
 
     def sizes(self, dims: Sequence[Dim]) -> str:
-        """A shape [n] int64; symbols are measured on the model's inputs. Raises CompileError for an unknown one."""
+        """Return a shape [n] int64; symbolic sizes are read from the model's inputs. Raises CompileError for an unknown
+        symbol.
+        """
         if all(isinstance(d, int) for d in dims):
             return self.const(dims)
         name = f"shape_{'_'.join(map(str, dims)).replace(' ', '')}"
@@ -115,24 +118,24 @@ class Emitter:
         return self._size(int(tree.value) if isinstance(tree, ast.Constant) else ast.unparse(tree))  # type: ignore[arg-type]
 
     def _axis(self, symbol: str) -> tuple[str, int] | None:
-        """An input of which a size has this symbol, and the axis; the first inputs are the same in every form."""
+        """An input and axis whose size is this symbol; the first inputs are the same in every form."""
         for name, value in self.graph.inputs.items():
             if symbol in value.shape:
                 return name, value.shape.index(symbol)
         return None
 
     def rolls(self, node: Node) -> bool:
-        """Whether the cache of an attention node begins at a later token than the first."""
+        """Whether the cache of an attention node may begin at a later token than the first."""
         return self.options.rolls and int(node.attrs["window"]) > 0
 
     def starts(self, window: int) -> str:
-        """The input that says at which token of each row caches of that window begin, [B] int64."""
+        """Return the input with the first cached token of each row for that window, [B] int64."""
         name = f"{STARTS}{window}"
         self.starting[name] = helper.make_tensor_value_info(name, TensorProto.INT64, ["B"])
         return name
 
     def held_lengths(self, node: Node) -> str:
-        """Cached tokens of each row as the node's cache holds them, [B]."""
+        """Return each row's number of cached tokens in the node's cache, [B]."""
         if not self.rolls(node):
             return "past_lengths"
         starts = self.starts(int(node.attrs["window"]))
@@ -141,7 +144,7 @@ class Emitter:
         return f"{starts}_held"
 
     def positions(self) -> str:
-        """Of each token in its sequence, [B, Q] int64."""
+        """Return each token's position in its sequence, [B, Q] int64."""
         if "positions" not in self.shared:
             self.shared["positions"] = "positions"
             self.add("Shape", ["token_ids"], ["tokens"], start=1, end=2)
@@ -155,7 +158,7 @@ class Emitter:
         return "positions"
 
     def _positions_of_rows(self, columns: str) -> None:
-        """Token t of row (slot, past, first, tokens) is at past + t − first: a sum over rows of which one holds it."""
+        """Token t of row (slot, past, first, tokens) is at past + t − first: a sum over rows, one of which holds it."""
         for i, part in ((1, "past"), (2, "first"), (3, "tokens")):
             self.add("Slice", [ROWS, self.const([i]), self.const([i + 1]), self.const([1])], [f"rows_{part}"])
         self.add("Add", ["rows_first", "rows_tokens"], ["rows_end"])
@@ -169,7 +172,7 @@ class Emitter:
         self.add("Add", ["token_shift", columns], ["positions"])
 
     def name(self, value: Value | None) -> str:
-        """What nodes call a value; "" for an absent input."""
+        """Return the node name of a value; "" for an absent input."""
         if value is None:
             return ""
         if value in self.graph.tables and value.dtype == "int64":

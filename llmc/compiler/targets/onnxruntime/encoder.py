@@ -1,7 +1,7 @@
-"""Encoders on ONNX Runtime's CPU provider: the traced program as ONNX operators, its weights in a file beside it.
+"""Encoders on ONNX Runtime's CPU provider: the traced program in ONNX operators, with its weights in a separate file.
 
-One model runs every shape; `--specialise` makes one a bucket (texts × tokens), which all read the same weights. int8:
-matrices in blocks of 64 with a scale each, which the runtime multiplies with activations that it quantises alike.
+One model runs every shape; `--specialise` builds one a bucket (texts × tokens) over the same weights. int8: matrices in
+blocks of 64 with a scale each; the runtime quantizes activations in the same blocks.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from llmc.compiler.stages import Stages
 
 _BLOCK = 64
-"""Inputs of a product that share a scale where its weights are in 8 bits, as the target for decoders has it."""
+"""Inputs of a matmul that share a scale with 8-bit weights, as in the target for decoders."""
 
 
 class OnnxRuntimeEncoderTarget(EncoderTarget):
-    """ONNX Runtime."""
+    """Compiles encoders for ONNX Runtime."""
 
     name: ClassVar[str] = "onnxruntime"
     encoder: ClassVar[str] = "onnxruntime-encoder"
@@ -38,7 +38,7 @@ class OnnxRuntimeEncoderTarget(EncoderTarget):
         return bool(options.specialise)
 
     def toolchain(self) -> dict[str, str]:
-        """The runtime decides kernels, the other package writes the graph."""
+        """The runtime decides kernels; the other package writes the graph."""
         return {package: version_of(package) for package in ("onnxruntime", "onnx")}
 
     def lowered(
@@ -82,7 +82,7 @@ class OnnxRuntimeEncoderTarget(EncoderTarget):
             built = to_onnx(graph, OnnxOptions(_BLOCK if options.quantize == "int8" else 0))
             with workspace.writer() as out:
                 placed = write_weights(built.recipes, ModuleTensors(model), built.tables, out)
-            assert out.blob is not None  # it is set once the block has ended well
+            assert out.blob is not None  # the blob is set once the block has ended without an error
             placements = {name: {"offset": at.offset, "length": at.length} for name, at in placed.items()}
             workspace.meta["type_ids"] = model.typed
             return {

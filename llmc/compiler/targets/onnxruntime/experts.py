@@ -1,6 +1,6 @@
-"""Experts as ONNX Runtime's operators: MoE, which reads the chosen experts alone, or llmc's own (kernels/).
+"""Experts in ONNX: the operator MoE, which reads only the chosen experts, or llmc's own (kernels/).
 
-What neither takes (other gates than silu, biases, weights [in, out]) are two products with what lies between: by llmc's
+Other forms (gates other than silu, biases, weights [in, out]) are two matmuls with the operators in between: llmc's
 ExpertLinear, or a loop over the experts that any token chose.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def emit_experts(to: Emitter, node: Node) -> None:
-    """By llmc's kernels where these run and take the experts' features, else by MoE."""
+    """Emit llmc's kernel where it runs and takes the experts' features, else MoE."""
     *_, down = node.inputs
     assert down is not None
     if to.options.panels and takes_experts(int(down.shape[2])):
@@ -64,7 +64,7 @@ def _emit_own_linear(to: Emitter, node: Node) -> None:
 
 
 def _sizes(tensor: Value, *, turned: bool) -> tuple[int, int, int]:
-    """Experts, and rows and inputs of each one's matrix."""
+    """Number of experts, and rows and inputs of each one's matrix."""
     count, rows, width = (int(d) for d in tensor.shape)
     return (count, width, rows) if turned else (count, rows, width)
 
@@ -81,8 +81,8 @@ def _panels(to: Emitter, tensor: Value, held: MatrixFormat, part: str, *, turned
 def _emit_moe(to: Emitter, node: Node) -> None:
     """MoE chooses by itself, by a softmax over all experts and then the k largest.
 
-    So it is given the logarithms of the model's own shares, and −∞ for experts that the model did not choose: the
-    softmax of these is the shares over their sum, by which the result is multiplied. Source: ONNX Runtime 1.31,
+    Its input is therefore the logarithm of the model's own shares, and −∞ for experts that the model did not choose:
+    the softmax is the shares over their sum, by which the result is multiplied. Source: ONNX Runtime 1.31,
     contrib_ops/cpu/moe/moe_cpu.cc; its SwiGLU is silu(gate) · up with alpha 1, beta 0 and no limit.
     """
     x, ids, shares, gate_up, down = node.inputs
@@ -108,7 +108,7 @@ def _emit_moe(to: Emitter, node: Node) -> None:
 
 
 def emit_expert_linear(to: Emitter, node: Node) -> None:
-    """Products with each token's experts' matrices (frontend/traceable.py): of each chosen expert and its tokens."""
+    """Emit matmuls with each token's chosen experts (frontend/traceable.py)."""
     if to.options.panels:
         _emit_own_linear(to, node)
         return
@@ -121,7 +121,7 @@ def emit_expert_linear(to: Emitter, node: Node) -> None:
     to.add("Shape", [chosen], [f"{out}_rows"])
     to.add("Concat", [f"{out}_rows", to.const([node.out.shape[2]])], [f"{out}_shape"], axis=0)
     to.add("Expand", [to.const(0, np.float32), f"{out}_shape"], [f"{out}_none"])
-    # names with a slash are the loop's own: no tensor outside has one
+    # names with a slash are internal to the loop: no outer tensor has one
     if len(x.shape) == 2:
         taken = [
             helper.make_node("Gather", ["each/places", to.const(0)], ["each/tokens"], axis=0),

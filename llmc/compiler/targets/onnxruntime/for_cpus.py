@@ -1,6 +1,7 @@
-"""The CPUs that the kernels of a bundle are for, and what verifies a bundle whose kernels this host does not run.
+"""The CPUs that a bundle's kernels are for, and verification of kernels that this host cannot run.
 
-The kernels' sources are in the keys of their libraries alone: what builds them is imported where it is called."""
+Only the libraries' keys contain the kernel sources, so their builder is imported on use.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def with_cpus(options: CompileOptions, named: str) -> CompileOptions:
-    """`options` for the CPUs that are `named` behind the device's name, "" for none.
+    """Return `options` for the CPUs `named` behind the device's name; "" for none.
 
     Raises InputError where --cpu names others.
     """
@@ -31,31 +32,34 @@ def with_cpus(options: CompileOptions, named: str) -> CompileOptions:
         return options
     if requested is not None:
         raise InputError(
-            f"--device {options.device} and {CPU_OPTION.flag} {requested}: both name CPUs; give all of them in one "
-            f"place, as {CPU_OPTION.flag} {named},{requested}"
+            f"--device {options.device} and {CPU_OPTION.flag} {requested}: both name CPUs; give all of them "
+            f"once, as {CPU_OPTION.flag} {named},{requested}"
         )
     return options.changed(**{CPU_OPTION.name: named})
 
 
 def sets_of(options: CompileOptions, here: Collection[str]) -> tuple[KernelSet, ...]:
-    """The sets of kernels for the CPUs that are asked for, the fastest first; `here`: the features of this host."""
+    """Return the kernel variants of the requested CPUs, fastest first; `here`: the features of this host."""
     from llmc.compiler.targets.onnxruntime.kernels.cpus import NATIVE, sets_for
 
     return sets_for(CPU_OPTION.of(options) or NATIVE, here)
 
 
 def cache_default(sets: Collection[KernelSet], here: Collection[str]) -> str:
-    """What keys and values are kept in by default: bf16 where that is fast with each of these sets, all have the same
-    results so, and a host with the features `here` has them too."""
+    """Return the default KV cache precision: bf16 where all of these variants and this host are fast with it.
+
+    All variants then have the same results. `here`: the features of this host.
+    """
     own = {one.own_bf16_sums for one in sets}
     verifiable = own == {False} or any(one.runs_on(here) for one in sets)
     return BF16 if len(own) == 1 and verifiable and all(one.fast_bf16_attention for one in sets) else F16
 
 
 def verified_by(options: CompileOptions, here: Collection[str]) -> KernelSet | None:
-    """The set of kernels that verifies a bundle of which this host runs none, with the same bits; None: it runs one.
+    """Return the variant that verifies a bundle whose variants this host cannot run; None if it runs one.
 
-    Sets differ in attention in bfloat16 alone (docs/cpu.md). Raises InputError where this host runs no such set.
+    Variants with the same bits differ only in bfloat16 attention (docs/cpu.md). Raises InputError where this host runs
+    no such variant.
     """
     wanted = sets_of(options, here)
     if any(one.runs_on(here) for one in wanted):
@@ -64,7 +68,7 @@ def verified_by(options: CompileOptions, here: Collection[str]) -> KernelSet | N
     runs = [one for one in KERNEL_SETS if one.runs_on(here) and not (rounded and one.own_bf16_sums)]
     if not runs or (rounded and any(one.own_bf16_sums for one in wanted)):
         raise InputError(
-            f"{CPU_OPTION.flag} {CPU_OPTION.of(options)}: this host runs no kernels with the results of "
+            f"{CPU_OPTION.flag} {CPU_OPTION.of(options)}: this host cannot run kernels with the same results as "
             f"{', '.join(one.name for one in wanted)}, so nothing could be verified here; name native too, or use "
             "--verify none"
         )
@@ -72,7 +76,7 @@ def verified_by(options: CompileOptions, here: Collection[str]) -> KernelSet | N
 
 
 def libraries(stages: Stages, sets: Collection[KernelSet]) -> Mapping[str, str]:
-    """Of each set the library of llmc's own operators: its digest in the store by the name of the bundle's file."""
+    """Build the operator library of each variant: its digest in the store by the name of the bundle's file."""
     return {kernels.file: _library(stages, kernels).digest for kernels in sets}
 
 

@@ -1,4 +1,4 @@
-"""The format of each matrix of a model: its family of blocks, its bits, and the inputs of a block."""
+"""Matrix formats: the block family, bits, and block size of each matrix."""
 
 from __future__ import annotations
 
@@ -14,20 +14,28 @@ from llmc.compiler.targets.onnxruntime.options import F16, GROUP_SIZES, INT8
 NORMED_BLOCK = 32
 KEPT_BLOCK = 64
 ZEROS = 2
-"""What llmc's operators are told of blocks that have zero points beside their scales; 1 of offsets, 0 of neither."""
+"""The operator attribute for blocks with zero points next to their scales; 1 means offsets, 0 neither."""
 FOLDED_BLOCK = 32
-"""The least that offsets are folded of: smaller blocks (K-quants beside others) were not seen packed with AVX-512."""
+"""The smallest block whose offsets are folded: smaller blocks (K-quants among others) were not seen packed with
+AVX-512.
+"""
 
 TABLES = ("", "iq4", "float4")
-"""By the number that llmc's operators have for a table of values (kernels/source/panels.h)."""
+"""Value tables by their number in llmc's operators (kernels/source/panels.h)."""
 _FEWER, _FEWER_BLOCK = 6, 16
 
 
 @dataclass(frozen=True)
 class MatrixFormat:
-    """A matrix in blocks: the family of its recipes (nbits.py, recipes.py), whether blocks have an offset, whether all
-    of these are whole zero points, the order that its inputs are read in, () for their own, the table that its codes
-    stand for values of (BlockForm.table), and whether blocks are the sources' reordered ones."""
+    """The format of a matrix in blocks.
+
+    family       of its recipe (nbits.py, recipes.py)
+    offsets      whether blocks have an offset
+    zeros        whether all offsets are whole zero points
+    order        the order in which its inputs are read, () for their own
+    table        the table that quantized weights index (BlockForm.table)
+    reordered    whether blocks are the sources' reordered ones
+    """
 
     family: str
     bits: int
@@ -40,7 +48,7 @@ class MatrixFormat:
 
     @property
     def beside(self) -> int:
-        """What llmc's operators are told of what blocks have beside their scales."""
+        """The operator attribute for the values that accompany each block's scale."""
         return ZEROS if self.zeros else int(self.offsets)
 
 
@@ -48,16 +56,19 @@ class MatrixFormat:
 class OnnxOptions:
     """The formats of a lowered model's matrices.
 
-    `activations`: whether products quantise them, in the blocks of the weights; llmc's kernels always do.
-    `block`: at most so many inputs share a scale; 0 keeps float32. `bits`: 8 or 4, of what is not kept; the head, the
-    embedding and adapters have `head_bits`, matrices of `wide` tensors 8. `stored`: the names of those tensors whose
-    own blocks are kept, each with its form; blocks larger than KEPT_BLOCK are cut, which changes no value. `fold`: the
-    packed form of a matrix holds its offsets (packing.py); otherwise graphs add blocksum(x) · offsetsᵀ. `panels`:
-    matrices are laid out for llmc's own kernels (onnxruntime/kernels), which add offsets themselves. `rolls`: caches of
-    layers with a window begin at a later token, which an input says. `cache`: what llmc's kernels keep keys and
-    values in. `prompts`: what they compute products with the tokens of prompts in.
+        activations   whether matmuls quantize activations, in the weights' blocks; llmc's kernels always do
+        block         the most inputs that share a scale; 0 keeps float32
+        bits          8 or 4, for matrices that are not kept; lm_head, embedding and adapters have `head_bits`,
+                      matrices of `wide` tensors 8
+        stored        names of tensors whose own blocks are kept, each with its form; blocks larger than KEPT_BLOCK are
+                      split, which changes no value
+        fold          whether packed matrices include offsets (packing.py); otherwise graphs add blocksum(x) · offsetsᵀ
+        panels        whether matrices use the layout of llmc's kernels (onnxruntime/kernels), which add offsets
+        rolls         whether caches of layers with a window begin at a later token, given by an input
+        cache         KV cache precision of llmc's kernels
+        prompts       matmul precision of prefill tokens in llmc's kernels
 
-    Blocks of matrices that read a normalised hidden state are at most `normed`: kernels quantise activations by the
+    Blocks of matrices that read a normalised hidden state are at most `normed`: kernels quantize activations by the
     same blocks, and outlier channels of the hidden state cost most there (benchmarks/RESULTS.md).
     """
 
@@ -76,7 +87,7 @@ class OnnxOptions:
 
     @property
     def components(self) -> dict[str, Any]:
-        """What they are for a lowering's key: blocks, and everything that differs from float32 and int8."""
+        """Return the components of a lowering's key: blocks, and everything that differs from float32 and int8."""
         found: dict[str, Any] = {"block": self.block}
         if self.bits != 8:
             found |= {"bits": self.bits, "head_bits": self.head_bits}
@@ -95,12 +106,12 @@ class OnnxOptions:
         return found | {name: True for name in ("fold", "panels", "rolls") if getattr(self, name)}
 
     def block_for(self, width: int, normed: bool = False) -> int:
-        """Block for a matrix of `width` inputs: the largest power of two that is allowed and needs no padding."""
+        """Return the block size for `width` inputs: the largest allowed power of two that needs no padding."""
         most = min(self.block, self.normed) if normed else self.block
         return next((b for b in reversed(GROUP_SIZES) if b <= most and width % b == 0), min(most, 32))
 
     def format(self, sources: Sequence[str], width: int, normed: bool = False, head: bool = False) -> MatrixFormat:
-        """Format of the matrix of `sources`, one above the other, with `width` inputs."""
+        """Return the format of the stacked matrix of `sources` with `width` inputs."""
         bits = self.head_bits if head or of_adapters(sources) else self.bits
         if not self.wide.isdisjoint(sources):
             bits = 8
@@ -120,15 +131,14 @@ class OnnxOptions:
         return MatrixFormat(f"kept{kept}", kept, block, offsets, offsets and zeros, order, reordered=reordered)
 
     def runs(self, sources: Sequence[str], width: int, normed: bool = False, head: bool = False) -> list[int]:
-        """How many neighbours of `sources` have one matrix: those that alone would have codes of as many bits, and
-        their inputs in one order."""
+        """Return run lengths of adjacent `sources` that share one matrix: equal bits and input order."""
         alone = [self.format([name], width, normed, head) for name in sources]
         return [len(list(alike)) for _, alike in groupby(alone, lambda held: (held.bits, held.table, held.order))]
 
     def expert_formats(self, into: str, out: str, width: int, features: int) -> tuple[MatrixFormat, MatrixFormat]:
-        """Formats of experts' two matrices, with `width` inputs that are normed and with `features`.
+        """Return the formats of experts' two matrices, with `width` normed inputs and with `features`.
 
-        One operator multiplies both: what a checkpoint has in blocks is kept where both have the same bits and offsets.
+        One operator multiplies both, so a checkpoint's blocks are kept only where both have the same bits and offsets.
         """
         built = self.format([into], width, normed=True), self.format([out], features)
         if len({(held.bits, held.beside, held.table) for held in built}) == 1 and not any(held.order for held in built):
@@ -141,10 +151,10 @@ class OnnxOptions:
 
 
 def _in_six(form: BlockForm) -> bool:
-    """Whether panels of 6 bits hold the codes of a form."""
+    """Whether 6-bit panels can hold the form's quantized weights."""
     return (form.stored_bits or form.bits) <= _FEWER and form.offsets != "zeros" and form.block % _FEWER_BLOCK == 0
 
 
 def panel_bits(form: BlockForm) -> int:
-    """Bits that panels hold each code of a form in, where nothing else is in them."""
+    """Return the bits of each weight in panels that hold only this form."""
     return 4 if form.table else 6 if form.bits == 8 and _in_six(form) else form.bits

@@ -1,4 +1,4 @@
-"""Changes to a whole lowered ONNX model: names, top logits, fixed sizes, and the places of its tensors."""
+"""Changes to a whole lowered ONNX model: names, top logits, fixed sizes, and tensor offsets."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from onnx import ModelProto, TensorProto, helper
 def shorten(model: ModelProto) -> dict[str, str]:
     """Rename everything inside the graph to a few characters; returns old name → new name.
 
-    ONNX Runtime keeps every name several times in every session, and strings of up to 15 characters cost it no
-    allocation: 5% of the memory of an open executable. Inputs and outputs keep their names, as does what
-    the body of a loop makes; no body has bodies in it.
+    ONNX Runtime keeps every name several times in every session, and strings of up to 15 characters need no allocation:
+    this saves 5% of an open executable's memory. Inputs, outputs and outputs of a loop's body keep their names; bodies
+    are not nested.
     """
     kept = {info.name for info in (*model.graph.input, *model.graph.output)} | {""}
     names: dict[str, str] = {}
@@ -37,9 +37,9 @@ def shorten(model: ModelProto) -> dict[str, str]:
 
 
 def add_top(model: ModelProto, k: int) -> ModelProto:
-    """Copy of `model` that also returns the `k` largest logits, descending, and their ids, both [B, k]; none for 0.
+    """Return a copy of `model` with the `k` largest logits, descending, and their ids, both [B, k]; unchanged for 0.
 
-    TopK puts the lower index first where values are equal, as the operator's specification says.
+    TopK returns the lower index first for equal values, as the operator's specification says.
     """
     topped = ModelProto()
     topped.CopyFrom(model)
@@ -55,7 +55,7 @@ def add_top(model: ModelProto, k: int) -> ModelProto:
 
 
 def bind(model: ModelProto, dims: Mapping[str, int]) -> ModelProto:
-    """Copy of `model` with the named symbolic dimensions of inputs and outputs fixed."""
+    """Return a copy of `model` with the named symbolic dimensions of inputs and outputs fixed."""
     bound = ModelProto()
     bound.CopyFrom(model)
     for info in (*bound.graph.input, *bound.graph.output):
@@ -66,7 +66,7 @@ def bind(model: ModelProto, dims: Mapping[str, int]) -> ModelProto:
 
 
 def offset_symbols(model: ModelProto) -> dict[str, str]:
-    """By the entry of each key and value that it caches ("k3"): the symbol of how many places that has."""
+    """Map the entry of each cached key and value ("k3") to the symbol of its number of slots."""
     caches = {
         info.name.removeprefix("past_"): info.type.tensor_type.shape.dim
         for info in model.graph.input
@@ -76,14 +76,14 @@ def offset_symbols(model: ModelProto) -> dict[str, str]:
 
 
 def load_model(data: bytes) -> ModelProto:
-    """An ONNX model from its bytes."""
+    """Parse an ONNX model."""
     return ModelProto.FromString(data)
 
 
 def set_placements(model: ModelProto, location: str, placements: Mapping[str, Mapping[str, Any]]) -> ModelProto:
-    """Copy of `model` whose tensors point at their place in the weights file named `location`.
+    """Return a copy of `model` whose tensors refer to the weights file `location`.
 
-    A placement has offset and length in bytes, and any other external-data entries the runtime knows, as strings.
+    A placement has offset and length in bytes, and any other external-data entries of the runtime, as strings.
     """
     placed = ModelProto()
     placed.CopyFrom(model)

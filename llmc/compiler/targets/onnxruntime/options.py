@@ -1,11 +1,11 @@
-"""The options that this target alone has: whose kernels run, for which CPUs, and in what they keep numbers.
+"""This target's own options: kernels, CPUs, and precisions.
 
-With llmc's kernels, the default of --quantize for a GGUF file in blocks is its own blocks. They hold the model as the
-file has it, in no more bytes than int8, and most types in fewer. Measured of SmolLM2-135M in Q4_1
-(benchmarks/RESULTS.md), over int8: mean KL 0.0044, not 0.0065; decode steps of one sequence take 0.67 to 0.86 of the
-time, prompts of 512 tokens 1.01 to 1.16. Checkpoints in other codes (gptq, awq …) were not measured so.
+With llmc's kernels, --quantize of a GGUF file in blocks defaults to its own blocks. They hold the model as the file
+does, in no more bytes than int8, and most types in fewer. Measured on SmolLM2-135M in Q4_1 (benchmarks/RESULTS.md),
+against int8: mean KL 0.0044 instead of 0.0065; decode steps of one sequence take 0.67 to 0.86 of the time, prefills of
+512 tokens 1.01 to 1.16. Checkpoints in other formats (gptq, awq …) were not measured.
 
-`require_heads` and `takes_experts` say which shapes the kernels take (source/attention.c, source/experts.c).
+`require_heads` and `takes_experts` state which shapes the kernels take (source/attention.c, source/experts.c).
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ if TYPE_CHECKING:
 LLMC, OWN = "llmc", "onnxruntime"
 AUTO, F16, BF16, INT8 = "auto", "f16", "bf16", "int8"
 BLOCK = 32
-"""Inputs that share a scale in the blocks of a checkpoint, unless it says another number."""
+"""Default number of inputs that share a scale in the blocks of a checkpoint."""
 NEEDED_CPUS = " or ".join(f"{s.name} ({' '.join(s.features)})" for s in KERNEL_SETS)
 
 KERNELS_OPTION: Option[str | None] = Option(
-    "kernels", str, None, "Whose products of quantised matrices run. Default: llmc's where the CPU runs them.",
+    "kernels", str, None, "Which kernels run quantized matmuls. Default: llmc's where the CPU runs them.",
     metavar=f"{LLMC}|{OWN}", choices=(LLMC, OWN),
 )  # fmt: skip
 CPU_OPTION: Option[str | None] = Option(
     "cpu", str, None,
     "CPUs that llmc's kernels are for, with commas: a compiler's names of them (znver4, x86-64-v3, neoverse-n1), a "
-    f"set of kernels ({', '.join(s.name for s in KERNEL_SETS)}), native or all. Default: native. They may also stand "
+    f"kernel variant ({', '.join(s.name for s in KERNEL_SETS)}), native or all. Default: native. They may also stand "
     "behind the device's name: onnxruntime:aarch64-neoverse-v1.",
     metavar="NAME[,…]",
 )  # fmt: skip
 ACTIVATIONS: Option[int | None] = Option(
     "activation_group_size", int, None,
-    "0: activations stay float32 in products of quantised matrices, with --kernels onnxruntime. Default: they are "
+    "0: activations stay float32 in quantized matmuls, with --kernels onnxruntime. Default: they are "
     "quantised to 8 bits in the groups of the weights.", metavar="0", least=0,
 )  # fmt: skip
 GROUP_SIZES = (16, 32, 64, 128, 256)
 GROUP_SIZE: Option[int | None] = Option(
     "group_size", int, None,
-    "Inputs that share a scale, of a row of int8 or int4 weights and of activations in products with them: "
+    "Inputs that share a scale, of a row of int8 or int4 weights and of activations in their matmuls: "
     f"{', '.join(map(str, GROUP_SIZES))}, or the next smaller that divides the row. Default: int8 64, and 32 in "
-    "products with normalised hidden states; int4 32.", metavar="N", least=0,
+    "matmuls with normalised hidden states; int4 32.", metavar="N", least=0,
 )  # fmt: skip
 KV_CACHE_DTYPE: Option[str] = Option(
     "kv_cache_dtype", str, AUTO,
@@ -59,7 +59,7 @@ KV_CACHE_DTYPE: Option[str] = Option(
 )  # fmt: skip
 PROMPT_DTYPE: Option[str] = Option(
     "prompt_dtype", str, AUTO,
-    "What products with the tokens of prompts are computed in, by llmc's kernels: int8, in which activations are "
+    "Precision of prefill matmuls in llmc's kernels: int8, in which activations are "
     "quantised as they are in decode; bf16, to which they and the weights are rounded. Default: bf16 for CPUs with "
     "tiles of it (AMX), else int8.",
     metavar=f"{AUTO}|{INT8}|{BF16}", choices=(AUTO, INT8, BF16), what="prompt dtype",
@@ -72,25 +72,27 @@ def ours(options: CompileOptions) -> bool:
 
 
 def kept_in(options: CompileOptions) -> str | None:
-    """What llmc's kernels keep keys and values in; None: these are not llmc's."""
+    """Return the KV cache precision of llmc's kernels; None for other kernels."""
     cache = KV_CACHE_DTYPE.of(options)
     return (F16 if cache == AUTO else cache) if ours(options) else None
 
 
 def prompts_in(options: CompileOptions) -> str:
-    """What products with the tokens of prompts are computed in; int8 stands for the other kernels' own way, too."""
+    """Return the precision of prefill matmuls; int8 also stands for the default of other kernels."""
     return BF16 if PROMPT_DTYPE.of(options) == BF16 else INT8
 
 
 def keeps(quantize: str, form: BlockForm, embed_lm_head: bool) -> bool:
-    """Whether a matrix keeps the checkpoint's blocks; int4 keeps those of 4 bits, and the embedding's and lm_head's."""
+    """Whether a matrix keeps the checkpoint's blocks; int4 keeps 4-bit blocks, and the embedding's and lm_head's."""
     return quantize == "keep" or (quantize == "int4" and (form.bits == 4 or embed_lm_head))
 
 
 def with_dtypes(options: CompileOptions, cache: str, prompts: str) -> CompileOptions:
-    """`options` with the precisions that llmc's kernels have; `cache` and `prompts` are those where none is asked for.
-    What is as it would be without the option is in no manifest and no key. Raises InputError for those of kernels that
-    are not llmc's."""
+    """Return `options` with the precisions of llmc's kernels; `cache` and `prompts` are the defaults.
+
+    A value that equals the behaviour without the option stays out of manifests and keys. Raises InputError for
+    precisions of llmc's kernels where others run.
+    """
     found = {}
     for option, default, plain in ((KV_CACHE_DTYPE, cache, F16), (PROMPT_DTYPE, prompts, INT8)):
         requested = option.of(options)
@@ -105,7 +107,7 @@ def with_dtypes(options: CompileOptions, cache: str, prompts: str) -> CompileOpt
 
 
 def check_activations(options: CompileOptions) -> None:
-    """Raise InputError for activations that these kernels cannot have."""
+    """Raise InputError for activations that these kernels do not support."""
     activations = ACTIVATIONS.of(options)
     if activations is None:
         return
@@ -117,13 +119,11 @@ def check_activations(options: CompileOptions) -> None:
     if options.quantize == "none":
         raise InputError(f"{ACTIVATIONS.flag} is for quantised matrices; --quantize none leaves none")
     if ours(options):
-        raise InputError(
-            f"{ACTIVATIONS.flag} 0: llmc's kernels multiply whole numbers; use --kernels onnxruntime beside it"
-        )
+        raise InputError(f"{ACTIVATIONS.flag} 0: llmc's kernels multiply whole numbers; add --kernels onnxruntime")
 
 
 def check_group_size(options: CompileOptions) -> None:
-    """Raise InputError for groups that weights cannot have."""
+    """Raise InputError for group sizes that weights cannot have."""
     requested = GROUP_SIZE.of(options)
     if requested is None:
         return
@@ -137,10 +137,10 @@ KEPT = (
     "quantize keep: a GGUF's own blocks decode in 0.67 of int8's time and are nearer to the model (mean KL 0.0044, not "
     "0.0065; SmolLM2 in Q4_1)"
 )
-"""Why, for summaries and manifests."""
+"""The reason for summaries and manifests."""
 
 LOOSE = 0.01
-"""The most that norms, biases and routers are of a model's weights."""
+"""The largest share of norms, biases and routers in a model's weights."""
 
 
 def in_gguf_blocks(weights: Sequence[Weights]) -> bool:
@@ -153,7 +153,7 @@ def in_gguf_blocks(weights: Sequence[Weights]) -> bool:
 
 _LANES, _MOST_DIM = 16, 512
 KEYS = 64
-"""A ring's places are a multiple of these: blocks of keys lie whole in it (source/tiles.h)."""
+"""Ring buffers have a multiple of this many slots, so that they contain whole key blocks (source/tiles.h)."""
 
 
 def takes_experts(features: int) -> bool:
@@ -171,6 +171,6 @@ def require_heads(attrs: Mapping[str, Any]) -> None:
 
 
 def unfit_for_kernels(why: str) -> UnfitError:
-    """The error that says why ONNX Runtime's own kernels have to do instead of llmc's."""
+    """Create the error that explains why llmc's kernels cannot run, and ONNX Runtime's must."""
     advice = "use --kernels onnxruntime, without --kv-cache-dtype and --prompt-dtype"
     return UnfitError(why, advice, kernels="onnxruntime", kv_cache_dtype=None, prompt_dtype=None)

@@ -1,16 +1,15 @@
-"""Weights packed for ONNX Runtime's kernels, beside the plain ones in one file, for executables to share.
+"""Packs weights for ONNX Runtime's kernels into the plain weights file, for executables to share.
 
-Every session repacks matrices into its kernels' layout, in private memory. Saved prepacked, they are mapped from one
-file by all sessions instead: specialised bundles need that, a bundle with one executable does not. The layout belongs
-to an ONNX Runtime version and an instruction set, so both are in the key. The format is the runtime's own external
-data entry `prepacked_N` = key|offset;length;checksum….
+Every session repacks matrices into its kernels' layout, in private memory. Saved prepacked, all sessions map them from
+one file: specialised bundles need that, a bundle with one executable does not. The layout belongs to an ONNX Runtime
+version and an instruction set, so both are in the key. The format is the runtime's own external data entry
+`prepacked_N` = key|offset;length;checksum….
 
-Offsets of blocks (nbits.py) cost nothing in the packed form on x86. There the kernels undo the codes' zero point by
-adding blocksum(x) · sumᵀ, where sum is −2^(bits − 1) · scale, and keep those sums behind the packed codes (MLAS,
-qnbitgemm.h: codes, then [N/16 rounded up, K/block, 16] float32, then scales). `pack_weights` adds the offsets to them
-there, after it has seen that they are what they should be. ONNX Runtime 1.32 packs again at open and refuses packed
-copies whose bytes differ from what it made; there graphs add the offsets, as they do where the layout is another one.
-`folds_offsets` asks the runtime itself.
+Block offsets (nbits.py) cost nothing in the packed form on x86. There the kernels undo the weights' zero point by
+adding blocksum(x) · sumᵀ, where sum is −2^(bits − 1) · scale, and keep those sums after the packed weights (MLAS,
+qnbitgemm.h: codes, then [N/16 rounded up, K/block, 16] float32, then scales). `pack_weights` checks these sums, then
+adds the offsets to them. ONNX Runtime 1.32 packs again at open and refuses packed copies whose bytes differ from its
+own. There, and with other layouts, graphs add the offsets. `folds_offsets` tests the runtime.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ def pack_weights(
     folder: Path,
     folded: Mapping[str, str] | None = None,
 ) -> tuple[Path, dict[str, dict[str, Any]]]:
-    """A weights file with packed copies, made in `folder`, and where each tensor and its packed copy lies.
+    """Write a weights file with packed copies in `folder`, and return the location of each tensor and packed copy.
 
-    `folded` names the matrices whose packed copies take in offsets, and the tensors that hold those. Raises
-    CompileError when ONNX Runtime cannot pack, or packs otherwise than offsets can be added to.
+    `folded` maps matrices whose packed copies include offsets to the tensors with those offsets. Raises CompileError
+    when ONNX Runtime cannot pack, or packs in a layout that offsets cannot be added to.
     """
     (folder / "weights").hardlink_to(weights) if _same_device(weights, folder) else shutil.copyfile(
         weights, folder / "weights"
@@ -68,7 +67,7 @@ def pack_weights(
 
 
 def folds_offsets() -> bool:
-    """Whether ONNX Runtime packs here in the one layout that offsets can be added to, and computes with them added."""
+    """Whether ONNX Runtime's packed layout supports added offsets here, and its results include them."""
     rows, blocks, block = 24, 4, 32
     matrix = _Matrix(rows, blocks * block, 4, block)
     quantized = np.arange(rows * blocks * block // 2, dtype=np.uint32).astype(np.uint8).reshape(rows, blocks, -1)
@@ -124,8 +123,6 @@ def _run(model: ModelProto, folder: Path, x: NDArray[np.float32]) -> NDArray[np.
 
 @dataclass(frozen=True)
 class _Matrix:
-    """A MatMulNBits node's matrix [rows, width]."""
-
     rows: int
     width: int
     bits: int
@@ -136,7 +133,7 @@ class _Matrix:
         return -(-self.width // self.block)
 
     def laid_out(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """[rows, blocks] as the packed form orders it."""
+        """[rows, blocks] in the order of the packed form."""
         padded = np.zeros((-(-self.rows // _LANES) * _LANES, self.blocks), np.float32)
         padded[: self.rows] = values
         return padded.reshape(-1, _LANES, self.blocks).transpose(0, 2, 1).copy()
@@ -158,7 +155,7 @@ def _fold(
         tensors = [_read(file, placements[name], matrix) for name in (node.input[2], folded[node.input[1]])]
         scales, offsets = map(matrix.laid_out, tensors)
         if len(blobs) != 1 or int(blobs[0].split(";")[1]) < start + scales.nbytes + tensors[0].nbytes:
-            raise CompileError(f"ONNX Runtime's packed form of {node.input[1]} has no place for offsets")
+            raise CompileError(f"ONNX Runtime's packed form of {node.input[1]} has no room for offsets")
         mapped = np.memmap(file, np.float32, "r+", int(blobs[0].split(";")[0]) + start, scales.shape)
         if not np.array_equal(mapped, np.float32(-(1 << (matrix.bits - 1))) * scales):
             raise CompileError(f"ONNX Runtime's packed form of {node.input[1]} is not laid out as this llmc knows it")
@@ -192,7 +189,7 @@ def _save_packed(model: Path, folder: Path) -> Any:
 
 
 def _move(entry: str, source: BinaryIO, out: BinaryIO) -> str:
-    """Copy the blobs of one prepacked entry to the end of `out`; returns the entry with the new offsets."""
+    """Append the blobs of one prepacked entry to `out`, and return the entry with the new offsets."""
     key, *blobs = entry.split("|")
     moved = [key]
     for blob in blobs:

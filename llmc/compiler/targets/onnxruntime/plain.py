@@ -1,6 +1,6 @@
-"""ATen operators that no kernel fuses, as standard ONNX: one function an operator, by its name in the graph language.
+"""ATen operators that no kernel fuses, in standard ONNX: one function per operator, by its name in the graph language.
 
-Shapes stay symbolic: nothing here writes a size of the batch or of the tokens into the graph. Sources: the schemas of
+Shapes stay symbolic: no size of batch or tokens is written into the graph. Sources: the schemas of
 aten/src/ATen/native/native_functions.yaml (torch 2.13) and of ONNX operators (opset 21).
 """
 
@@ -27,13 +27,14 @@ def _unary(op: str, **attrs: Any) -> Callable[[Emitter, Node], None]:
 
 
 def _number(to: Emitter, value: Any, like: Value | None) -> str:
-    """A constant of the type that `like` has."""
     assert like is not None
     return to.const(value, np.dtype(like.dtype).type)
 
 
 def _binary(op: str, turned: bool = False) -> Callable[[Emitter, Node], None]:
-    """Of two tensors, or a tensor and a number (`other`, `exponent`); add and sub may scale the second by `alpha`."""
+    """Operator on two tensors, or a tensor and a number (`other`, `exponent`); add and sub may scale the second by
+    `alpha`.
+    """
 
     def emit(to: Emitter, node: Node) -> None:
         operands = [to.name(v) for v in node.inputs]
@@ -58,7 +59,7 @@ def _square(to: Emitter, node: Node) -> None:
 
 
 def _clamp(to: Emitter, node: Node) -> None:
-    """Between numbers, or below or above tensors."""
+    """Bounds are numbers or tensors."""
     if len(node.inputs) > 1:
         name = to.name(node.inputs[0])
         bounded = zip(("Max", "Min"), node.inputs[1:], strict=False)
@@ -93,7 +94,7 @@ def _masked_fill(to: Emitter, node: Node) -> None:
 
 
 def _filled(number: float | None) -> Callable[[Emitter, Node], None]:
-    """`number`, or the one that the operator names, in the shape of the first input."""
+    """`number`, or the operator's own, in the shape of the first input."""
 
     def emit(to: Emitter, node: Node) -> None:
         shape = to.add("Shape", [to.name(node.inputs[0])], [f"{node.out.name}_shape"])
@@ -168,7 +169,7 @@ def _softmax(to: Emitter, node: Node) -> None:
 
 
 def _chunk_like(to: Emitter, node: Node) -> None:
-    """`split`, `split_with_sizes` and `chunk`: pieces as long as the outputs are."""
+    """`split`, `split_with_sizes` and `chunk`: the outputs determine the sizes."""
     axis = int(node.attrs.get("dim", 0))
     parts = [o.shape[axis] for o in node.outputs]
     if not all(isinstance(n, int) for n in parts):
@@ -194,7 +195,6 @@ def _expand(to: Emitter, node: Node) -> None:
 
 
 def _repeat_interleave(to: Emitter, node: Node) -> None:
-    """Each entry of a dimension so many times, one after the other."""
     (source,), count = node.inputs, node.attrs.get("repeats", node.attrs.get("repeat"))
     assert source is not None
     if node.attrs.get("dim") is None or not isinstance(count, int):
@@ -236,7 +236,7 @@ def _gather(to: Emitter, node: Node) -> None:
 
 
 def _scatter(to: Emitter, node: Node) -> None:
-    """Of a tensor, or of one number."""
+    """The source is a tensor or a number."""
     source, at, *values = node.inputs
     assert at is not None
     if values:
@@ -250,7 +250,7 @@ def _scatter(to: Emitter, node: Node) -> None:
 
 
 def _addmm(to: Emitter, node: Node) -> None:
-    """A sum with a product, as layers have whose weight is [in, out]."""
+    """For layers whose weight is [in, out]."""
     added, *factors = (to.name(v) for v in node.inputs)
     if node.attrs.get("alpha", 1) != 1 or node.attrs.get("beta", 1) != 1:
         raise CompileError(f"{node.op} with factors {node.attrs} has no ONNX lowering (at {node.out})")
@@ -266,7 +266,7 @@ def _topk(to: Emitter, node: Node) -> None:
 
 
 def _max(to: Emitter, node: Node) -> None:
-    """Of a dimension, with its index: the first of equal ones."""
+    """Along a dimension, with the index of the first of equal values."""
     if "dim" not in node.attrs or len(node.outputs) != 2:
         raise CompileError(f"max of all values has no ONNX lowering (at {node.out})")
     x, dim, kept = to.name(node.inputs[0]), int(node.attrs["dim"]), int(node.attrs.get("keepdim", False))
@@ -279,7 +279,6 @@ def _cumsum(to: Emitter, node: Node) -> None:
 
 
 def _arange(to: Emitter, node: Node) -> None:
-    """0 … end − 1."""
     if node.attrs.get("start", 0) or node.attrs.get("step", 1) != 1 or node.out.dtype != "int64":
         raise CompileError(f"arange of {node.attrs} has no ONNX lowering (at {node.out})")
     end = to.add("Squeeze", [to.sizes([node.attrs["end"]])], [f"{node.out.name}_end"])
@@ -287,8 +286,6 @@ def _arange(to: Emitter, node: Node) -> None:
 
 
 def _constant(number: float) -> Callable[[Emitter, Node], None]:
-    """`number` in a shape of its own."""
-
     def emit(to: Emitter, node: Node) -> None:
         to.add("Expand", [_number(to, number, node.out), to.sizes(node.out.shape)], [node.out.name])
 
@@ -296,14 +293,13 @@ def _constant(number: float) -> Callable[[Emitter, Node], None]:
 
 
 def _unbind(to: Emitter, node: Node) -> None:
-    """Each entry of a dimension."""
     axis = int(node.attrs.get("dim", 0)) % (len(node.out.shape) + 1)
     for at, out in enumerate(node.outputs):
         to.add("Gather", [to.name(node.inputs[0]), to.const(at)], [out.name], axis=axis)
 
 
 def _positions(to: Emitter, node: Node) -> None:
-    """Of tokens, `offset` further; those of padding stop at `last`."""
+    """Positions plus `offset`; those of padding are limited to `last`."""
     positions = to.positions()
     if node.attrs["offset"]:
         positions = to.add("Add", [positions, to.const(node.attrs["offset"])], [f"{node.out.name}_moved"])
@@ -311,8 +307,9 @@ def _positions(to: Emitter, node: Node) -> None:
 
 
 def _position_table(to: Emitter, node: Node) -> None:
-    """Rows of a table by each token's position, [B, Q, D] or, for heads, [B, 1, Q, D] or [B, Q, 1, D]; padding stops at
-    the last."""
+    """Rows of a table by each token's position, [B, Q, D] or, for heads, [B, 1, Q, D] or [B, Q, 1, D]; positions of
+    padding are limited to the last row.
+    """
     table = node.inputs[0]
     assert table is not None
     last = int(table.shape[0]) - 1
@@ -348,4 +345,4 @@ PLAIN: Mapping[str, Callable[[Emitter, Node], None]] = {
     "chunk": _chunk_like, "arange": _arange, "zeros": _constant(0), "new_ones": _constant(1), "add_": _binary("Add"),
     "min": _binary("Min"), "unbind": _unbind, "position_table": _position_table, "positions": _positions,
 }  # fmt: skip
-"""By the operator's name, as program/ir.py writes it."""
+"""Emitters by operator name in program/ir.py."""

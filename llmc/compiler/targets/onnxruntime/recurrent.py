@@ -1,10 +1,11 @@
-"""Operators of layers with a state (frontend/recurrent/operators.py) as ONNX: a convolution, and loops over tokens.
+"""Operators of layers with recurrent state (frontend/recurrent/operators.py) in ONNX: a convolution, and loops over
+tokens.
 
-What a token does to a state is prepared for all tokens at once; a loop (ONNX's Scan) then takes token after token. A
-token of padding fades by 1 and writes 0, so that the state stays as it is. Number of rows and tokens stay symbolic.
+Each token's state update is prepared for all tokens at once; a loop (ONNX's Scan) then applies them in order. A padding
+token decays by 1 and writes 0, which leaves the state unchanged. Numbers of rows and tokens stay symbolic.
 
-RECURRENT_KERNELS emits the same operators as llmc's own (kernels/source). Rows lie end to end there, and each replaces
-the state of its slot in place. They take the rows for both lengths.
+RECURRENT_KERNELS emits the same operators as llmc's own (kernels/source). There rows are packed, and each replaces the
+state of its slot in place. They take `rows` instead of both lengths.
 """
 
 from __future__ import annotations
@@ -109,7 +110,9 @@ def _state_scan(to: Emitter, node: Node) -> None:
 def _scan(
     to: Emitter, body: Sequence[NodeProto], taken: Sequence[str], given: Sequence[str], built: Sequence[str]
 ) -> None:
-    """A loop over axis 1 of all of `given` but the state: `body` makes "after" and "token" of "held" and `taken`."""
+    """A loop over axis 1 of all of `given` but the state: `body` computes "after" and "token" from "held" and
+    `taken`.
+    """
 
     def described(name: str) -> object:
         return helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
@@ -123,7 +126,7 @@ def _scan(
 
 
 def _before(to: Emitter, state: str, past: str, out: str, rank: int) -> str:
-    """The state that a step starts from: zeros in rows without a past."""
+    """The state at the start of a step: zeros in rows without a past."""
     to.add("Reshape", [past, to.const([-1] + [1] * (rank - 1))], [f"{out}_past"])
     to.add("Greater", [f"{out}_past", to.const(0)], [f"{out}_started"])
     return to.add("Where", [f"{out}_started", state, to.const(0.0, np.float32)], [f"{out}_before"])
@@ -151,7 +154,7 @@ def _spread(to: Emitter, value: str, axes: list[int], name: str) -> str:
 
 
 def _by_head(to: Emitter, value: str, name: str, groups: int, heads: int, size: int) -> str:
-    """[B, Q, G, D] → [B, Q, H, D], each of the G for H / G heads in a row."""
+    """[B, Q, G, D] → [B, Q, H, D], repeating each of the G for H / G adjacent heads."""
     if groups == heads:
         return value
     to.add("Unsqueeze", [value, to.const([3])], [f"{name}_groups"])
@@ -169,7 +172,7 @@ def _normal(to: Emitter, value: str) -> str:
 RECURRENT: Mapping[str, Callable[[Emitter, Node], None]] = {
     "causal_conv": _causal_conv, "gated_delta": _gated_delta, "state_scan": _state_scan,
 }  # fmt: skip
-"""By the operator's name, as program/ir.py writes it."""
+"""Emitters by operator name in program/ir.py."""
 
 
 def _own_causal_conv(to: Emitter, node: Node) -> None:
@@ -192,4 +195,4 @@ def _own(to: Emitter, node: Node, op: str, **attrs: Any) -> None:
 RECURRENT_KERNELS: Mapping[str, Callable[[Emitter, Node], None]] = {
     "causal_conv": _own_causal_conv, "gated_delta": _own_gated_delta, "state_scan": _own_state_scan,
 }  # fmt: skip
-"""By the operator's name, as program/ir.py writes it."""
+"""Emitters by operator name in program/ir.py."""

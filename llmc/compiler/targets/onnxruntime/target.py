@@ -1,17 +1,16 @@
-"""ONNX Runtime, on this host's CPU.
+"""ONNX Runtime on this host's CPU.
 
-Measured here (benchmarks/RESULTS.md): static shapes gain nothing on this runtime, one dynamic executable runs every
-shape as fast without padding, opens faster and holds less. So the default is one executable for all buckets;
-`--specialise` makes one a bucket.
+Measured here (benchmarks/RESULTS.md): static shapes gain nothing on this runtime. One dynamic executable runs every
+shape as fast without padding, opens faster and holds less memory. The default is one executable for all buckets;
+`--specialise` builds one a bucket.
 
-Quantised matrices lie in panels that llmc's own operators read (onnxruntime/kernels), where the CPU has what those
-need; the bundle holds their library. Elsewhere, or with `--kernels onnxruntime`, the runtime's own kernels run. Then
-the weights file also holds their packed form, as that of specialised bundles does: executables share it, and a process
-reaches its first token sooner by what packing at open would take.
+Where the CPU supports llmc's operators (onnxruntime/kernels), quantized matrices use their panels, and the bundle holds
+their library. Elsewhere, or with `--kernels onnxruntime`, the runtime's own kernels run. The weights file then also
+holds their packed form, as in specialised bundles: executables share it, and a process need not pack weights before its
+first token.
 
-Quantisations (formats.py): int8; keep, the checkpoint's own blocks exactly and 8 bits for matrices that it has
-no blocks of; int4, 4 bits with an offset for each block, and 8 for the embedding and the head. What the checkpoint has
-in 4 bits already is kept by int4.
+Quantizations (formats.py): int8; keep, the checkpoint's own blocks exactly and 8 bits for matrices without blocks;
+int4, 4 bits with an offset for each block, and 8 for the embedding and lm_head. int4 keeps a checkpoint's 4-bit blocks.
 """
 
 from __future__ import annotations
@@ -96,12 +95,12 @@ if TYPE_CHECKING:
 INT8_BLOCK = 64
 
 ADDED_KL = 0.005
-"""What activations, an embedding and a head in 8 bits add to the divergence of int4 (verification/limits.py, keep)."""
+"""KL divergence that 8-bit activations, embedding and lm_head add to int4's (verification/limits.py, keep)."""
 
 
 @dataclass(frozen=True)
 class OnnxLowered(Lowered):
-    """And the ring of each key and value that has one, by its entry ("k3")."""
+    """Adds the ring-buffer size of each key and value that has one, by its entry ("k3")."""
 
     rings: Mapping[str, int]
 
@@ -132,12 +131,12 @@ class OnnxRuntimeTarget(Target):
     )  # fmt: skip
 
     def __init__(self, cpus: str = "") -> None:
-        """For the CPUs that stand behind the device's name, with commas; "" for none."""
+        """Create the target for the comma-separated CPUs behind the device's name; "" for none."""
         self._cpus = cpus
 
     @classmethod
     def of(cls, detail: str, settings: Settings) -> Self:
-        """Behind the name stand CPUs, as --cpu takes them."""
+        """`detail` names CPUs in the form of --cpu."""
         return cls(detail)
 
     @property
@@ -148,7 +147,7 @@ class OnnxRuntimeTarget(Target):
 
     @property
     def verification(self) -> VerificationPolicy:
-        """By the precision of the cache: bf16 and int8; float16 is held to what float32 is."""
+        """Depends on the cache precision: bf16 and int8; float16 has float32's limits."""
         from llmc.compiler.verification.policy import VerificationPolicy
 
         return VerificationPolicy(
@@ -157,7 +156,7 @@ class OnnxRuntimeTarget(Target):
         )
 
     def configure(self, options: CompileOptions) -> CompileOptions:
-        """As the contract says; kernels are llmc's where the CPU runs them and anything is quantised."""
+        """Uses llmc's kernels where the CPU runs them and anything is quantized."""
         options = super().configure(options)
         require_calibratable(options)
         options = with_cpus(options, self._cpus)
@@ -166,7 +165,7 @@ class OnnxRuntimeTarget(Target):
         if requested is not None and options.quantize == "none":
             raise InputError(f"--kernels {requested} is for quantised matrices; --quantize none leaves none")
         if requested == LLMC and options.specialise:
-            raise InputError("--kernels llmc runs any shape as it is; leave out --specialise, or --kernels")
+            raise InputError("--kernels llmc runs any shape; leave out --specialise, or --kernels")
         if requested == LLMC and not fits:
             raise InputError(
                 f"--kernels llmc needs Linux and a CPU with {NEEDED_CPUS}; this one has "
@@ -175,7 +174,7 @@ class OnnxRuntimeTarget(Target):
         default = LLMC if fits and not options.specialise and options.quantize != "none" else None
         kernels = requested or default
         if cpus is not None and kernels != LLMC:
-            raise InputError("--cpu is for llmc's kernels, and none are built: quantise, without --specialise")
+            raise InputError("--cpu is for llmc's kernels, and none are built: quantize, and leave out --specialise")
         sets = sets_of(options, self.isa()) if kernels == LLMC else ()
         prompts = BF16 if sets and all(one.has_bf16_tiles for one in sets) else INT8
         options = with_dtypes(options.changed(kernels=kernels), cache_default(sets, self.isa()), prompts)
@@ -186,7 +185,7 @@ class OnnxRuntimeTarget(Target):
         return options
 
     def resolve(self, options: CompileOptions, deployment: Deployment) -> Resolved:
-        """As the contract says; llmc's kernels keep a GGUF's own blocks."""
+        """llmc's kernels keep a GGUF's own blocks."""
         from llmc.compiler.targets.onnxruntime.options import KEPT, in_gguf_blocks  # in no key of a lowering
 
         if options.quantize is None and GROUP_SIZE.of(options) is None and in_gguf_blocks(deployment.weights):
@@ -196,9 +195,10 @@ class OnnxRuntimeTarget(Target):
         return super().resolve(options, deployment)
 
     def recorded(self, options: CompileOptions) -> Recorded:
-        """With llmc's kernels another executor, since rows lie end to end, what they keep keys and values in, and what
-        they are written in: the library is built for no more on any host. ONNX Runtime packs weights for all that this
-        CPU has."""
+        """llmc's kernels have another executor, since rows are packed, and record their KV cache precision and the
+        instruction set of their library, which is the same on any host. ONNX Runtime packs weights for all features of
+        this CPU.
+        """
         if not ours(options):
             return Recorded(self.description.executor, host_features())
         kept = {KV_CACHE_DTYPE.name: F16} if kept_in(options) == F16 else {}
@@ -206,7 +206,7 @@ class OnnxRuntimeTarget(Target):
 
     def fixes(self, options: CompileOptions) -> Fixed:
         if ours(options):
-            return Fixed((), "one executable for all buckets, its rows laid end to end: nothing is padded")
+            return Fixed((), "one executable for all buckets, its rows packed without padding")
         dims, _ = super().fixes(options)
         if dims:
             why = "one executable per bucket, as requested with --specialise; this target measured no gain from it"
@@ -218,19 +218,20 @@ class OnnxRuntimeTarget(Target):
         return super().shapes([_runs_as(bucket) for bucket in buckets], options)
 
     def toolchain(self) -> dict[str, str]:
-        """The runtime decides layouts and kernels, the other writes the graph."""
+        """The runtime decides layouts and kernels; the other package writes the graph."""
         return {package: version_of(package) for package in ("onnxruntime", "onnx")}
 
     def isa(self) -> tuple[str, ...]:
-        """What llmc's kernels are chosen by."""
+        """The features that select llmc's kernels."""
         return cpu_features()
 
     def held_cache(self, cache: CacheShape, limits: Limits, options: CompileOptions) -> CacheShape:
-        """llmc's kernel reads rings of whole blocks of keys, which hold a window and what a step adds. ONNX Runtime's
-        reads tokens end to end: its executor moves them down."""
+        """llmc's kernel reads ring buffers of whole key blocks, which hold a window and a step's new tokens. ONNX
+        Runtime's kernel reads contiguous tokens, which its executor moves down.
+        """
         if kept_in(options) == INT8 and not cache.kv:
             raise InputError(
-                f"{KV_CACHE_DTYPE.flag} {INT8}: the model keeps states and no keys or values; leave it out"
+                f"{KV_CACHE_DTYPE.flag} {INT8}: the model has recurrent states and no keys or values; leave it out"
             )
         if not ours(options):
             return cache.in_rings(PROMPT_CHUNK, limits.max_model_len - ROLLING_ROOM)
@@ -240,7 +241,7 @@ class OnnxRuntimeTarget(Target):
         return cache.in_rings(step, limits.max_model_len, KEYS)
 
     def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
-        """Once, for every shape and quantisation."""
+        """One trace serves every shape and quantization."""
         return [traced_graph(stages)]
 
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
@@ -318,7 +319,7 @@ class OnnxRuntimeTarget(Target):
         return OnnxOptions(BLOCK, bits=bits, stored=kept, wide=wide, fold=fold, panels=panels)
 
     def _folds(self, stages: Stages) -> bool:
-        """Whether packed matrices take in offsets here."""
+        """Whether packed matrices can include offsets here."""
         components = {
             **toolchain(*self.toolchain()), "isa": " ".join(host_features()), "code": code_digest(self._folds),
         }  # fmt: skip
@@ -385,7 +386,7 @@ class OnnxRuntimeTarget(Target):
         return stages.run("pack", components, build)
 
     def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
-        """Fix the shape, point at the weights, and open the result once to prove that the runtime takes it."""
+        """Fix the shape, refer to the weights, and open the result once to prove that the runtime accepts it."""
         from llmc.artifacts.digest import parse
         from llmc.compiler.targets.onnxruntime.onnx_model import (
             add_top,
@@ -416,7 +417,7 @@ class OnnxRuntimeTarget(Target):
 
 
 def _runs_as(bucket: Bucket) -> Bucket:
-    """A prompt chunk over a past runs row by row: the attention kernel takes one row there."""
+    """A prefill chunk over a past runs row by row, because the attention kernel takes one row there."""
     return replace(bucket, batch=1) if bucket.phase == "prompt" and bucket.context else bucket
 
 

@@ -1,20 +1,19 @@
-"""Fused graph → ONNX with ONNX Runtime's operators, weights outside.
+"""Lowers the fused graph to ONNX with ONNX Runtime's operators and external weights.
 
-One model with symbolic B, Q, S and R covers every bucket; `bind` fixes some of them for one bucket. Its inputs and
-outputs are the program contract's (frontend/trace.py), caches being updated in place when past and present are bound
-to one buffer, with one difference: instead of new_lengths [B] it takes logit_rows [R] int64, the tokens whose logits
-are wanted as indices into [B · Q], and logits are [R, V]. A step that samples names each row's last live token. Where
-layers have a state it takes new_lengths, too.
+One model with symbolic B, Q, S and R covers every bucket; `bind` fixes some of them for one bucket. Inputs and outputs
+follow the program contract (frontend/trace.py); caches are updated in place when past and present are bound to one
+buffer. One input differs: logit_rows [R] int64, indices into [B · Q] of the tokens whose logits are wanted, replaces
+new_lengths [B], and logits are [R, V]. A step that samples passes each row's last live token. Layers with recurrent
+state also take new_lengths.
 
 With llmc's own operators (onnxruntime/kernels) a graph takes `rows` [N, 4] int64 instead of past_lengths: rows of any
-lengths lie end to end in token_ids, and each is (slot, tokens in the cache, first token, tokens). Caches of keys and
-values are float16, the bits of bfloat16, or codes with their scales (kernels/source/cache_lines.h), and states,
-replaced in place, float32.
+lengths are packed in token_ids, and each is (slot, tokens in the cache, first token, tokens). KV caches are float16,
+the bits of bfloat16, or quantized values with their scales (kernels/source/cache_lines.h). Recurrent states are float32
+and replaced in place.
 
 Adapters that requests choose are an operator of llmc's own (kernels/source/adapted.c).
 
-`hand_on_words` chooses which values of prompts' tokens are handed on in bfloat16, as products take them
-(kernels/source/words.h).
+`hand_on_words` selects the values of prefill tokens that are passed in bfloat16 to matmuls (kernels/source/words.h).
 """
 
 from __future__ import annotations
@@ -56,14 +55,14 @@ if TYPE_CHECKING:
 
 _DECODING = 3
 _DEPTH = 32
-"""Numbers that the kernels take at once: the results of a gate fill such."""
+"""Numbers that the kernels process at once; a gate's results fill whole groups of them."""
 
 
 def hand_on_words(nodes: list[Any], outputs: Iterable[str]) -> None:
-    """Let norms and gates that products alone read give what they round anyway, in place of floats.
+    """Let norms and gates that only matmuls read output bfloat16, to which the matmuls round anyway, instead of floats.
 
-    nodes: NodeProtos of one graph whose products take prompts in bfloat16; changed in place. outputs: values that
-    the graph gives, which stay as they are.
+    nodes: NodeProtos of one graph whose matmuls take prefill tokens in bfloat16; changed in place. outputs: the graph's
+    outputs, which stay unchanged.
     """
     readers: dict[str, list[tuple[Any, int]]] = defaultdict(list)
     for node in nodes:
@@ -93,13 +92,13 @@ def _takes(node: Any, at: int) -> bool:
 
 
 def _multiplies_prompts(node: Any) -> bool:
-    """Whether it is a product with all of a step's tokens, with those of prompts in bfloat16."""
+    """Whether the node multiplies all of a step's tokens, with those of prefills in bfloat16."""
     ours = node.domain == OWN and node.op_type == "Linear"
     return ours and len(node.input) > _DECODING and node.input[_DECODING] == DECODING
 
 
 def emit_adapted(to: Emitter, node: Node) -> None:
-    """Its matrices are in 8 bits, whatever others are in."""
+    """Emit an adapter node; its matrices are always in 8 bits."""
     *given, low = node.inputs[:4]
     high = [v for v in node.inputs[4:] if v is not None]
     assert low is not None
@@ -123,14 +122,14 @@ _ATTENTION = {
     BF16: ("RoundedAttention", TensorProto.UINT16),
     INT8: ("CodedAttention", TensorProto.UINT8),
 }
-"""llmc's operator for each precision of the cache, and the type that it has there."""
+"""llmc's operator for each KV cache precision, and the cache's ONNX type."""
 
 
 @dataclass
 class OnnxGraph:
     """An ONNX model without weights, the recipes of its tensors, and its computed tables.
 
-    `folded`: matrices whose packed form has to take in offsets, each with the recipe of those; no graph reads them.
+    `folded`: matrices whose packed form must include offsets, with the recipe of the offsets; no graph reads them.
     """
 
     model: ModelProto
@@ -141,7 +140,7 @@ class OnnxGraph:
 
 @dataclass(frozen=True)
 class Matmul:
-    """x [.., width] · Wᵀ + bias as `out`, W [rows, width] of sources one above the other; names, "" for no bias."""
+    """x [.., width] · Wᵀ + bias as `out`, W [rows, width] of stacked sources; names, "" for no bias."""
 
     x: str
     out: str
@@ -153,19 +152,18 @@ class Matmul:
 
 
 def to_onnx(graph: Graph, options: OnnxOptions) -> OnnxGraph:
-    """Emit `graph`; raises CompileError naming an operator that has no ONNX form here."""
+    """Emit `graph`. Raises CompileError naming an operator that has no ONNX form here."""
     return _Model(graph, options).run()
 
 
 class _Model(Emitter):
-    """One lowering: its methods emit fused operators, plain.py's functions all others."""
+    """Emits fused operators by its methods, and all others by plain.py's functions."""
 
     def __init__(self, graph: Graph, options: OnnxOptions) -> None:
         super().__init__(graph, options)
         self.folded: dict[str, str] = {}
 
     def run(self) -> OnnxGraph:
-        """All of the graph."""
         for node in self.graph.nodes:
             if node.op in _FUSED and (node.op != "split" or "parts" in node.attrs):
                 _FUSED[node.op](self, node)
@@ -186,7 +184,7 @@ class _Model(Emitter):
                 if info.name.startswith(("past_", "present_")):
                     dims = info.type.tensor_type.shape.dim
                     dims[0].dim_param = "P"
-                    if any(dim.dim_param for dim in dims[1:]):  # a state has no dimension of tokens
+                    if any(dim.dim_param for dim in dims[1:]):  # a recurrent state has no dimension of tokens
                         info.type.tensor_type.elem_type = _ATTENTION[self.options.cache][1]
                         dims[3].dim_value += SCALE_BYTES if self.options.cache == INT8 else 0
         if "last_rows" in self.shared:
@@ -234,7 +232,7 @@ class _Model(Emitter):
         assert weight is not None
         rows, width = (int(d) for d in weight.shape)
         sources = [self.graph.weights[weight]]
-        # the head's format, which it is tied to
+        # the format of lm_head, which it is tied to
         held = self.options.format(sources, width, normed=True, head=True) if self.options.block else None
         if held is None or (width % held.block and not self.options.panels):
             self.add("Gather", [self.name(weight), ids], [node.out.name])
@@ -266,7 +264,7 @@ class _Model(Emitter):
     def _blocks(
         self, sources: list[str], rows: int, width: int, held: MatrixFormat, as_rows: bool = False
     ) -> tuple[str, str]:
-        """Codes, seen as rows or as blocks, and scales."""
+        """Quantized weights, as rows or as blocks, and scales."""
         blocks = -(-width // held.block)
         size = held.block * held.bits // 8
         shape = (rows, blocks * size) if as_rows else (rows, blocks, size)
@@ -290,7 +288,9 @@ class _Model(Emitter):
         x, bias = self.name(node.inputs[0]), self._bias(biases, rows)
         out = f"{node.out.name}_product" if biases else node.out.name
         if head:
-            self.add("Gemm", [x, self.dense(weights[0])], [out], transB=1)  # the head: one copy with the embedding
+            self.add(
+                "Gemm", [x, self.dense(weights[0])], [out], transB=1
+            )  # lm_head: shares its copy with the embedding
         else:
             recipe = Recipe("+".join(sources) + ".T", "transposed", tuple(sources))
             self.add("MatMul", [x, self.external(recipe, TensorProto.FLOAT, (width, rows))], [out])
@@ -298,13 +298,13 @@ class _Model(Emitter):
             self.add("Add", [out, bias], [node.out.name])
 
     def _bias(self, biases: list[Value], rows: int) -> str:
-        """The name of biases one after the other; "" for none."""
+        """The name of the concatenated biases; "" for none."""
         names = [self.graph.weights[b] for b in biases]
         recipe = Recipe("+".join(names), "dense", tuple(names))
         return self.external(recipe, TensorProto.FLOAT, (rows,)) if names else ""
 
     def _quantised_linear(self, node: Node, weights: list[Value], biases: list[Value], head: bool) -> None:
-        """One product with all matrices, or one with each run of those that have codes of as many bits."""
+        """One matmul with all matrices, or one with each run of equal bits."""
         sources, width = [self.graph.weights[w] for w in weights], int(weights[0].shape[1])
         normed, gated = node.inputs[0] in self.normed, node.op == "gated_linear"
         runs = [len(sources)] if gated else self.options.runs(sources, width, normed, head)
@@ -325,7 +325,7 @@ class _Model(Emitter):
             self.add("Concat", outs, [node.out.name], axis=-1)
 
     def _computed_linear(self, node: Node) -> None:
-        """A matrix that operators made, such as a sum of two."""
+        """A matrix computed by operators, such as a sum of two."""
         x, weight, *bias = (self.name(v) for v in node.inputs if v is not None)
         turned = self.add("Transpose", [weight], [f"{node.out.name}_turned"], perm=[1, 0])
         out = f"{node.out.name}_product" if bias else node.out.name
@@ -369,7 +369,7 @@ class _Model(Emitter):
             self._add_offsets(one, rank)
 
     def _add_offsets(self, one: Matmul, rank: int) -> None:
-        """blocksum(x) · offsetsᵀ, added to the product with the codes."""
+        """blocksum(x) · offsetsᵀ, added to the quantized matmul."""
         held, stem, blocks = one.held, one.out, -(-one.width // one.held.block)
         if one.width % held.block:
             raise CompileError(f"{'+'.join(one.sources)}: its {one.width} inputs do not fill blocks of {held.block}")
@@ -452,9 +452,9 @@ class _Model(Emitter):
 
 
 _OF_TOKENS = 3
-"""Dimensions of what all tokens of a step have; what is gathered of some has two."""
+"""Rank of values of all tokens in a step; gathered values have rank 2."""
 _INT8, _FLOAT32 = 4, 1
-"""What MatMulNBits computes in (its accuracy_level)."""
+"""Compute types of MatMulNBits (its accuracy_level)."""
 _FUSED = {
     "experts": emit_experts, "expert_linear": emit_expert_linear, "scaled_dot_product_attention": emit_whole_attention,
     "adapted": emit_adapted,
@@ -466,7 +466,7 @@ _FUSED = {
 
 
 def _matrix(rows: int, width: int, held: MatrixFormat) -> dict[str, int]:
-    """The attributes of a matrix for llmc's own operators."""
+    """Matrix attributes of llmc's own operators."""
     return {
         "rows": rows, "width": width, "group": held.block, "bits": held.bits, "offsets": held.beside,
         "table": TABLES.index(held.table),

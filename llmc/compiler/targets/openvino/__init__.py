@@ -1,1 +1,1 @@
-"""Lowering to OpenVINO: the fused graph as a paged-attention model, and static models for devices that want them."""
+"""Lowering to OpenVINO: the fused graph as a paged-attention model, or as static models for devices that need them."""

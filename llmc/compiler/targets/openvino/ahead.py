@@ -1,14 +1,14 @@
-"""Compiling for a GPU or an NPU: with which compiler this host can do it, and what it lacks where it cannot.
+"""GPU and NPU compilers: which one this host has, and what it lacks.
 
-    NPU   Intel's NPU compiler beside OpenVINO's plugins compiles for a named platform on any host (NPU_PLATFORM with
-          NPU_COMPILER_TYPE=PLUGIN); the driver of an NPU that is here has another, for that NPU alone
-    GPU   the plugin compiles kernels with the driver of the GPU that is here, and there is no other way
+    NPU   Intel's NPU compiler, next to OpenVINO's plugins, compiles for a named platform on any host (NPU_PLATFORM with
+          NPU_COMPILER_TYPE=PLUGIN); an installed NPU's driver has another compiler, for that NPU only
+    GPU   the plugin compiles kernels with the driver of an installed GPU, and there is no other way
 
-OpenVINO 2026.4.1's wheels have the NPU plugin without that compiler (openvino#36374): the plugin looks for
+OpenVINO 2026.4.1's wheels have the NPU plugin without that compiler (openvino#36374). The plugin looks for
 libopenvino_intel_npu_compiler_loader.so in its own folder (src/plugins/intel_npu, vcl_api.cpp), which opens
-libopenvino_intel_npu_compiler.so beside it; Intel's archives of OpenVINO have both (openvino#33129). What it makes for
-a platform runs with every driver released for that platform, but for 3720, whose older drivers refuse it
-(src/plugins/intel_npu/README.md of 08d1b43): an NPU 3720 is compiled for by its own driver.
+libopenvino_intel_npu_compiler.so next to it; Intel's archives of OpenVINO have both (openvino#33129). Its output for a
+platform runs with every driver released for that platform, except for 3720, whose older drivers refuse it
+(src/plugins/intel_npu/README.md of 08d1b43): for an NPU 3720, its own driver compiles.
 
 The finishers compile portable models on the host of the GPU or NPU; each result keeps its portable model.
 """
@@ -40,8 +40,11 @@ DEV = Path("/dev")
 
 @dataclass(frozen=True)
 class DeviceCompiler:
-    """How this host compiles for `device`, as compile_model takes it: `properties`, what keys name of the compiler, and
-    what the result is made for (runtime/executors/openvino/device.py)."""
+    """How this host compiles for `device`, as compile_model takes it.
+
+    It has OpenVINO's `properties`, the compiler's key components, and what the result is tied to
+    (runtime/executors/openvino/device.py).
+    """
 
     device: str
     properties: Mapping[str, str]
@@ -49,7 +52,7 @@ class DeviceCompiler:
     made_for: Mapping[str, str]
 
     def compile(self, ir: bytes, weights: MappedWeights) -> bytes:
-        """The file of blobs.py of a model of fixed sizes.
+        """Compile a model of fixed sizes to a file in the format of blobs.py.
 
         Raises CompileError with OpenVINO's reason where its plugin refuses the model, or cannot export it.
         """
@@ -65,9 +68,9 @@ class DeviceCompiler:
 
 
 def compiler_for(device: str) -> DeviceCompiler | None:
-    """The compiler for "GPU", "GPU.1", "NPU" (the one that is here) or "NPU.4000"; None where this host has none.
+    """Find the compiler for "GPU", "GPU.1", "NPU" (the installed one) or "NPU.4000"; None where this host has none.
 
-    OpenVINO is imported only where a node of such a device is in /dev, so that `llmc devices` is quick.
+    OpenVINO is imported only where /dev has a node of such a device, so that `llmc devices` is quick.
     """
     kind, _, platform = device.partition(".")
     here = _facts_here(device)
@@ -85,7 +88,7 @@ def compiler_for(device: str) -> DeviceCompiler | None:
 
 
 def lacking(device: str) -> str:
-    """In words, what this host lacks to compile for `device`; "" where it lacks nothing."""
+    """Describe what this host lacks to compile for `device`; "" where it lacks nothing."""
     kind, _, platform = device.partition(".")
     if compiler_for(device) is not None:
         return ""
@@ -95,21 +98,21 @@ def lacking(device: str) -> str:
         return "an NPU 3720 with its driver: it takes what the compiler in its own driver makes"
     if npu_compiler() is None:
         return (
-            f"{library_name(LIBRARIES[0])} and {library_name(LIBRARIES[1])} beside OpenVINO's plugins: Intel's "
+            f"{library_name(LIBRARIES[0])} and {library_name(LIBRARIES[1])} next to OpenVINO's plugins: Intel's "
             "archives of OpenVINO have them, its wheels for Linux do not (openvino#36374)"
         )
     return "the NPU's platform, since no NPU is here: --device openvino:NPU.4000, NPU.5010, NPU.5020 or NPU.6010"
 
 
 def is_here(device: str) -> bool:
-    """Whether OpenVINO finds the device, of the platform that its name states, on this host."""
+    """Whether OpenVINO finds the device on this host, with the platform that its name states."""
     found = _facts_here(device)
     kind, _, detail = device.partition(".")
     return found is not None and (kind == "GPU" or detail in ("", found.get("platform")))
 
 
 def npu_compiler() -> Path | None:
-    """Intel's NPU compiler, where it and its loader lie beside OpenVINO's plugins; found without importing them."""
+    """Find Intel's NPU compiler with its loader in OpenVINO's plugin folder, without importing either."""
     folder = _folder()
     if folder is None:
         return None
@@ -118,7 +121,7 @@ def npu_compiler() -> Path | None:
 
 
 def library_name(name: str) -> str:
-    """The file of a shared library on this system."""
+    """Return the file name of a shared library on this system."""
     return f"{name}.dll" if sys.platform == "win32" else f"lib{name}.so"
 
 
@@ -128,7 +131,7 @@ def _folder() -> Path | None:
 
 
 def _facts_here(device: str) -> dict[str, str] | None:
-    """Facts of the device that is here; None where there is none."""
+    """Facts of the installed device; None if absent."""
     kind = device.partition(".")[0]
     if not any(True for pattern in _NODES[kind] for _ in DEV.glob(pattern)) or find_spec("openvino") is None:
         return None
@@ -147,7 +150,7 @@ def _digest(library: Path) -> str:
 
 
 class _DeviceFinisher(EachExecutable):
-    """For `device`, "GPU", "GPU.1", "NPU" or "NPU.4000"."""
+    """Compiles for `device`, "GPU", "GPU.1", "NPU" or "NPU.4000"."""
 
     reads: ClassVar[tuple[str, ...]] = ("weights",)
 
@@ -169,12 +172,12 @@ class _DeviceFinisher(EachExecutable):
 
 
 class GpuFinisher(_DeviceFinisher):
-    """For GPUs."""
+    """Compiles for GPUs."""
 
     executor: ClassVar[str] = "openvino-gpu"
 
 
 class NpuFinisher(_DeviceFinisher):
-    """For NPUs."""
+    """Compiles for NPUs."""
 
     executor: ClassVar[str] = "openvino-npu"

@@ -1,7 +1,7 @@
-"""Values of a model of fixed sizes as arrays, for what is written over numpy's functions (frontend/recurrent).
+"""Values of a fixed-size model as arrays, for code written over numpy's functions (frontend/recurrent).
 
-`Arrays` has the functions that are asked for there. What needs no value of the model is numpy's own, and becomes a
-constant where it meets one. Numbers are float32, counts int32.
+`Arrays` has the functions used there. Values that do not depend on the model stay numpy's, and become constants where
+they meet one that does. Numbers are float32, counts int32.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TYPES = {"f32": np.float32, "i32": np.int32, "boolean": np.bool_}
 class Array:
     """A value of the model, with numpy's operators."""
 
-    __array_ufunc__ = None  # numpy's arrays leave operators with one of these to it
+    __array_ufunc__ = None  # makes numpy's arrays defer operators with one of these to it
 
     def __init__(self, arrays: Arrays, node: Any) -> None:
         self._arrays = arrays
@@ -79,21 +79,18 @@ class Array:
         return self._with(_matmul, other, turned=True)
 
     def sum(self, axis: int) -> Array:
-        """Over an axis."""
         return Array(self._arrays, ops.reduce_sum(self.node, self._arrays.small([axis % self.ndim]), False))
 
     def swapaxes(self, a: int, b: int) -> Array:
-        """Two axes change places."""
         order = list(range(self.ndim))
         order[a], order[b] = order[b], order[a]
         return Array(self._arrays, ops.transpose(self.node, self._arrays.small(order)))
 
     def reshape(self, *shape: int) -> Array:
-        """Of as many numbers."""
         return Array(self._arrays, ops.reshape(self.node, self._arrays.small(shape), False))
 
     def __getitem__(self, index: Any) -> Array:
-        """Numbers, slices without steps, None and an ellipsis."""
+        """Supports numbers, slices without steps, None and an ellipsis."""
         items = list(index) if isinstance(index, tuple) else [index]
         for at in [n for n, item in enumerate(items) if item is Ellipsis]:
             known = sum(item is not None for item in items) - 1
@@ -127,7 +124,7 @@ class Arrays:
         self.small = constants.small
 
     def node(self, value: Any) -> Any:
-        """A value of the model, a constant where it is none yet."""
+        """Return the model's node of a value, a constant if it has none yet."""
         if isinstance(value, Array):
             return value.node
         array = np.asarray(value)
@@ -138,38 +135,30 @@ class Arrays:
         return self._constants.table(f"array_{name[:16]}", array).output(0)
 
     def arange(self, count: int) -> Any:
-        """0, 1, 2 …"""
         return np.arange(count, dtype=np.int32)
 
     def exp(self, x: Array) -> Array:
-        """Of each number."""
         return Array(self, ops.exp(x.node))
 
     def sqrt(self, x: Array) -> Array:
-        """Of each number."""
         return Array(self, ops.sqrt(x.node))
 
     def cumsum(self, x: Array, axis: int) -> Array:
-        """Sums of what is before, itself included."""
         return Array(self, ops.cum_sum(x.node, self.small(axis % x.ndim)))
 
     def tril(self, x: Any, k: int = 0) -> Any:
-        """0 above a diagonal."""
         if not isinstance(x, Array):
             return np.tril(x, k)
         return self.where(np.tril(np.ones(x.shape[-2:]), k) > 0, x, 0.0)
 
     def where(self, condition: Any, a: Any, b: Any) -> Array:
-        """Of two."""
         return Array(self, ops.select(self.node(condition), self.node(a), self.node(b)))
 
     def concatenate(self, parts: Sequence[Any], axis: int) -> Array:
-        """Behind each other along an axis."""
         nodes = [self.node(part) for part in parts]
         return Array(self, nodes[0] if len(nodes) == 1 else ops.concat(nodes, axis))
 
     def broadcast_to(self, x: Array, shape: Sequence[int]) -> Array:
-        """As often as `shape` says."""
         return Array(self, ops.broadcast(x.node, self.small(list(shape))))
 
 

@@ -1,6 +1,6 @@
-"""Attention in operators that every plugin has, over cached tokens and new ones of rows of one length.
+"""Attention in operators that every plugin has, over cached and new tokens of rows of one length.
 
-Sizes are B rows, Q new tokens of each, and a cache of S tokens of each: numbers or not, as `TokenRows` has them.
+Sizes are B rows, Q new tokens of each, and a cache of S tokens of each; `TokenRows` may have them static or dynamic.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from llmc.compiler.program.ir import Node
 from llmc.compiler.targets.openvino.graph_model import GraphModel, heads_of, value_width
 
 UNSEEN = -65504.0
-"""Score of a token that is not seen: float16's least number, so that devices that compute in float16 have it, too."""
+"""Score of an invisible token: float16's least number, for devices that compute in float16."""
 
 
 class TokenRows(Protocol):
-    """The rows of a step, and which tokens see each other."""
+    """The rows of a step, and their token visibility."""
 
     single: bool
-    """Whether Q is 1 for certain."""
+    """Whether Q is known to be 1."""
     live: Any
-    """[B, 1, S, 1]: whether the cache has a token there. Only where there is a cache, as `parts`."""
+    """[B, 1, S, 1]: whether the cache slot holds a token. Only with a cache, as `parts`."""
     of_keys: Any
-    """[B, 1, 1, S + Q] float32: positions of the cache and of the new tokens."""
+    """[B, 1, 1, S + Q] float32: positions of the cached and the new tokens."""
 
     def shape(self, *sizes: int | str) -> Any:
-        """A shape of numbers, "B" and "Q"; -1 is what is left."""
+        """Return a shape of numbers, "B" and "Q"; -1 is the remaining size."""
 
     def seen(self, window: int, groups: int) -> Any:
-        """[B, 1, groups · Q, S + Q], or its broadcast: whether a new token sees a token of the cache, or a new one.
+        """[B, 1, groups · Q, S + Q], or its broadcast: whether a new token sees each cached and new token.
 
         `window`: a token sees so many, itself included; not positive: all before it.
         """
 
     def parts(self, shares: Any) -> tuple[Any, Any]:
-        """Of [..., S + Q], [..., S] and [..., Q]."""
+        """Split [..., S + Q] into [..., S] and [..., Q]."""
 
 
 def headed(to: GraphModel, rows: TokenRows, x: Any, heads: int, size: int) -> Any:
@@ -53,8 +53,8 @@ def attended(
 ) -> Any:
     """[B · Q, Hq · Dv] of query [B · Q, Hq · D], new keys and values [B, H, Q, D] and cached ones [B, H, S, D].
 
-    Of the cache, what is not live may be anything, NaN included. The query heads of a group are rows of one product
-    with their key head.
+    Unused cache slots may hold anything, NaN included. The query heads of a group are rows of one matmul with their key
+    head.
     """
     small, (heads, kv_heads, size), width = to.constants.small, heads_of(node), value_width(node)
     groups, softcap = heads // kv_heads, float(node.attrs["softcap"])
@@ -86,7 +86,7 @@ def attended(
 
 
 def _shares(to: GraphModel, rows: TokenRows, scores: Any, node: Node) -> Any:
-    """Softmax of scores [B, Hkv, groups · Q, S + Q], over which a head's sink takes its part, too."""
+    """Softmax of scores [B, Hkv, groups · Q, S + Q], including each head's sink."""
     sinks = to.sinks(node)
     if sinks is None:
         return ops.softmax(scores, -1)
@@ -100,7 +100,7 @@ def _shares(to: GraphModel, rows: TokenRows, scores: Any, node: Node) -> Any:
 def _with_offsets(
     rows: TokenRows, scores: Any, table: Any, offsets: int, heads: tuple[int, int], small: Callable[..., Any]
 ) -> Any:  # fmt: skip
-    """Scores [B, Hkv, groups · Q, S + Q] and what heads add at positions of keys, by a table [Hq, places]."""
+    """Scores [B, Hkv, groups · Q, S + Q] plus each head's bias by key offset, from a table [Hq, offsets]."""
     at = ops.squeeze(ops.minimum(rows.of_keys, small(offsets - 1, np.float32)), small([1, 2]))
     added = ops.transpose(ops.gather(table, ops.convert(at, np.int32), small(1)), small([1, 0, 2]))  # [B, Hq, S + Q]
     apart = ops.reshape(scores, rows.shape("B", *heads, "Q", -1), False)
@@ -109,6 +109,6 @@ def _with_offsets(
 
 
 def _by_row(rows: TokenRows, by_head: Any, kv_heads: int, groups: int) -> Any:
-    """[1, Hkv, groups, 1] → [B, Hkv, groups · Q, 1], as scores have it."""
+    """[1, Hkv, groups, 1] → [B, Hkv, groups · Q, 1], the layout of scores."""
     each = ops.broadcast(by_head, rows.shape("B", kv_heads, groups, "Q"))
     return ops.reshape(each, rows.shape("B", kv_heads, -1, 1), False)

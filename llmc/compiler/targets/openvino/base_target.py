@@ -1,4 +1,6 @@
-"""What OpenVINO's targets share: lowered models without weights, their weights file, and models finished over it."""
+"""Common parts of OpenVINO's targets: lowered models without weights, their weights file, and compiled models
+over it.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,14 @@ if TYPE_CHECKING:
     from llmc.runtime.executors.openvino.device import MappedWeights
 
 Models = tuple[Mapping[str, str], "Constants"]
-"""XML of every model by name, and the constants that they share."""
+"""XML of every model by name, and their shared constants."""
 
 Finish = Callable[[str, bytes, "MappedWeights", "FinishedWeights"], bytes]
-"""Compiles the model of a name, XML over a weights file, and puts its constants into another."""
+"""Compiles the named model, XML over a weights file, and moves its constants into another weights file."""
 
 
 DEFAULT_BUDGET = 512 << 20
-"""Bytes that executables of fixed sizes may hold beside the one for every shape, unless --specialise-memory says."""
+"""Default bytes for fixed-size executables in addition to the one for every shape (--specialise-memory)."""
 
 KV_CACHE_DTYPE: Option[str | None] = Option(
     "kv_cache_dtype", str, None, "Precision of the KV cache. Default: u8, and f32 where nothing is quantised.",
@@ -47,13 +49,13 @@ KV_CACHE_DTYPE: Option[str | None] = Option(
 GROUP_SIZE: Option[int | None] = Option(
     "group_size", int, None,
     "Inputs of a row of quantised weights that share a scale: int8 0 (the whole row), 32, 64, 128; int4 32, 64, 128; "
-    "keep 32. Default: int8 as the shape of step asks for, the first of the others.",
+    "keep 32. Default: int8 by the shape of step, the first of the others.",
     metavar="N", least=0,
 )  # fmt: skip
 ACTIVATION_GROUP_SIZE: Option[int | None] = Option(
     "activation_group_size", int, None,
     "Inputs that share a scale where activations are quantised to 8 bits as they are multiplied (on CPU): 0 (not at "
-    "all), 16, 32, 64, 128. Default: int8 as the shape of step asks for, 32 beside a named --group-size and for the "
+    "all), 16, 32, 64, 128. Default: int8 by the shape of step, 32 with a given --group-size and for the "
     "others, 0 where nothing is quantised.",
     metavar="N", least=0,
 )  # fmt: skip
@@ -63,7 +65,7 @@ SPECIALISE_MEMORY: Option[int | None] = Option(
     metavar="SIZE", least=0, is_size=True, shapes_executable=False,
 )  # fmt: skip
 STARTER: Option[bool] = Option(
-    "starter", bool, False, "Put graphs beside that open at once, and serve until the others are open.",
+    "starter", bool, False, "Add graphs that open at once, and serve until the others are open.",
     shapes_executable=False,
 )  # fmt: skip
 
@@ -77,16 +79,16 @@ OPENVINO = DeviceDescription(
     requirements=Requirements((*TRACING, "gguf", "openvino"), ("openvino",), ("compile", "openvino"), ("openvino",)),
     guide="docs/cpu.md",
 )
-"""What both forms have in common."""
+"""The common description of both forms."""
 
 
 def cache_dtype(options: CompileOptions) -> str:
-    """Precision of the KV cache: as requested, or as everything that is not quantised."""
+    """Return the KV cache precision: as requested, or that of everything unquantized."""
     return KV_CACHE_DTYPE.of(options) or options.dtype
 
 
 def budget(options: CompileOptions) -> int:
-    """Bytes that executables of fixed sizes may take."""
+    """Return the bytes that fixed-size executables may take."""
     requested = SPECIALISE_MEMORY.of(options)
     return DEFAULT_BUDGET if requested is None else requested
 
@@ -101,7 +103,7 @@ class OpenVinoBase(Target):
         return VerificationPolicy(cache_dtype=cache_dtype)
 
     def configure(self, options: CompileOptions) -> CompileOptions:
-        """The group that weights share scales in is named only where it is another than the default."""
+        """Records the weights' group size only where it is not the default."""
         options = super().configure(options)
         requested = GROUP_SIZE.of(options)
         group = group_of(str(options.quantize), requested)
@@ -112,12 +114,12 @@ class OpenVinoBase(Target):
         return Hosting(extra="openvino")
 
     def default_group(self, quantize: str) -> int | None:
-        """The group that stands for none named; None: none does."""
+        """Return the default group size; None if there is no single one."""
         return group_of(quantize, None)
 
     @abstractmethod
     def plugin_settings(self, options: CompileOptions) -> dict[str, Any]:
-        """OpenVINO's settings that executables are compiled and opened with, as the manifest names them."""
+        """Return OpenVINO's settings for compiling and opening executables, under their manifest names."""
 
     def toolchain(self) -> dict[str, str]:
         """OpenVINO decides operators, layouts and kernels."""
@@ -131,10 +133,10 @@ class OpenVinoBase(Target):
         self, stages: Stages, program: Program, options: CompileOptions, form: Mapping[str, Any], code: Maker,
         lower: Callable[[Path], Models],
     ) -> Entry:  # fmt: skip
-        """Models by name, and "recipes" and "tables" of their constants.
+        """Return models by name, and "recipes" and "tables" of their constants.
 
-        `form` are the key's components that say what kind of model, `code` is the method that asks; `lower` makes the
-        models, and may write in the folder that it is given.
+        `form` are the key components for the kind of model, `code` is the calling method; `lower` builds the models,
+        and may write in the folder that it is given.
         """
         components = {
             **program.components,
@@ -161,9 +163,9 @@ class OpenVinoBase(Target):
         self, stages: Stages, options: CompileOptions, names: Iterable[str], lowered: Entry, code: Maker,
         finish: Finish,
     ) -> Entry:  # fmt: skip
-        """The models `names`, each as `finish` compiles it, and "weights", the file of what became of their weights.
+        """Return the models `names`, each compiled by `finish`, and "weights", the file of their constants.
 
-        `code` is the method that asks.
+        `code` is the calling method.
         """
         models = {name: lowered.outputs[name].digest for name in names}
         weights = weights_stage(stages, lowered.outputs["recipes"], lowered.outputs["tables"])
@@ -197,14 +199,15 @@ class OpenVinoBase(Target):
         return stages.run("finish", components, build)
 
     def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
-        """Once, for every shape and quantisation."""
+        """One trace serves every shape and quantization."""
         return [traced_graph(stages)]
 
     def lowered(
         self, stages: Stages, weights: Blob, models: Mapping[str, Blob], forms: Mapping[str, Blob], **inputs: Blob
     ) -> Lowered:
-        """Models by name, over the weights file of the bundle; `forms` are their XML, `inputs` are what else compiling
-        reads."""
+        """Combine models by name with the bundle's weights file; `forms` are their XML, `inputs` further compile
+        inputs.
+        """
         return Lowered(
             files={"weights": weights.digest},
             components={"weights": weights.digest, **{name: blob.digest for name, blob in models.items()}},

@@ -1,23 +1,23 @@
 """The families of weight transforms that OpenVINO's decompression takes (see weights/recipes.py, FAMILIES).
 
-The rule of all: w ≈ scale · (code − zero), a scale for every `group` inputs of a row, or for the whole row (group 0).
+All follow w ≈ scale · (code − zero), with a scale for every `group` inputs of a row, or for the whole row (group 0).
 Their parts, [N, K/group, …] or, for whole rows, [N, …]:
   data     codes: int8 or uint8 [.., group], 4-bit ones two in a byte, the first one low
   scales   float32 [.., 1]
   zeros    float32 [.., 1]: zero points, which need not be whole numbers; only in families with unsigned codes
 
-i8       int8, symmetric: scale = largest magnitude / 127 (1 where that is 0), codes −127 … 127
-u4       4 bits with zero points, by the rule of weights/nbits.py; the checkpoint's own 4-bit blocks where it has some
-         that this size divides
-u4kept   the checkpoint's own 4-bit blocks (GGUF Q2_K to Q4_K, Q4_0 and Q4_1, gptq, awq)
-i8kept   the checkpoint's own 8-bit blocks without zero points of their own (GGUF Q8_0, Q6_K, IQ4)
-f4kept   the checkpoint's own float4 e2m1 (nvfp4, mxfp4), `data` in that type
-u8kept   both of these one above the other as uint8, and tensors without blocks by the rule of i8
-f16      float16: `data` alone
+    i8       int8, symmetric: scale = largest magnitude / 127 (1 where that is 0), codes −127 … 127
+    u4       4 bits with zero points, by the rule of weights/nbits.py; the checkpoint's own 4-bit blocks where this size
+             divides them
+    u4kept   the checkpoint's own 4-bit blocks (GGUF Q2_K to Q4_K, Q4_0 and Q4_1, gptq, awq)
+    i8kept   the checkpoint's own 8-bit blocks without zero points of their own (GGUF Q8_0, Q6_K, IQ4)
+    f4kept   the checkpoint's own float4 e2m1 (nvfp4, mxfp4), `data` in that type
+    u8kept   both of these stacked as uint8, and tensors without blocks by the rule of i8
+    f16      float16: only `data`
 
-Blocks with a minimum have zero = −minimum / scale, which gives back scale · code + minimum to within 2⁻²² of
-|minimum| + |scale| · (largest code); a block whose scale is 0 holds its minimum alone, exactly: scale = minimum,
-zero = −1 and codes 0.
+Blocks with a minimum have zero = −minimum / scale, which reproduces scale · code + minimum to within 2⁻²² of |minimum|
++ |scale| · (largest code). A block whose scale is 0 holds just its minimum, exactly: scale = minimum, zero = −1 and
+codes 0.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float32]
 Parts = dict[str, NDArray[Any]]
 Blocks = tuple[NDArray[np.uint8], Floats, Floats]
-"""Codes [N, K/group, group], scales and zero points [N, K/group]."""
+"""Quantized weights [N, K/group, group], scales and zero points [N, K/group]."""
 
 _SIGN = 128
 _AT_ONCE = 1 << 19
-"""Bytes of a matrix that are quantised at once, so that what is made on the way stays in a core's cache."""
+"""Bytes of a matrix that are quantized at once, so that intermediate values stay in a core's cache."""
 _FLOAT4 = np.zeros(256, np.uint8)
-"""128 and twice a value of float4 e2m1 → its code."""
+"""Maps 128 + twice a value of float4 e2m1 to its encoding."""
 _FLOAT4[E2M1_CODES] = np.arange(16)
 _Q4_ZERO = np.float32(8)
 
 
 def i8(names: Sequence[str], source: TensorSource, group: int) -> Parts:
-    """The parts of family i8."""
+    """Build the parts of family i8."""
     parts = zip(*(quantise_i8(_matrix(name, source), group) for name in names), strict=True)
     data, scales = (held[0] if len(held) == 1 else np.concatenate(held) for held in parts)
     return {"data": data, "scales": scales}
 
 
 def u4(names: Sequence[str], source: TensorSource, group: int) -> Parts:
-    """The parts of family u4."""
+    """Build the parts of family u4."""
 
     def blocks(name: str) -> Blocks:
         stored = source.quantised_blocks(name)
@@ -72,26 +72,26 @@ def u4(names: Sequence[str], source: TensorSource, group: int) -> Parts:
 
 
 def u4kept(names: Sequence[str], source: TensorSource, group: int) -> Parts:
-    """The parts of family u4kept. Raises CheckpointError for a tensor without 4-bit blocks of this size."""
+    """Build the parts of family u4kept. Raises CheckpointError for a tensor without 4-bit blocks of this size."""
     return _parts(names, lambda name: _exact(_stored(name, source, 4, group)), 4)
 
 
 def i8kept(names: Sequence[str], source: TensorSource, group: int) -> Parts:
-    """The parts of family i8kept. Raises CheckpointError for a tensor without 8-bit blocks of this size."""
+    """Build the parts of family i8kept. Raises CheckpointError for a tensor without 8-bit blocks of this size."""
     stored = [_stored(name, source, 8, group) for name in names]
     data = np.concatenate([(s.q ^ np.uint8(_SIGN)).view(np.int8) for s in stored])
     return {"data": data, "scales": np.concatenate([s.scale for s in stored])[..., None]}
 
 
 def f4kept(names: Sequence[str], source: TensorSource, group: int) -> Parts:
-    """The parts of family f4kept. Raises CheckpointError for a tensor without 8-bit blocks of this size."""
+    """Build the parts of family f4kept. Raises CheckpointError for a tensor without 8-bit blocks of this size."""
     stored = [_stored(name, source, 8, group) for name in names]
     quantized = np.concatenate([_FLOAT4[s.q] for s in stored])
     return {"data": _in_pairs(quantized), "scales": np.concatenate([2 * s.scale for s in stored])[..., None]}
 
 
 def u8kept(names: Sequence[str], source: TensorSource, group: int) -> Parts:
-    """The parts of family u8kept. Raises CheckpointError for blocks of another size."""
+    """Build the parts of family u8kept. Raises CheckpointError for blocks of another size."""
 
     def blocks(name: str) -> Blocks:
         stored = source.quantised_blocks(name)
@@ -105,12 +105,14 @@ def u8kept(names: Sequence[str], source: TensorSource, group: int) -> Parts:
 
 
 def f16(names: Sequence[str], source: TensorSource, _: int) -> Parts:
-    """The one part of family f16. Raises CheckpointError for a tensor that float16 cannot hold."""
+    """Build the one part of family f16. Raises CheckpointError for a tensor that float16 cannot hold."""
     return {"data": np.concatenate([_to_f16(name, source) for name in names])}
 
 
 def quantise_i8(weight: Floats, group: int) -> tuple[NDArray[np.int8], Floats]:
-    """Symmetric 8 bits: [N, K] → codes [N, K/group, group] and scales [N, K/group, 1]; group 0: [N, K] and [N, 1]."""
+    """Quantize to symmetric 8 bits: [N, K] → [N, K/group, group] and scales [N, K/group, 1]; group 0: [N, K] and [N,
+    1].
+    """
     height, width = weight.shape
     grouped = weight.reshape(height, width // group, group) if group else weight
     quantized, scale = np.empty(grouped.shape, np.int8), np.empty((*grouped.shape[:-1], 1), np.float32)
@@ -123,7 +125,7 @@ def quantise_i8(weight: Floats, group: int) -> tuple[NDArray[np.int8], Floats]:
 
 
 def with_zeros(quantized: NDArray[np.uint8], scale: Floats, minimum: Floats) -> Blocks:
-    """Blocks of value scale · code + minimum, as scale · (code − zero)."""
+    """Convert blocks of value scale · code + minimum to scale · (code − zero)."""
     constant = scale == 0
     zero = np.full_like(scale, -1)
     np.divide(-minimum, scale, out=zero, where=~constant)
@@ -131,7 +133,7 @@ def with_zeros(quantized: NDArray[np.uint8], scale: Floats, minimum: Floats) -> 
 
 
 def _matrix(name: str, source: TensorSource) -> Floats:
-    """[N, K]; matrices of experts, [E, N, K], one above the other."""
+    """[N, K]; matrices of experts, [E, N, K], are stacked."""
     held = source.tensor(name)
     return held.reshape(-1, held.shape[-1])
 

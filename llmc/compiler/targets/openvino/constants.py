@@ -1,12 +1,12 @@
 """Constants of an OpenVINO model that is built without its weights.
 
-Every constant, from a matrix to the axis of a gather, is declared under a name, and a recipe (weights/recipes.py) says
-how its bytes are made; only those that OpenVINO looks into (tables) hold their values already. `set_placements` then
-writes the offsets of the weights file into the model's XML, where OpenVINO's IR names them:
+Every constant, from a matrix to the axis of a gather, is declared under a name with a recipe for its bytes
+(weights/recipes.py). Only constants that OpenVINO reads (tables) hold their values already. `set_placements` then
+writes the offsets of the weights file into the model's XML, in the form of OpenVINO's IR:
 
     <layer name="NAME" type="Const"><data element_type="…" shape="…" offset="BYTES" size="BYTES"/>…
 
-So one content-addressed weights file serves any number of models.
+One content-addressed weights file can therefore serve any number of models.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Constants:
         self._nodes: dict[str, ov.Node] = {}
 
     def declare(self, recipe: Recipe, dtype: ov.Type, shape: tuple[int, ...]) -> ov.Node:
-        """The constant that `recipe` makes; one node however often it is asked for."""
+        """Return the constant of `recipe`; repeated calls return the same node."""
         return self._nodes.get(recipe.name) or self._add(recipe, ops.constant(ov.Tensor(dtype, ov.Shape(shape))))
 
     def table(self, name: str, values: NDArray[Any]) -> ov.Node:
-        """A constant whose values are known now."""
+        """Return a constant with known values."""
         if name not in self._nodes:
             self.tables[name] = values
             self._add(Recipe(name, "table", ()), ops.constant(values))
@@ -56,14 +56,14 @@ class Constants:
         return node
 
     def small(self, values: Any, dtype: type = np.int32) -> ov.Node:
-        """A table named by its values, for axes, shapes and scalars."""
+        """Return a table named by its values, for axes, shapes and scalars."""
         array: NDArray[Any] = np.asarray(values, dtype)
         digits = "_".join(map(str, array.ravel().tolist()))
         return self.table(f"const_{array.dtype}_{'x'.join(map(str, array.shape))}_{digits}", array)
 
 
 def to_xml(model: ov.Model, folder: Path) -> str:
-    """The model's XML; the file of its constants, which holds nothing of use, is made in `folder` and removed."""
+    """Serialise the model to XML; the placeholder constants file is written in `folder` and removed."""
     file, constants = folder / "model.xml", folder / "model.bin"
     ov.serialize(model, file, constants)
     constants.unlink()
@@ -73,9 +73,9 @@ def to_xml(model: ov.Model, folder: Path) -> str:
 
 
 def set_placements(xml: str, placements: Mapping[str, Placement]) -> str:
-    """The model's XML with every constant at its place in the weights file.
+    """Write every constant's offset in the weights file into the model's XML.
 
-    Raises CompileError where a constant has no place, or a place of another size.
+    Raises CompileError where a constant has no offset, or another size.
     """
 
     def placed(match: re.Match[str]) -> str:

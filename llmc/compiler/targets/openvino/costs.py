@@ -1,4 +1,4 @@
-"""What OpenVINO's executables take on a CPU beside the cache, as benchmarks/graph_memory.py measures it."""
+"""Memory of OpenVINO's executables on a CPU besides the cache, as benchmarks/graph_memory.py measures it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from llmc.compiler.options import CompileOptions
 
 LAYER_BYTES = 620_000
-"""Of graph and kernels for each layer, beside the packed copy of the weights."""
+"""Bytes of graph and kernels per layer, without the packed copy of the weights."""
 LIVE = {True: 1.27, False: 2.08}
-"""Times what lives at once in the widest layer, by whether weights are quantised: what their products take is codes."""
+"""Workspace as a multiple of the widest layer's live values, by whether weights and so matmul inputs are quantized."""
 
 
 CACHE_BYTES = {"u8": 1, "bf16": 2, "f32": 4}
 
 
 class OpenVinoCosts(Costs):
-    """Of models for OpenVINO, on any device."""
+    """Cost estimates of OpenVINO models, on any device."""
 
     def __init__(self, default_group: Callable[[str], int | None]) -> None:
         self._default_group = default_group
@@ -37,7 +37,9 @@ class OpenVinoCosts(Costs):
         return {**super().stage_costs(options, buckets), "finish": Timing(fixed=1.0, parameters=2.0)}
 
     def weight_bits(self, options: CompileOptions, weights: Weights) -> float:
-        """Codes, and of each group a float32 zero point and a scale, which may have 16 bits in matmuls (finish.py)."""
+        """Quantized weights, and for each group a float32 zero point and a scale, which may have 16 bits in matmuls
+        (finish.py).
+        """
         quantize = str(options.quantize)
         if quantize == "none":
             return super().weight_bits(options, weights)
@@ -57,7 +59,7 @@ class OpenVinoCosts(Costs):
 
 
 class OpenVinoCpuCosts(OpenVinoCosts):
-    """Of paged models on a CPU."""
+    """Cost estimates of paged models on a CPU."""
 
     graph_bytes_source: ClassVar[str] = "the packed copy of the weights, and the largest layer's activations of a step"
 
@@ -65,7 +67,7 @@ class OpenVinoCpuCosts(OpenVinoCosts):
         return {**super().stage_costs(options, buckets), **calibration_costs(options)}
 
     def cache_bytes(self, options: CompileOptions) -> int:
-        """Of the precision that was asked for; the parameters of u8 blocks are an eighth more."""
+        """Of the requested precision; the parameters of u8 blocks add an eighth."""
         return CACHE_BYTES[KV_CACHE_DTYPE.of(options) or "f32"]
 
     def step_tokens(self, largest: int, options: CompileOptions) -> int:
@@ -73,14 +75,14 @@ class OpenVinoCpuCosts(OpenVinoCosts):
         return min(largest, RAGGED_PREFILL_BUDGET)
 
     def graph_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
-        """The packed copy of the weights, which OpenVINO keeps beside the file, and its graph."""
+        """The packed copy of the weights, which OpenVINO keeps in addition to the file, and its graph."""
         return self._packed(model, options) + model.layers * LAYER_BYTES
 
     def _packed(self, model: ModelSize, options: CompileOptions) -> int:
         return int(sum(weights.count * self.weight_bits(options, weights) for weights in model.weights) / 8)
 
     def open_at_once(self, shapes: Sequence[S], model: ModelSize, options: CompileOptions) -> Sequence[S]:
-        """The executable for every shape, and as many of fixed sizes as the executor opens in its memory budget."""
+        """The executable for every shape, and as many fixed-size ones as fit the executor's memory budget."""
         every, *fixed = shapes
         return [every, *fixed[: int(budget(options) / (PACKED * self._packed(model, options)))]]
 

@@ -1,9 +1,9 @@
 """Encoders on OpenVINO's CPU plugin: the traced program with its weights, converted once, for every shape.
 
-OpenVINO reads torch's exported programs and fuses attention over padded batches; what is padding is a mask. Weights
-lie in a file beside the model (IR), which is portable: the plugin compiles it when it is opened, in 0.2 s for 33
-million parameters. int8: products' weights in 8 bits with a scale a row, which the plugin multiplies with activations
-that it quantises in groups (compression.py has the rule).
+OpenVINO reads torch's exported programs and fuses attention over padded batches; a mask marks padding. Weights are in a
+file next to the model (IR), which is portable: the plugin compiles it at open, in 0.2 s for 33 million parameters.
+int8: matmul weights in 8 bits with a scale a row; the plugin quantizes activations in groups (compression.py has the
+rule).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from llmc.compiler.stages import Stages
 
 _ACTIVATIONS = "32"
-"""Inputs of a product that share a scale where its weights are in 8 bits: the plugin's own default."""
+"""Inputs that share a scale in a matmul with 8-bit weights: the plugin's own default."""
 
 
 class OpenVinoEncoderTarget(EncoderTarget):
-    """OpenVINO."""
+    """Compiles encoders for OpenVINO's CPU plugin."""
 
     name: ClassVar[str] = "openvino"
     encoder: ClassVar[str] = "openvino-encoder"
@@ -41,11 +41,11 @@ class OpenVinoEncoderTarget(EncoderTarget):
 
     @classmethod
     def of(cls, detail: str) -> Self:
-        """The CPU plugin, which may be named."""
+        """Accepts the CPU plugin's name."""
         return super().of("" if detail.upper() == "CPU" else detail)
 
     def default_dtype(self) -> str:
-        """As OpenVINO's: bf16 on a CPU that computes in it."""
+        """bf16 on a CPU that computes in it, as OpenVINO's default."""
         return "bf16" if computes_in("bf16", cpu_features()) else "f32"
 
     def configure(self, options: CompileOptions) -> CompileOptions:
@@ -104,7 +104,7 @@ class OpenVinoEncoderTarget(EncoderTarget):
 
 
 def compress(model: Any) -> None:
-    """Put the weights of every product into 8 bits: int8 codes, symmetric, with a scale for each row of results."""
+    """Convert the weights of every matmul to symmetric int8, with a scale for each output row."""
     import numpy as np
     from openvino import opset13 as ops
 

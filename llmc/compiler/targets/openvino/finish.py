@@ -1,9 +1,9 @@
-"""Finishing a model: OpenVINO's CPU plugin opens the result in half the time.
+"""Compiles models ahead of time with OpenVINO's CPU plugin, which halves the time to open them.
 
-`compile_model` first rewrites a model into the plugin's own operators (compressed matrix products, fused rotary
-embedding and norms), and only then makes primitives of it. The first half depends on nothing but the OpenVINO version
-and the instruction set, and is what `export_model` serialises. So it is done when the bundle is compiled: the rewritten
-model is taken out of the export, and the constants that it names are put into one weights file, each content once.
+`compile_model` first rewrites a model into the plugin's own operators (compressed matmuls, fused rotary embedding and
+norms), and then creates primitives. The rewriting depends only on the OpenVINO version and the instruction set, and
+`export_model` serialises its result. llmc does it when the bundle is compiled: it extracts the rewritten model from the
+export, and moves its constants into one weights file, each content once.
 
 The exported stream, as OpenVINO 2026.4 writes it (src/plugins/intel_cpu, serialize.cpp):
 
@@ -11,19 +11,18 @@ The exported stream, as OpenVINO 2026.4 writes it (src/plugins/intel_cpu, serial
     header = custom_offset custom_size constants_offset constants_size model_offset model_size      uint64 each
     model  = the IR's XML, passed through CACHE_ENCRYPTION_CALLBACKS
 
-OpenVINO refuses to import such a stream of a paged model (2026.4 loses what PagedAttentionExtension knows of its
-heads), so the XML is read as a model, told the heads again, and compiled.
+OpenVINO refuses to import such a stream of a paged model (2026.4 loses PagedAttentionExtension's head counts). The XML
+is therefore read as a model, given the heads again, and compiled.
 
-Scales of finished models keep the 16 bits that hold them exactly, as those of most checkpoints do. OpenVINO's own
-rewriting turns scales into float32. Its compressed products read them in any float type and pack them in float32, so
-that a file needs no more bits than the checkpoint had. device.py keeps them so when a model is opened.
+Scales of compiled models keep the 16 bits that hold them exactly, as those of most checkpoints do. OpenVINO's own
+rewriting converts scales to float32. Its compressed matmuls read scales in any float type and pack them in float32, so
+the file needs no more bits than the checkpoint. device.py keeps them so when a model is opened.
 
-`weightless` makes compiled models without weights, which the CPU plugin opens without rewriting the model first:
-`compile_model` rewrites a model into the plugin's own operators, and `export_model` writes the result with its
-constants. Here every constant is moved into one weights file, each content once, whatever the plugin made of it on the
-way (a converted scale, a folded reshape): OpenVINO's own weightless export leaves those in the blob, and fails at
-import where a constant's type was changed. Names that count what the process made before become numbers, so that equal
-models give equal bytes. Models with paged attention cannot be imported in 2026.4.
+`weightless` builds compiled models without weights, which the CPU plugin opens without rewriting. It moves every
+constant of the export into one weights file, each content once, in the plugin's form (a converted scale, a folded
+reshape). OpenVINO's own weightless export leaves such constants in the blob, and fails at import where a constant's
+type was changed. Names that count the process's earlier objects become numbers, so that equal models give equal bytes.
+Models with paged attention cannot be imported in 2026.4.
 """
 
 from __future__ import annotations
@@ -47,8 +46,10 @@ _EDGE = re.compile(r'<edge from-layer="(\d+)" from-port="\d+" to-layer="(\d+)" t
 
 
 def scales_of(xml: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Layers of a finished model whose output is the scales of products alone, and of look-ups, whose result has the
-    type of their scales."""
+    """Find the layers of a compiled model that output only scales: of matmuls, and of look-ups.
+
+    A look-up's result has the type of its scales.
+    """
     kinds = dict(_KINDS.findall(xml))
     read = [(kinds[to], source) for source, to, port in _EDGE.findall(xml) if port == str(SCALES)]
     looked_up = frozenset(source for kind, source in read if kind == "GatherCompressed")
@@ -56,8 +57,9 @@ def scales_of(xml: str) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def narrowed(data: memoryview) -> tuple[str, str, memoryview]:
-    """Float32 numbers in the type that holds each exactly, float16, bfloat16 or float32: its two names in OpenVINO's
-    XML, and the bytes."""
+    """Narrow float32 numbers to float16 or bfloat16 where that is exact: the type's two names in OpenVINO's XML, and
+    bytes.
+    """
     values = np.frombuffer(data, np.float32)
     with np.errstate(over="ignore"):
         half = values.astype(np.float16)
@@ -81,11 +83,11 @@ _NOTES = re.compile(r'\s*<attribute name="(?:fused_names|WeightlessCacheAttribut
 _EMPTY_NOTES = re.compile(r"\s*<rt_info>\s*</rt_info>")
 PAGE = 4096
 SMALL = 64
-"""Bytes that constants are aligned to: a page, so that matrices can be mapped; small ones share pages."""
+"""Alignment in bytes of small constants; others are aligned to a page, so that matrices can be mapped."""
 
 
 class FinishedWeights:
-    """The weights file of finished models: constants by content, in the order in which models name them."""
+    """The weights file of compiled models: constants by content, in the order of their first use."""
 
     def __init__(self, out: Sink) -> None:
         self._out = out
@@ -93,7 +95,7 @@ class FinishedWeights:
         self._placed: dict[bytes, int] = {}
 
     def append(self, data: memoryview) -> int:
-        """Offset of a constant's bytes, written now if they are new."""
+        """Return the offset of a constant's bytes, and write them if they are new."""
         content = hashlib.sha256(data).digest()
         if content not in self._placed:
             alignment = PAGE if len(data) >= PAGE else SMALL
@@ -105,9 +107,9 @@ class FinishedWeights:
 
 
 def finish(model: ov.Model, properties: Mapping[str, str], weights: FinishedWeights) -> str:
-    """The XML of `model` in the CPU plugin's own operators, its constants in `weights`.
+    """Return the XML of `model` in the CPU plugin's own operators, with its constants in `weights`.
 
-    Raises CompileError when OpenVINO cannot compile the model, or exports something else than expected.
+    Raises CompileError when OpenVINO cannot compile the model, or exports an unexpected form.
     """
     exported: list[bytes] = []
 
@@ -129,10 +131,10 @@ def finish(model: ov.Model, properties: Mapping[str, str], weights: FinishedWeig
 
 
 def _placed(xml: str, constants: memoryview, weights: FinishedWeights) -> str:
-    """The XML with its constants in `weights`, scales in as few bits as hold them."""
+    """The XML with its constants in `weights`, scales in the fewest bits that hold them."""
     scales, looked_up = scales_of(xml)
     held = {m[2]: constants[int(m[5]) : int(m[5]) + int(m[6])] for m in _CONSTANT.finditer(xml)}
-    shared = [held[layer] for layer in looked_up]  # a tied head's scales are those of the embedding, once in the file
+    shared = [held[layer] for layer in looked_up]  # a tied lm_head shares the embedding's scales, once in the file
 
     def placed(match: re.Match[str]) -> str:
         head, layer, kind, shape, _, _, middle, precision = match.groups()
@@ -146,8 +148,8 @@ def _placed(xml: str, constants: memoryview, weights: FinishedWeights) -> str:
 
 
 def renamed(xml: str, kept: frozenset[str]) -> str:
-    """Names of layers depend on what the process made before; layers that are not looked up get their number as
-    name.
+    """Replace layer names, which depend on the process's earlier work, by numbers, except for names that are
+    looked up.
     """
 
     def rename(match: re.Match[str]) -> str:
@@ -160,7 +162,7 @@ def renamed(xml: str, kept: frozenset[str]) -> str:
 
 
 def _constants(data: memoryview, xml: bytes) -> memoryview:
-    """The constants' part of an exported stream."""
+    """The constants of an exported stream."""
     for base in range(min(len(data) - _HEADER.size, _LONGEST_METADATA)):
         custom, _, offset, size, at, length = _HEADER.unpack_from(data, base)
         if custom == _HEADER.size and length == len(xml) and base + at + length == len(data) and offset + size <= at:
@@ -182,13 +184,14 @@ _TYPES = {
     "f32": "FP32", "f16": "FP16", "bf16": "BF16", "i64": "I64", "i32": "I32", "i8": "I8", "u8": "U8", "i4": "I4",
     "u4": "U4", "boolean": "BOOL",
 }  # fmt: skip
-"""A constant's type in the model's XML, and in its WeightlessCacheAttribute."""
+"""Constant types in the model's XML, and in its WeightlessCacheAttribute."""
 
 
 def weightless(model: ov.Model, properties: Mapping[str, Any], weights: FinishedWeights) -> bytes:
-    """`model` compiled for this CPU, its constants in `weights`; open_blob (runtime/executors/openvino) opens it.
+    """Compile `model` for this CPU, with its constants in `weights`; runtime/executors/openvino opens it with
+    open_blob.
 
-    Raises CompileError when OpenVINO cannot compile the model, or exports something else than expected.
+    Raises CompileError when OpenVINO cannot compile the model, or exports an unexpected form.
     """
     plain = {"CACHE_ENCRYPTION_CALLBACKS": [_same, _same]}
     try:
@@ -204,12 +207,12 @@ def weightless(model: ov.Model, properties: Mapping[str, Any], weights: Finished
 
 
 def _moved(blob: CpuBlob, weights: FinishedWeights, kept: Collection[str]) -> str:
-    """The model's XML with its constants in `weights`; layers have their numbers for names, but for those `kept`."""
+    """The model's XML with its constants in `weights`, and layers named by number, except for those `kept`."""
     xml = _EMPTY_NOTES.sub("", _NOTES.sub("", blob.model.decode()))
 
     def moved(match: re.Match[str]) -> str:
         head, kind, offset, size = match[1], match[2], int(match[3]), int(match[4])
-        if kind == "dynamic" and size <= 1:  # an input that is absent
+        if kind == "dynamic" and size <= 1:  # an absent input
             return f'{head}offset="0" size="{size}" />{match[5] or ""}'
         if kind not in _TYPES:
             raise CompileError(f"OpenVINO holds a constant as {kind}, which llmc does not know")

@@ -1,12 +1,12 @@
-"""Formats of matrices in an OpenVINO model: their constants and their decompression.
+"""Matrix formats in an OpenVINO model: their constants and their decompression.
 
-A decompression is a few operators that OpenVINO's plugins fuse into the matrix product: convert, subtract the zero
-point, multiply by the scale, back to [N, K]. Linear weights are [N, K], N outputs by K inputs. Scales and zero points
-are float32, into which the CPU plugin turns float16 ones when it compiles; finished models have narrower scales where
+A decompression is a few operators that OpenVINO's plugins fuse into the matmul: convert, subtract the zero point,
+multiply by the scale, reshape to [N, K]. Linear weights are [N, K], N outputs by K inputs. Scales and zero points are
+float32, to which the CPU plugin converts float16 ones when it compiles; compiled models have narrower scales where
 these are exact (finish.py).
 
-That plugin multiplies matrices without zero points in 8-bit integers, activations quantised in groups as it runs, and
-those with zero points in float32 or bfloat16: exact for activations, and slower (benchmarks/openvino_formats.py).
+The plugin multiplies matrices without zero points in 8-bit integers, with activations quantized in groups at run time,
+and those with zero points in float32 or bfloat16: exact for activations, and slower (benchmarks/openvino_formats.py).
 """
 
 from __future__ import annotations
@@ -50,49 +50,49 @@ _KEPT_CONVERSION = (
 
 
 class WeightFormat:
-    """float32, and the base of the others."""
+    """The float32 format, and the base of the others."""
 
     def __init__(self, constants: Constants) -> None:
         self.constants = constants
 
     def vector(self, source: str, shape: Shape) -> Any:
-        """A tensor that stays as it is: norms and biases."""
+        """Return a tensor that is not quantized, such as norms and biases."""
         return self.constants.declare(Recipe(source, "dense", (source,)), ov.Type.f32, shape)
 
     def concatenated(self, sources: Sequence[str], shapes: Sequence[Shape]) -> Any:
-        """Vectors one after the other."""
+        """Return concatenated vectors."""
         if len(sources) == 1:
             return self.vector(sources[0], shapes[0])
         recipe = Recipe("+".join(sources), "dense", tuple(sources))
         return self.constants.declare(recipe, ov.Type.f32, (sum(s[0] for s in shapes),))
 
     def inputs(self, x: Any, sources: Sequence[str], width: int) -> Any:
-        """What `x` [..., width] is multiplied by the matrix of `sources` as: its last axis in the matrix's order."""
+        """Reorder the last axis of `x` [..., width] for the matrix of `sources`."""
         return x
 
     def holds_beside(self, width: int, more: int) -> bool:
-        """Whether a matrix of `width` inputs and one of `more` beside it are held as each alone would be."""
+        """Whether a matrix of `width` inputs keeps its format with one of `more` inputs appended."""
         return True
 
     def matrix(
         self, sources: Sequence[str], shapes: Sequence[Shape], looked_up: bool = False, *, reordered: bool = False
     ) -> Any:
-        """The rows of several matrices [N, K] one after the other, as float32.
+        """Return stacked matrices [N, K] as float32.
 
-        `looked_up`: rows are gathered from it (an embedding), which a tied head shares. `reordered`: what it multiplies
-        is in the order of `inputs`.
+        `looked_up`: rows are gathered from it (an embedding), which a tied lm_head shares. `reordered`: its input is in
+        the order of `inputs`.
         """
         rows, width = stacked(shapes)
         recipe = Recipe("+".join(sources), "dense", tuple(sources))
         return self.constants.declare(recipe, ov.Type.f32, (rows, width))
 
     def turned(self, source: str, shape: Shape) -> Any | None:
-        """Experts [E, K, N] as float32 [E · N, K], where they are held so; None where they are not."""
+        """Return experts [E, K, N] as float32 [E · N, K], if they are stored so; else None."""
         return None
 
 
 class Half(WeightFormat):
-    """bfloat16 or float16 matrices, which OpenVINO keeps so in memory and multiplies as they are."""
+    """bfloat16 or float16 matrices, which OpenVINO keeps and multiplies in that type."""
 
     def __init__(self, constants: Constants, dtype: str) -> None:
         super().__init__(constants)
@@ -101,23 +101,24 @@ class Half(WeightFormat):
     def matrix(
         self, sources: Sequence[str], shapes: Sequence[Shape], looked_up: bool = False, *, reordered: bool = False
     ) -> Any:
-        """As float32 [N, K]."""
         recipe = Recipe(f"{'+'.join(sources)}.{self._type.get_type_name()}", self._transform, tuple(sources))
         return kept_conversion(self.constants.declare(recipe, self._type, stacked(shapes)))
 
 
 @dataclass(frozen=True)
 class Held:
-    """A matrix in codes: the family of its recipes (compression.py), the group that shares a scale, 0 for the row."""
+    """The storage of a quantized matrix: recipe family (compression.py), and group that shares a scale, 0 for
+    the row.
+    """
 
     family: str
     group: int
     order: tuple[int, ...] = ()
-    """That its inputs are read in, () for their own."""
+    """The order in which its inputs are read, () for their own."""
 
     @property
     def type(self) -> ov.Type:
-        """Of the codes."""
+        """The type of the quantized weights."""
         return {"i8": ov.Type.i8, "u8": ov.Type.u8, "u4": ov.Type.u4, "f4": ov.Type.f4e2m1}[self.family[:2]]
 
     @property
@@ -127,7 +128,7 @@ class Held:
 
 
 class Compressed(WeightFormat):
-    """Base of formats of codes and scales: w ≈ scale · (code − zero point).
+    """Base of quantized formats: w ≈ scale · (code − zero point).
 
     `stored`: the names of tensors that the checkpoint holds in blocks, each with its form; 4-bit blocks are kept.
     """
@@ -135,15 +136,14 @@ class Compressed(WeightFormat):
     stored: Mapping[str, BlockForm] = MappingProxyType({})
 
     def holds_beside(self, width: int, more: int) -> bool:
-        """Not in general: one may be held in other codes."""
+        """False by default: one may be quantized differently."""
         return False
 
     @abstractmethod
     def held(self, sources: Sequence[str], width: int) -> Held:
-        """How the matrix of `sources`, one above the other, of `width` inputs is held."""
+        """Return the storage of the stacked matrix of `sources` with `width` inputs."""
 
     def inputs(self, x: Any, sources: Sequence[str], width: int) -> Any:
-        """In the order of the codes."""
         held = self.held(sources, width)
         if not held.order:
             return x
@@ -153,7 +153,6 @@ class Compressed(WeightFormat):
     def matrix(
         self, sources: Sequence[str], shapes: Sequence[Shape], looked_up: bool = False, *, reordered: bool = False
     ) -> Any:
-        """As float32 [N, K]."""
         if stay_floats(sources, self.stored):
             return super().matrix(sources, shapes, looked_up, reordered=reordered)
         rows, width = stacked(shapes)
@@ -163,7 +162,7 @@ class Compressed(WeightFormat):
         return self.decompressed(held, sources, rows, width, reordered=bool(held.order))
 
     def decompressed(self, held: Held, sources: Sequence[str], rows: int, width: int, *, reordered: bool) -> Any:
-        """As float32 [rows, width]; `reordered`: of the sources' reordered blocks."""
+        """Return float32 [rows, width]; `reordered`: from the sources' reordered blocks."""
         groups: Shape = (width // held.group,) if held.group else ()
         stem, names = f"{'+'.join(sources)}.{held.family}{f'_{held.group}' if held.group else ''}", tuple(sources)
 
@@ -186,17 +185,19 @@ class Int8(Compressed):
         self.group = group
 
     def holds_beside(self, width: int, more: int) -> bool:
-        """In whole groups."""
+        """True for whole groups."""
         return bool(self.group) and not width % self.group and not more % self.group
 
     def held(self, sources: Sequence[str], width: int) -> Held:
-        """Where the group does not divide the inputs, the largest common divisor, or the row if that is small."""
+        """Where the group does not divide the inputs, it is the largest common divisor, or the row if that is small."""
         return Held("i8", _fitting(self.group, width))
 
 
 class Int4(Compressed):
-    """4-bit codes with zero points; 8-bit ones for adapters and matrices of `wide` tensors, and for the embedding and
-    the head, unless `head_bits` is 4 or `stored` has those in 4 bits."""
+    """4-bit weights with zero points, and 8-bit ones for adapters, `wide` tensors, embedding and lm_head.
+
+    Embedding and lm_head have 4 bits if `head_bits` is 4 or `stored` has them in 4 bits.
+    """
 
     def __init__(
         self, constants: Constants, group: int, stored: Mapping[str, BlockForm], wide: Collection[str], head_bits: int
@@ -207,7 +208,7 @@ class Int4(Compressed):
         self.eight = frozenset(wide) if head_bits == 4 else EMBED_LM_HEAD.union(wide)
 
     def held(self, sources: Sequence[str], width: int) -> Held:
-        """By name, where the group fits the width; 8 bits where it does not."""
+        """By name where the group fits the width, else 8 bits."""
         group, forms = _fitting(self.group, width), [self.stored.get(s) for s in sources]
         order, four = common_order(forms), all(form is not None and form.bits == 4 for form in forms)
         if group and order and four:
@@ -219,11 +220,11 @@ class Int4(Compressed):
 
 
 class Kept(Compressed):
-    """The blocks that the checkpoint stores, exactly; other matrices in 8 bits, in groups of 32 at most.
+    """The blocks that the checkpoint stores, exactly; other matrices in 8 bits, in groups of at most 32.
 
-    Matrices one above the other that are stored in different ways all become 8-bit codes with zero points: what is
-    stored keeps its own. Blocks of different sizes are cut, which changes no value. `halves`: names of what is stored
-    in floats of 8 bits, which float16 is the next to hold.
+    Stacked matrices that are stored in different ways all become 8-bit weights with zero points; stored blocks keep
+    their values. Blocks of different sizes are split, which changes no value. `halves`: names of tensors stored in
+    8-bit floats, which become float16.
     """
 
     def __init__(
@@ -235,13 +236,12 @@ class Kept(Compressed):
     def matrix(
         self, sources: Sequence[str], shapes: Sequence[Shape], looked_up: bool = False, *, reordered: bool = False
     ) -> Any:
-        """As float32 [N, K]."""
         if all(source in self.halves for source in sources):
             return Half(self.constants, "f16").matrix(sources, shapes)
         return super().matrix(sources, shapes, looked_up, reordered=reordered)
 
     def turned(self, source: str, shape: Shape) -> Any | None:
-        """In float4."""
+        """For float4."""
         form, (experts, width, rows) = self.stored.get(source), shape
         if form is None or not form.turned:
             return None
@@ -272,12 +272,14 @@ def format_for(
     quantize: str, dtype: str = "f32", group: int | None = None, stored: Mapping[str, BlockForm] | None = None,
     halves: Collection[str] = frozenset(), wide: Collection[str] = (), head_bits: int = 8,
 ) -> Factory:  # fmt: skip
-    """What makes the format that was asked for; `group` None is the default of GROUPS.
+    """Return the factory of the requested format; `group` None is the default of GROUPS.
 
-    `stored`: names of tensors that the checkpoint holds in blocks → form (Checkpoint.stored_form), a tied head under
-    its own name too; `halves`: of those in floats of 8 bits; `wide`: of those that int4 holds in 8 bits,
-    beside embedding and head, which have `head_bits`. Raises
-    InputError, listing what is offered, for a combination that is not.
+        stored    names of tensors that the checkpoint holds in blocks → form (Checkpoint.stored_form), a tied lm_head
+                  under its own name as well
+        halves    names of those in 8-bit floats
+        wide      names of those that int4 holds in 8 bits, in addition to embedding and lm_head, which have `head_bits`
+
+    Raises InputError, listing the offered combinations, for another one.
     """
     if quantize not in GROUPS or dtype not in DTYPES[quantize]:
         offered = "; ".join(f"{q} with {', '.join(d)}" for q, d in DTYPES.items())
@@ -293,10 +295,10 @@ def format_for(
 
 
 def kept_conversion(constant: ov.Node) -> ov.Node:
-    """`constant`, bfloat16 or float16, as float32: a conversion that OpenVINO carries out where it multiplies.
+    """Return `constant`, bfloat16 or float16, as float32, by a conversion that OpenVINO does inside the matmul.
 
-    Others it carries out once, when it compiles, and then holds float32. Those it keeps bear a mark, `decompression`,
-    which Python cannot set; a model that is read can have it.
+    OpenVINO folds other conversions when it compiles, and then holds float32. Those it keeps bear a mark,
+    `decompression`, which Python cannot set; a model that is read from XML can have it.
     """
     kind = constant.get_element_type().get_type_name()
     xml = _KEPT_CONVERSION.format(kind, {"bf16": "BF16", "f16": "FP16"}[kind])
@@ -308,11 +310,11 @@ def kept_conversion(constant: ov.Node) -> ov.Node:
 
 
 def _fitting(group: int, width: int) -> int:
-    """The group itself, or as much of it as divides `width`; 0 where that is too little."""
+    """The group, or its largest divisor of `width`; 0 where that is too small."""
     found = math.gcd(group, width) if group else 0
     return found if found >= _LEAST_GROUP else 0
 
 
 def stacked(shapes: Sequence[Shape]) -> tuple[int, int]:
-    """(N, K) of matrices one after the other."""
+    """Return (N, K) of stacked matrices."""
     return sum(s[0] for s in shapes), shapes[0][1]

@@ -1,15 +1,15 @@
-"""Fused graph → the nodes of an OpenVINO model, tokens laid end to end: all but attention, which a form of model adds.
+"""Lowers the fused graph to OpenVINO nodes with packed tokens, except for attention, which each form of model adds.
 
-Where the graph has [B, Q, …] the model has [T, …], T being all new tokens of the step, and where it has [B, …] after
-`last_rows` it has [R, …], one for each row of logits that is asked for. Rotary embedding and RMS norm are written as
-OpenVINO's plugins fuse them. Which weights are compressed, and how, is the format's business (formats.py).
+Where the graph has [B, Q, …] the model has [T, …], T being all new tokens of the step; where it has [B, …] after
+`last_rows` it has [R, …], one for each requested row of logits. Rotary embedding and RMS norm are written in the forms
+that OpenVINO's plugins fuse. formats.py decides which weights are compressed, and how.
 
-Adapters that requests choose take as few nodes as OpenVINO can run them in:
+Adapters that requests choose use the fewest nodes:
 
     y = W x + bias + B (mask ⊙ A x) = [W B] [x; mask ⊙ A x] + bias
 
-The right side has one large product less, and no sum: on a CPU a step of few rows waits for each product to begin. It
-is taken where one form holds W and B: floats, and 8 bits in groups that end where W's columns do.
+The right side has one large matmul less, and no sum: on a CPU, starting each matmul takes time in a step of few rows.
+It is used where one format holds W and B: floats, and 8 bits in groups that end where W's columns do.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _INT32_MAX = 2**31 - 1
 
 
 class GraphModel:
-    """Base of the forms of model: a form has `_op_gqa`, and puts the inputs that hold caches into `caches`."""
+    """Base of the model forms; a form defines `_op_gqa`, and adds its cache inputs to `caches`."""
 
     def __init__(self, graph: Graph, weights: WeightFormat) -> None:
         self.graph = graph
@@ -53,10 +53,10 @@ class GraphModel:
         self._widened: Mapping[Node, Node] = {}
 
     def lower(self, inputs: Mapping[str, Any], top_k: int, there: Mapping[Value, Any] | None = None) -> dict[str, Any]:
-        """Nodes for the whole graph: "logits"; with `top_k` also "top_values" and "top_ids".
+        """Build nodes for the whole graph: "logits"; with `top_k` also "top_values" and "top_ids".
 
-        `inputs` are nodes of all tokens, input_ids and position_ids [T], and `rows` [R], the tokens whose logits are
-        wanted, with whatever else the form reads; `there` are values of the graph that are there already. Raises
+        `inputs` are nodes of all tokens, input_ids and position_ids [T], `rows` [R], the tokens whose logits are
+        wanted, and any further inputs of the form; `there` are values of the graph that exist already. Raises
         CompileError naming an operator that has no form here.
         """
         self.emit(inputs, there or {})
@@ -64,7 +64,7 @@ class GraphModel:
         return {"logits": logits} | (self._top(logits, top_k) if top_k else {})
 
     def emit(self, inputs: Mapping[str, Any], there: Mapping[Value, Any]) -> None:
-        """Make the graph's values but those that are `there`; `inputs` as `lower` takes them. Raises CompileError."""
+        """Build the graph's values except for `there`; `inputs` are those of `lower`. Raises CompileError."""
         self.inputs = inputs
         self._built.update(there)
         self._widened = widened(self.graph, self.weights)
@@ -81,7 +81,7 @@ class GraphModel:
                 self._built[value] = output
 
     def qkv(self, node: Node) -> tuple[Any, Any, Any]:
-        """Query, key and value [T, H · D] of an attention, apart and turned to their positions."""
+        """Return query, key and value [T, H · D] of an attention, separately and with rotary embedding."""
         q, k, v, _, _, _, cos, sin, *_ = node.inputs
         heads, kv_heads, size = heads_of(node)
         if k is None:
@@ -94,12 +94,12 @@ class GraphModel:
         return query, key, value
 
     def sinks(self, node: Node) -> Any:
-        """The sinks of an attention's heads, float32 [Hq]; None of one that has none."""
+        """Return an attention's sinks, float32 [Hq], or None."""
         given = node.optional(8)
         return None if given is None else self.get(given)
 
     def _turned(self, x: Any, heads: int, size: int, cos: Value | None, sin: Value | None) -> Any:
-        """Rotary embedding of [T, H·D]: of the first values of a head the two halves turn against each other."""
+        """Rotary embedding of [T, H·D]: rotates the halves of each head's first values."""
         assert cos is not None
         small, width = self.constants.small, 2 * int(cos.shape[1])
         x = ops.transpose(ops.reshape(x, small([-1, 1, heads, size]), False), small([0, 2, 1, 3]))
@@ -126,7 +126,7 @@ class GraphModel:
         return self._rotary[table]
 
     def get(self, value: Value | None) -> Any:
-        """The model's value of one of the graph's. Raises CompileError where there is none."""
+        """Return the model's node for a graph value. Raises CompileError where there is none."""
         assert value is not None
         if value in self._built:
             return self._built[value]
@@ -138,13 +138,13 @@ class GraphModel:
         raise CompileError(f"{value} has no value in an OpenVINO model")
 
     def flat_matrix(self, value: Value | None) -> Any:
-        """A weight [E, N, K] as the format holds matrices: [E · N, K]."""
+        """Return a weight [E, N, K] in the format's matrix form: [E · N, K]."""
         assert value is not None
         *embed_lm_head, width = _shape(value)
         return self.weights.matrix([self.graph.weights[value]], [(math.prod(embed_lm_head), width)])
 
     def turned_matrix(self, value: Value) -> Any | None:
-        """A weight [E, K, N] as float32 [E · N, K], where it is held so."""
+        """Return a weight [E, K, N] as float32 [E · N, K], if it is stored so; else None."""
         return self.weights.turned(self.graph.weights[value], _shape(value))
 
     def _op_embedding(self, node: Node) -> Any:
@@ -166,7 +166,7 @@ class GraphModel:
         self, x: Any, matrices: Sequence[Value | None], biases: Sequence[Value | None] = (),
         beside: Sequence[Value | None] = (),
     ) -> Any:  # fmt: skip
-        """For the adapters that requests choose."""
+        """The `Multiplying` contract, for adapters that requests choose."""
         sources, shapes = self._held(matrices)
         if beside:
             more, columns = self._held(beside)
@@ -202,7 +202,7 @@ class GraphModel:
         return ops.gather(self.get(node.inputs[0]), self.inputs["rows"], self.constants.small(0))
 
     def _top(self, logits: Any, k: int) -> dict[str, Any]:
-        """The k largest logits, descending, and their ids; of equal ones the lower id first, which `stable` means."""
+        """The k largest logits, descending, and their ids; `stable` puts the lower id first for equal values."""
         top = opset15.topk(
             logits, self.constants.small(k), -1, "max", "value", index_element_type="i64", stable=True
         )  # fmt: skip
@@ -210,43 +210,43 @@ class GraphModel:
 
 
 def caches_of(graph: Graph) -> list[Value]:
-    """Its inputs that hold caches, in the order of the cache's shape: keys and values, and states."""
+    """Return the graph's cache inputs in the order of the cache's shape: keys and values, and recurrent states."""
     return [v for name, v in graph.inputs.items() if name.startswith("past_") and name != "past_lengths"]
 
 
 def grows(cache: Value) -> bool:
-    """Whether a cache is keys or values, whose third size is the context, and no state."""
+    """Whether a cache is keys or values, whose third size is the context, and not a recurrent state."""
     return any(isinstance(size, str) for size in cache.shape[1:])
 
 
 def heads_of(node: Node) -> tuple[int, int, int]:
-    """Heads, heads of keys and values, and the size of a head."""
+    """Return query heads, key/value heads, and head size."""
     heads, kv_heads, size = (int(node.attrs[name]) for name in ("heads", "kv_heads", "head_dim"))
     return heads, kv_heads, size
 
 
 def value_width(node: Node) -> int:
-    """The size of a head of values, which may differ from that of keys."""
+    """Return the head size of values, which may differ from that of keys."""
     return int(node.attrs.get("value_dim", node.attrs["head_dim"]))
 
 
 def kept_of(node: Node) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Heads and width of keys and of values."""
+    """Return heads and width of keys and of values."""
     _, kv_heads, size = heads_of(node)
     return (kv_heads, size), (kv_heads, value_width(node))
 
 
 def parameter(name: str, shape: Sequence[int], dtype: Any) -> Any:
-    """An input of the model; -1 is a size that stays open."""
+    """Create an input of the model; a size of -1 is dynamic."""
     built = ops.parameter(list(shape), dtype, name=name)
     built.output(0).set_names({name})
     return built
 
 
 def model_of(inputs: Iterable[Any], outputs: Iterable[tuple[str, Any]]) -> ov.Model:
-    """The model with `outputs` by name.
+    """Create the model with `outputs` by name.
 
-    Values that are one and the same, or an input, get an operator of their own: a tensor keeps one name.
+    Outputs that are the same value, or an input, get an operator of their own, because a tensor has one name.
     """
     results = []
     for name, value in outputs:
@@ -258,7 +258,7 @@ def model_of(inputs: Iterable[Any], outputs: Iterable[tuple[str, Any]]) -> ov.Mo
 
 
 def output_of(node: Any) -> Any:
-    """A node's first output; an output is its own."""
+    """Return a node's first output; an output itself."""
     return node.output(0) if hasattr(node, "output") else node
 
 
@@ -270,17 +270,17 @@ class Multiplying(Building, Protocol):
     """A model that multiplies by weights (graph_model.py)."""
 
     masks: dict[tuple[Value, str], Any]
-    """Of adapters' ranks, by what chooses them."""
+    """Masks of adapters' ranks, by the adapter input."""
 
     def matmul(
         self, x: Any, matrices: Sequence[Value | None], biases: Sequence[Value | None] = (),
         beside: Sequence[Value | None] = (),
     ) -> Any:  # fmt: skip
-        """x · concat(matrices)ᵀ + concat(biases), each matrix with the columns of one of `beside` behind its own."""
+        """x · concat(matrices)ᵀ + concat(biases), with the columns of one of `beside` appended to each matrix."""
 
 
 def widened(graph: Graph, weights: WeightFormat) -> dict[Node, Node]:
-    """Nodes `adapted` whose product takes B's columns beside its own, each with the node of that product."""
+    """Find `adapted` nodes whose matmul includes B's columns, each with that matmul's node."""
     m, found = Matcher(graph), {}
     for node in graph.nodes:
         if node.op == "adapted":
@@ -297,7 +297,7 @@ def widened(graph: Graph, weights: WeightFormat) -> dict[Node, Node]:
 
 
 def emit_adapted(to: Multiplying, node: Node, matmul: Node | None) -> Any:
-    """`matmul`: the one that takes B's columns, if one does."""
+    """Emit an adapter node; `matmul`: the one that includes B's columns, if any."""
     base, x, adapters, low, *high = node.inputs
     assert low is not None
     chosen = ops.multiply(to.matmul(to.get(x), [low]), _mask(to, adapters, int(low.shape[0]), node.attrs["ends"]))

@@ -1,34 +1,34 @@
-"""Fused graph → one OpenVINO model with paged attention, for every shape of step.
+"""Lowers the fused graph to one OpenVINO model with paged attention, for every shape of step.
 
-The rows of a step are laid end to end: where the graph has [B, Q, …] the model has [T, …], T being all new tokens of
-the step, and where it has [B, …] after `last_rows` it has [R, …], one for each row of logits that is asked for.
+The rows of a step are packed: where the graph has [B, Q, …] the model has [T, …], T being all new tokens of the step,
+and where it has [B, …] after `last_rows` it has [R, …], one for each requested row of logits.
 
     inputs   input_ids, position_ids [T] int64; past_lens [B] int32, tokens of each row in the cache;
-             subsequence_begins [B + 1] int32, where each row's tokens begin; block_indices int32, the blocks of all
-             rows end to end, block_indices_begins [B + 1] int32; max_context_len [] int32; rows [R] int64, the tokens
+             subsequence_begins [B + 1] int32, where each row's tokens begin; block_indices int32, the packed blocks of
+             all rows, block_indices_begins [B + 1] int32; max_context_len [] int32; rows [R] int64, the tokens
              whose logits are wanted; key_cache.N, value_cache.N: [blocks, kv_heads, block, head_dim] in whatever
              precision and layout the device chooses; of a model with adapters to choose from, adapters [T] int64
     outputs  logits [R, V] float32; with top_k also top_values [R, k] float32, descending, and top_ids [R, k] int64
 
-    where layers have a state (states.py)
-    inputs   state_rows [2 · B] int32, the rows of the tables that each row's state is in and goes to; state_begins
+    where layers have recurrent state (states.py)
+    inputs   state_rows [2 · B] int32, the table rows that each row's state is read from and written to; state_begins
              [B + 1] int32: 0, 2, 4 …; state_interval [B] int32, more than a step's tokens; LAYOUT_state.N: the table of
              the N-th state, float32 (runtime/executors/openvino/states.py has the layouts)
     outputs  of layout "columns", which is not written in place: new_state.N [B, …]
 
     where attention has no paged form: its scores have a soft cap
-    inputs   block_tables [B, M] int32, each row's blocks and any others behind them; its caches are float32 in the
+    inputs   block_tables [B, M] int32, each row's blocks, followed by any others; its caches are float32 in the
              layout above, which are not written in place
     outputs  new_key.N, new_value.N [B, kv_heads, Q, head_dim] float32
 
-    where layers have a window and hold a ring of R tokens
+    where layers have a window and a ring buffer of R tokens
     inputs   past_lens.R, block_indices.R, block_indices_begins.R, max_context_len.R, block_tables.R, step_sizes.R: the
              same of their caches, as if a row's tokens began with the first block that it still holds
 
     with an output of a cache, all rows of a step have one length
     inputs   step_sizes [3] int32: B, Q, and the tokens of M blocks
 
-N counts pairs of keys and values, and states, in the order of the cache's shape.
+N counts pairs of keys and values, and recurrent states, in the order of the cache's shape.
 
 Operator and inputs as in OpenVINO's PagedAttentionExtension; everything else is graph_model.py's.
 """
@@ -76,7 +76,7 @@ POOL = {
     "past_lens": (-1,), "block_indices": (-1,), "block_indices_begins": (-1,), "max_context_len": (),
     "block_tables": (-1, -1), "step_sizes": (3,),
 }  # fmt: skip
-"""Inputs that say where rows are in a pool of blocks, and their shapes."""
+"""Inputs that locate rows in a pool of blocks, and their shapes."""
 PER_TOKEN = ("input_ids", "position_ids", ADAPTERS)
 PER_ROW = ("rows",)
 OF_STATES = ("state_rows", "state_begins", "state_interval")
@@ -84,10 +84,10 @@ KEY_VALUE = ("key", "value")
 
 
 class PagedModel(GraphModel):
-    """Builds the model of `graph`, of `tokens` tokens and `rows` rows of logits, None for any number: `model`.
+    """Builds `model` from `graph` for `tokens` tokens and `rows` rows of logits, None for any number.
 
-    `wide`: values are as wide as keys in the cache, as runtime/executors/openvino/blocks.py has them in u8. `rings`: of
-    each pair of keys and values the places of its ring, None where it holds all tokens.
+    `wide`: values are as wide as keys in the cache (runtime/executors/openvino/blocks.py in u8). `rings`: the
+    ring-buffer slots of each pair of keys and values, None where it holds all tokens.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class PagedModel(GraphModel):
         self._wide = wide
         self._rings = rings
         self.plain: dict[str, tuple[int, str]] = {}
-        """What has no form for rows of any lengths: in how many layers, and why."""
+        """Operators that need rows of one length: number of layers, and why."""
         held = caches_of(graph)
         self._pairs = [v for v in held if grows(v)][::2]
         self._states = [v for v in held if not grows(v)]
@@ -148,7 +148,7 @@ class PagedModel(GraphModel):
         ring = self._ring(pair)
         if ring is not None and node.optional(9) is not None:
             raise CompileError(
-                f"a table of what positions add has no form over a ring of {ring} tokens (at {node.out})"
+                f"a table of position biases has no form over a ring buffer of {ring} tokens (at {node.out})"
             )
         if ring not in self._over_blocks:
             sizes, past, tables = (self._of_pool(name, ring) for name in ("step_sizes", "past_lens", "block_tables"))
@@ -163,7 +163,7 @@ class PagedModel(GraphModel):
         return attended(self, rows, node, query, new, past)
 
     def in_plain_operators(self, what: str, why: str) -> None:
-        """Count a layer."""
+        """Count a layer that runs in plain operators."""
         self.plain[what] = self.plain.get(what, (0, ""))[0] + 1, why
 
     def _op_causal_conv(self, node: Node) -> list[Any]:
@@ -176,29 +176,29 @@ class PagedModel(GraphModel):
         return STATES["state_scan"](self, node)
 
     def state_table(self, layout: str, state: Value | None, shape: list[int]) -> Any:
-        """The input that is the table of a state, `shape` in a row."""
+        """Return the input for a state's table, `shape` in a row."""
         assert state is not None
         built = parameter(f"{layout}_state.{self._states.index(state)}", [-1, *shape], ov.Type.f32)
         self.caches.append(built)
         return built
 
     def step_of_states(self) -> list[Any]:
-        """The inputs behind a table of OpenVINO's operators."""
+        """Return the step inputs that follow a table in OpenVINO's operators."""
         rows, begins, interval = (self._input(name, [-1]) for name in OF_STATES)
         return [self.inputs["subsequence_begins"], rows, begins, self.inputs["past_lens"], interval]
 
     def rows_read(self) -> Any:
-        """The row of a table that has each row's state, [B]."""
+        """Return each row's row in a state table, [B]."""
         small = self.constants.small
         pairs = ops.reshape(self._input("state_rows", [-1]), small([-1, 2]), False)
         return ops.gather(pairs, small(0), small(1))
 
     def give(self, state: Value, new: Any) -> None:
-        """A state that is not written in place comes out."""
+        """Add the output for a state that is not written in place."""
         self._given[f"new_state.{self._states.index(state)}"] = new
 
     def rows_of_one_length(self) -> OneLength:
-        """For what asks for that."""
+        """Return the step's rows as rows of one length."""
         if self._one_length is None:
             self._one_length = OneLength(self.constants, self._of_pool("step_sizes", None))
         return self._one_length
@@ -207,7 +207,7 @@ class PagedModel(GraphModel):
         return self._rings[pair] if self._rings else None
 
     def _of_pool(self, name: str, ring: int | None) -> Any:
-        """An input that says where rows are in the caches of a ring, or in those of all tokens."""
+        """An input that locates rows in ring-buffer caches, or in those of all tokens."""
         if ring is None and name in self.inputs:
             return self.inputs[name]
         return self._input(of_ring(name, ring), list(POOL[name]))
@@ -219,7 +219,7 @@ class PagedModel(GraphModel):
         return self._more[name]
 
     def _attention(self, query: Any, key: Any, value: Any, pair: int, node: Node) -> Any:
-        """Inputs in the order of OpenVINO 2026.4's PagedAttentionExtension; what is not used is empty or 0."""
+        """Inputs in the order of OpenVINO 2026.4's PagedAttentionExtension; unused ones are empty or 0."""
         small, ring, caches = self.constants.small, self._ring(pair), self._caches[pair]
         past, blocks, begins, longest = (self._of_pool(name, ring) for name in list(POOL)[:4])
         floats, ints, zero = small([], np.float32), small([], np.int32), small(0, np.int32)
@@ -239,16 +239,16 @@ class PagedModel(GraphModel):
 
 
 def _unpaged(node: Node) -> str:
-    """Why an attention has no paged form, if so."""
+    """Why an attention has no paged form, or ""."""
     if node.attrs["softcap"]:
         return "scores with a soft cap have no paged form"
     if node.optional(9) is not None:
-        return "scores with a table of what positions add have no paged form"
+        return "scores with a table of position biases have no paged form"
     return ""
 
 
 def _cache(name: str, heads: int, size: int, plain: bool) -> Any:
-    """A paged cache, in what the device chooses, or one that plain operators read."""
+    """A paged cache in the device's layout, or in that of plain operators."""
     if plain:
         return parameter(name, [-1, heads, -1, size], ov.Type.f32)
     built = ops.parameter(ov.PartialShape([-1, -1, -1, -1]), ov.Type.dynamic, name=name)

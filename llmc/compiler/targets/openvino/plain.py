@@ -1,13 +1,12 @@
-"""ATen operators that OpenVINO's plugins have one operator for, or a few: one function an operator, by its name.
+"""ATen operators in OpenVINO's opset: one function per operator, by its name.
 
-Each takes the model under construction and the node, and returns the model's values; the first functions say
-how these lie. Sources: the schemas of aten/src/ATen/native/native_functions.yaml (torch 2.13) and of OpenVINO's opset
-13.
+Each takes the model under construction and the node, and returns the model's values; the first functions define their
+layout. Sources: the schemas of aten/src/ATen/native/native_functions.yaml (torch 2.13) and of OpenVINO's opset 13.
 
-Tokens are laid end to end in an OpenVINO model. A value [B, Q, …], [B, …, Q, …] or [B·Q, …] of the graph is [T, …] in
-the model, T being all tokens, and [B, …] after `last_rows` is [R, …]: one axis comes first for the batch and its
-tokens, and the others follow in the graph's order. So a transpose that moves tokens alone moves nothing. A value
-[n·B·Q, …], the heads of all tokens, is [T, n, …].
+Tokens are packed in an OpenVINO model. A value [B, Q, …], [B, …, Q, …] or [B·Q, …] of the graph is [T, …] in the model,
+T being all tokens, and [B, …] after `last_rows` is [R, …]: the first axis is the batch and its tokens, and the others
+follow in the graph's order. A transpose that moves only tokens is therefore a no-op. A value [n·B·Q, …], the heads of
+all tokens, is [T, n, …].
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ BATCH, TOKENS = "B", "Q"
 
 
 def token_axes(shape: Sequence[Dim]) -> tuple[int, ...]:
-    """The axes that are one in the model; none of a value that has no tokens."""
+    """Return the axes that are one in the model; () for a value without tokens."""
     if not shape or (shape[0] != BATCH and not heads_apart(shape)):
         return ()
     found = [i for i, dim in enumerate(shape) if i and dim == TOKENS]
@@ -37,15 +36,18 @@ def token_axes(shape: Sequence[Dim]) -> tuple[int, ...]:
 
 
 def heads_apart(shape: Sequence[Dim]) -> int:
-    """n of a value [n·B·Q, …], as the tracer writes products: 1 where tokens have no heads; 0 of other values."""
+    """Return n of a value [n·B·Q, …], as the tracer writes matmuls: 1 where tokens have no heads; 0 for other
+    values.
+    """
     factors = sorted(str(shape[0]).split("*")) if shape else []
     numbers, symbols = factors[:-2], factors[-2:]
     return math.prod(map(int, numbers)) if symbols == [BATCH, TOKENS] and all(n.isdecimal() for n in numbers) else 0
 
 
 def others(shape: Sequence[Dim], what: object) -> list[int]:
-    """Sizes of the axes that follow, of a value [T, …], or all of one without tokens. Raises CompileError for one that
-    is no number; `what` is named.
+    """Return the sizes of the other axes of a value [T, …], or all of one without tokens.
+
+    Raises CompileError, naming `what`, for a symbolic size.
     """
     held = token_axes(shape)
     found = [dim for i, dim in enumerate(shape) if i not in held]
@@ -57,7 +59,7 @@ def others(shape: Sequence[Dim], what: object) -> list[int]:
 
 
 def axis_of(value: Value, axis: int, what: object) -> int:
-    """The model's axis for an axis of the graph. Raises CompileError for one that tokens or rows are along."""
+    """Return the model's axis for an axis of the graph. Raises CompileError for a token or row axis."""
     axis %= len(value.shape)
     held = token_axes(value.shape)
     if axis in held:
@@ -66,7 +68,7 @@ def axis_of(value: Value, axis: int, what: object) -> int:
 
 
 def order_of(source: Value, order: Sequence[int], what: object) -> list[int]:
-    """The model's permutation for `order` of the graph's axes."""
+    """Return the model's permutation for `order` of the graph's axes."""
     held = token_axes(source.shape)
     if heads_apart(source.shape) > 1:
         raise CompileError(f"a transposition of the heads of all tokens has no OpenVINO lowering (at {what})")
@@ -75,9 +77,9 @@ def order_of(source: Value, order: Sequence[int], what: object) -> list[int]:
 
 
 def beside(value: Value, out: Value, what: object) -> list[int] | None:
-    """The shape that lets an operand without tokens meet others of `out` in the model; None: as it is.
+    """Return the shape by which an operand without tokens broadcasts with others of `out`; None: unchanged.
 
-    Raises CompileError where an operand with tokens has them elsewhere than `out`.
+    Raises CompileError where the operand's token axes differ from those of `out`.
     """
     held = token_axes(out.shape)
     if token_axes(value.shape):
@@ -105,13 +107,13 @@ class Building(Protocol):
     inputs: Mapping[str, Any]
 
     def get(self, value: Value | None) -> Any:
-        """The model's value of one of the graph's."""
+        """Return the model's node for a graph value."""
 
     def flat_matrix(self, value: Value | None) -> Any:
-        """A weight [E, N, K] as float32 [E · N, K]."""
+        """Return a weight [E, N, K] as float32 [E · N, K]."""
 
     def turned_matrix(self, value: Value) -> Any | None:
-        """A weight [E, K, N] as float32 [E · N, K]; None where it is held as it is."""
+        """Return a weight [E, K, N] as float32 [E · N, K]; None where it is stored as it is."""
 
 
 Emit = Callable[[Building, Node], Any]
@@ -144,7 +146,9 @@ def _unary(emit: Callable[[Any], Any]) -> Emit:
 
 
 def _binary(emit: Callable[[Any, Any], Any], turned: bool = False) -> Emit:
-    """Of two tensors, or a tensor and a number (`other`, `exponent`); add and sub may scale the second by `alpha`."""
+    """Operator on two tensors, or a tensor and a number (`other`, `exponent`); add and sub may scale the second by
+    `alpha`.
+    """
 
     def emitted(to: Building, node: Node) -> Any:
         operands = [_operand(to, v, node) for v in node.inputs]
@@ -159,7 +163,7 @@ def _binary(emit: Callable[[Any, Any], Any], turned: bool = False) -> Emit:
 
 
 def _clamp(to: Building, node: Node) -> Any:
-    """Bounds are numbers, or tensors behind the first input."""
+    """Bounds are numbers, or tensors after the first input."""
     built, bounds = to.get(node.inputs[0]), (*node.inputs[1:], None, None)
     for name, bound, given in zip(("min", "max"), (ops.maximum, ops.minimum), bounds, strict=False):
         if given is not None:
@@ -190,7 +194,7 @@ def _masked_fill(to: Building, node: Node) -> Any:
 
 
 def _filled(number: float | None) -> Emit:
-    """`number`, or the one that the operator names, in the shape of the first input."""
+    """`number`, or the operator's own, in the shape of the first input."""
 
     def emit(to: Building, node: Node) -> Any:
         value = node.attrs["fill_value"] if number is None else number
@@ -236,7 +240,7 @@ def _softmax(to: Building, node: Node) -> Any:
 
 
 def _layer_norm(to: Building, node: Node) -> Any:
-    """Written as OpenVINO fuses it; over the last axis."""
+    """In the form that OpenVINO fuses; over the last axis."""
     if len(node.attrs["normalized_shape"]) != 1:
         raise CompileError(f"layer_norm over {node.attrs['normalized_shape']} has no OpenVINO lowering")
     x, weight, bias = (*node.inputs, None, None)[:3]
@@ -247,7 +251,7 @@ def _layer_norm(to: Building, node: Node) -> Any:
 
 
 def _reshape(to: Building, node: Node) -> Any:
-    """Tokens stay one axis; what is before and after them is one order of numbers."""
+    """Tokens stay one axis; the axes before and after them keep their order."""
     source, out = _source(node), node.out
     ends = source.shape, out.shape
     moved = max(map(heads_apart, ends)) > 1 and any(token_axes(shape) not in ((0,), (0, 1)) for shape in ends)
@@ -284,7 +288,7 @@ def _slice(to: Building, node: Node) -> Any:
 
 
 def _split(to: Building, node: Node) -> Any:
-    """`split`, `split_with_sizes` and `chunk`: pieces as long as the outputs are."""
+    """`split`, `split_with_sizes` and `chunk`: the outputs determine the sizes."""
     axis = int(node.attrs.get("dim", -1 if "parts" in node.attrs else 0))
     parts = [o.shape[axis] for o in node.outputs]
     at = axis_of(_source(node), axis, node.out)
@@ -302,10 +306,10 @@ def _stack(to: Building, node: Node) -> Any:
 
 
 def _expand(to: Building, node: Node) -> Any:
-    """A value with tokens is as many times as long along its other axes."""
+    """A value with tokens is repeated along its other axes."""
     source = _source(node)
     if token_axes(source.shape) != token_axes(node.out.shape):
-        raise CompileError(f"tokens made by repetition have no OpenVINO lowering (at {node.out})")
+        raise CompileError(f"tokens built by repetition have no OpenVINO lowering (at {node.out})")
     times = [1] * (len(token_axes(source.shape)) > 0)
     given, wanted = others(source.shape, node.out), others(node.out.shape, node.out)
     times += [n // g for g, n in zip(given, wanted, strict=True)]
@@ -313,7 +317,6 @@ def _expand(to: Building, node: Node) -> Any:
 
 
 def _repeat_interleave(to: Building, node: Node) -> Any:
-    """Each entry of a dimension so many times, one after the other."""
     source, count = _source(node), node.attrs.get("repeats", node.attrs.get("repeat"))
     if node.attrs.get("dim") is None or not isinstance(count, int):
         raise CompileError(f"repeat_interleave by {node.attrs} has no OpenVINO lowering (at {node.out})")
@@ -328,13 +331,12 @@ def _select(to: Building, node: Node) -> Any:
 
 
 def _unbind(to: Building, node: Node) -> Any:
-    """Each entry of a dimension."""
     axis = to.constants.small(_along(node))
     return [ops.gather(to.get(node.inputs[0]), to.constants.small(at), axis) for at in range(len(node.outputs))]
 
 
 def _index(to: Building, node: Node) -> Any:
-    """Rows of a table, by a number of each token."""
+    """Rows of a table, by an index for each token."""
     source, at = node.inputs[0], node.inputs[1]
     assert source is not None
     if len(node.inputs) != 2 or at is None or at.dtype == "bool" or token_axes(source.shape):
@@ -347,7 +349,7 @@ def _gather(to: Building, node: Node) -> Any:
 
 
 def _scatter(to: Building, node: Node) -> Any:
-    """Of a tensor, or of one number."""
+    """The source is a tensor or a number."""
     source, at, *values = node.inputs
     if values:
         written = to.get(values[0])
@@ -366,7 +368,7 @@ def _topk(to: Building, node: Node) -> Any:
 
 
 def _max(to: Building, node: Node) -> Any:
-    """Along a dimension: the largest value, and its place, the first of equal ones."""
+    """Along a dimension: the largest value, and the index of the first of equal ones."""
     axis, small = _along(node), to.constants.small
     built = opset15.topk(
         to.get(node.inputs[0]), small(1), axis, "max", "value", index_element_type="i64", stable=True
@@ -380,7 +382,7 @@ def _cumsum(to: Building, node: Node) -> Any:
 
 
 def _addmm(to: Building, node: Node) -> Any:
-    """A sum with a product, as layers have whose weight is [in, out]."""
+    """For layers whose weight is [in, out]."""
     added, *factors = (to.get(v) for v in node.inputs)
     if node.attrs.get("alpha", 1) != 1 or node.attrs.get("beta", 1) != 1:
         raise CompileError(f"{node.op} with factors {node.attrs} has no OpenVINO lowering (at {node.out})")
@@ -388,12 +390,12 @@ def _addmm(to: Building, node: Node) -> Any:
 
 
 def _matmul(to: Building, node: Node) -> Any:
-    """A matrix of the checkpoint times tokens that are columns, [N, K] · [B, K, Q]: each token's product with it."""
+    """A matrix of the checkpoint times tokens that are columns, [N, K] · [B, K, Q]: each token's matmul with it."""
     matrix, x = node.inputs
     assert matrix is not None
     assert x is not None
     if len(matrix.shape) != 2 or token_axes(matrix.shape) or token_axes(x.shape) != (0, 2) or len(x.shape) != 3:
-        raise CompileError(f"a product of {matrix.shape} and {x.shape} has no OpenVINO lowering (at {node.out})")
+        raise CompileError(f"a matmul of {matrix.shape} and {x.shape} has no OpenVINO lowering (at {node.out})")
     return ops.matmul(to.get(x), to.flat_matrix(matrix), False, True)
 
 
@@ -402,13 +404,13 @@ def _position_ids(to: Building) -> Any:
 
 
 def _positions(to: Building, node: Node) -> Any:
-    """Of tokens, `offset` further; those of padding stop at `last`."""
+    """Positions plus `offset`; those of padding are limited to `last`."""
     moved = ops.add(_position_ids(to), to.constants.small(node.attrs["offset"]))
     return ops.minimum(moved, to.constants.small(node.attrs["last"]))
 
 
 def _position_table(to: Building, node: Node) -> Any:
-    """Rows of a table by each token's position, [T, D] or, for heads, [T, 1, D]; padding stops at the last."""
+    """Rows of a table by each token's position, [T, D] or, for heads, [T, 1, D]; padding is limited to the last row."""
     table, small = _source(node), to.constants.small
     at = ops.minimum(_position_ids(to), small(int(table.shape[0]) - 1))
     rows = ops.gather(to.get(table), at, small(0))
@@ -416,9 +418,9 @@ def _position_table(to: Building, node: Node) -> Any:
 
 
 def _experts(to: Building, node: Node) -> Any:
-    """Every expert computes every token, and the shares of those that were not chosen are 0: no size depends on data.
+    """Every expert computes every token, with shares of 0 for those not chosen: no size depends on data.
 
-    The plugin has no operator that reads the chosen experts alone and takes weights from a file.
+    The plugin has no operator that reads only the chosen experts and takes weights from a file.
     """
     x, ids, shares, gate_up, down = node.inputs
     assert down is not None
@@ -437,7 +439,7 @@ def _experts(to: Building, node: Node) -> Any:
 
 
 def _expert_linear(to: Building, node: Node) -> Any:
-    """[T, k, N]: products with every expert's matrix, of which those of the chosen ones are kept."""
+    """[T, k, N]: matmuls with every expert's matrix, of which the chosen ones' results are kept."""
     x, weight, bias, ids = (*node.inputs[:2], node.inputs[2] if len(node.inputs) > 3 else None, node.inputs[-1])
     assert x is not None
     assert weight is not None
@@ -451,7 +453,7 @@ def _expert_linear(to: Building, node: Node) -> Any:
         rows = ops.unsqueeze(rows, small([1]))
         built = ops.matmul(rows, matrix, False, not turned)  # [k or 1, E, T, N]
         built = ops.transpose(built, small([2, 0, 1, 3]))
-    else:  # one product, into which the plugin fuses the decompression
+    else:  # one matmul, into which the plugin fuses the decompression
         built = ops.matmul(ops.reshape(rows, small([-1, shape[1]]), False), flat, False, True)
         built = ops.reshape(built, small([-1, int(x.shape[1]) if each else 1, shape[0], shape[2]]), False)
     if bias is not None:
@@ -486,4 +488,4 @@ PLAIN: Mapping[str, Emit] = {
     "scatter": _scatter, "topk": _topk, "cumsum": _cumsum, "addmm": _addmm, "matmul": _matmul, "positions": _positions,
     "position_table": _position_table, "experts": _experts, "expert_linear": _expert_linear,
 }  # fmt: skip
-"""By the operator's name, as program/ir.py writes it."""
+"""Emitters by operator name in program/ir.py."""

@@ -7,45 +7,49 @@ from collections.abc import Collection, Mapping
 from llmc.errors import DeviceError, InputError
 
 GROUPS: Mapping[str, tuple[int, ...]] = {"none": (0,), "int8": (0, 32, 64, 128), "int4": (32, 64, 128), "keep": (32,)}
-"""Inputs that may share a scale, by quantisation; 0 is the whole row. The first is the default."""
+"""Allowed group sizes by quantization, the default first; 0 is the whole row."""
 
 DTYPES: Mapping[str, tuple[str, ...]] = {
     "none": ("f32", "bf16", "f16"), "int8": ("f32", "bf16"), "int4": ("f32", "bf16"), "keep": ("f32", "bf16"),
 }  # fmt: skip
-"""Precisions of everything else, by quantisation."""
+"""Precisions of everything else, by quantization."""
 
 CACHES: Mapping[str, tuple[str, ...]] = {"f32": ("u8", "f32"), "bf16": ("u8", "bf16"), "f16": ("u8",)}
-"""Precisions of the KV cache that the CPU plugin's attention reads, by the precision it computes in."""
+"""KV cache precisions that the CPU plugin's attention reads, by compute precision."""
 
 ACTIVATIONS: Mapping[str, int] = {"none": 0, "int8": 32, "int4": 32, "keep": 32}
-"""Inputs of a matrix product that share a scale when they are quantised as it runs; 0: they are not."""
+"""Default group size of activations that matmuls quantize at run time; 0: none."""
 
 MIXED = "int8"
-"""The quantisation whose groups differ by the shape of a paged model, unless one is named."""
+"""The quantization whose default groups depend on the shape of a paged model."""
 
 PAGED_INT8 = (64, 64)
-"""Groups of weights and of activations of a paged model for every shape, in int8: a prompt takes 0.83 of the time that
-whole rows and 32 take, at the same KL divergence (benchmarks/RESULTS.md)."""
+"""int8 groups of weights and activations in a paged model for every shape.
+
+Prefill is 1.2× faster than with whole rows and 32, at the same KL divergence (benchmarks/RESULTS.md).
+"""
 
 STEP_INT8 = (0, 32)
-"""Those of a paged model of a fixed number of decode rows: a step of 8 rows is faster with a scale for a whole row."""
+"""The same in a paged model with a fixed number of decode rows: 8 rows are faster with a scale for a whole row."""
 
 FEW_ROWS = 2
-"""So many decode rows are faster, and nearer to float32, where activations are not quantised: 0.85 and 0.93."""
+"""Up to this many decode rows, unquantized activations are faster (0.85 and 0.93 of the time) and more exact."""
 
 ACTIVATION_GROUPS = (16, 32, 64, 128)
-"""Allowed group sizes of activations; one that does not divide the weights' group makes OpenVINO quantise none."""
+"""Allowed group sizes of activations; one that does not divide the weights' group makes OpenVINO quantize none."""
 
 INSTRUCTIONS: Mapping[str, tuple[str, ...]] = {
     "f32": (), "bf16": ("avx512_bf16", "amx_bf16", "avx_ne_convert"),
     "f16": ("avx512_fp16", "avx_ne_convert", "asimdhp"),
 }  # fmt: skip
-"""Instruction sets of which the CPU plugin needs one to compute in a precision. Without one it silently takes another:
-bf16 becomes f32, and f16 becomes bf16 or f32."""
+"""Instruction sets of which the CPU plugin needs one to compute in a precision.
+
+Without one it silently takes another: bf16 becomes f32, and f16 becomes bf16 or f32.
+"""
 
 
 def group_of(quantize: str, group: int | None) -> int:
-    """`group`, or the default of GROUPS for None. Raises InputError, listing what is offered, for another."""
+    """Return `group`, or the default of GROUPS for None. Raises InputError, listing those offered, for another."""
     if group is None:
         return GROUPS[quantize][0]
     if group not in GROUPS[quantize]:
@@ -57,9 +61,9 @@ def group_of(quantize: str, group: int | None) -> int:
 
 
 def activations_of(quantize: str, group: int, activations: int | None) -> int:
-    """`activations`, or the default of ACTIVATIONS for None, over weights in groups of `group`.
+    """Return `activations`, or the default of ACTIVATIONS for None, over weights in groups of `group`.
 
-    Raises InputError, listing what is offered, for another, and for one that does not divide the group.
+    Raises InputError, listing those offered, for another, and for one that does not divide the group.
     """
     if activations is None:
         return ACTIVATIONS[quantize]
@@ -74,10 +78,10 @@ def activations_of(quantize: str, group: int, activations: int | None) -> int:
 
 
 def groups_of(quantize: str, group: int | None, activations: int | None, rows: int | None = None) -> tuple[int, int]:
-    """Inputs that share a scale, of weights and of activations, in a paged model of `rows` decode rows, None for any.
+    """Return the group sizes of weights and of activations in a paged model of `rows` decode rows, None for any.
 
-    Either is as asked for; int8 with neither has what is fastest for the shape. Raises InputError as group_of and
-    activations_of do.
+    Requested sizes are kept; int8 without either has the fastest for the shape. Raises the InputErrors of group_of and
+    activations_of.
     """
     if quantize == MIXED and group is None and activations is None:
         if rows is None:
@@ -90,11 +94,11 @@ def groups_of(quantize: str, group: int | None, activations: int | None, rows: i
 def properties(
     quantize: str, dtype: str = "f32", cache: str | None = None, activations: int | None = None
 ) -> dict[str, str]:
-    """OpenVINO's settings that a format's numbers were measured with, and belong to.
+    """Return OpenVINO's settings that a format's numbers were measured with, and belong to.
 
-    `cache`: precision of the KV cache; None is float32 where everything else is, else u8. `activations`: as in
-    ACTIVATIONS, whose value is the default; it has to divide the group of the weights, or OpenVINO quantises none.
-    Float32 throughout gives the reference's logits. Raises InputError for a cache that attention cannot read.
+    `cache`: KV cache precision; None is float32 where everything else is, else u8. `activations`: as in ACTIVATIONS,
+    whose value is the default; it has to divide the group of the weights, or OpenVINO quantizes none. Float32
+    throughout gives the reference's logits. Raises InputError for a cache that attention cannot read.
     """
     if cache is None:
         cache = "f32" if quantize == "none" and dtype == "f32" else "u8"
@@ -118,11 +122,11 @@ def computes_in(dtype: str, isa: Collection[str]) -> bool:
 
 
 def require_precision(dtype: str, isa: Collection[str]) -> None:
-    """Raise DeviceError, saying what works, where `computes_in` is not so."""
+    """Raise DeviceError, naming the supported precisions, unless `computes_in` holds."""
     if not computes_in(dtype, isa):
         works = ", ".join(d for d in INSTRUCTIONS if computes_in(d, isa))
         needed = ", ".join(INSTRUCTIONS[dtype])
         raise DeviceError(
-            f"--dtype {dtype}: this CPU has none of {needed}, and OpenVINO would take another precision without a "
-            f"word; here work {works}, and --quantize int8, int4 or keep where memory counts"
+            f"--dtype {dtype}: this CPU has none of {needed}, and OpenVINO would silently use another "
+            f"precision; choose one of {works}, or --quantize int8, int4 or keep to save memory"
         )

@@ -1,15 +1,14 @@
-"""Layers with a state (frontend/recurrent/operators.py) in a paged model: operators of OpenVINO over tables of states.
+"""Layers with recurrent state (frontend/recurrent/operators.py) in a paged model: OpenVINO operators over state tables.
 
-A table holds a state a row. The step's input `state_rows` names two rows for each of its rows: where its state is, and
-where the new one goes. The runtime gives rows without a past a row of zeros to read. The operators take rows of any
-lengths and write the tables in place (openvino/op/paged_causal_conv1d.hpp, paged_gated_delta_net.hpp and
-paged_selective_ssm.hpp of OpenVINO 2026.4; its Python package has no names for them, so that they are written here by
-theirs, and read back as what they are).
+A table holds one state a row. The step's input `state_rows` has two table rows for each of its rows: where its state is
+read, and where the new one is written. The runtime gives rows without a past a row of zeros to read. The operators take
+rows of any lengths and write the tables in place (openvino/op/paged_causal_conv1d.hpp, paged_gated_delta_net.hpp and
+paged_selective_ssm.hpp of OpenVINO 2026.4). Its Python package lacks them, so they are written by name and read back.
 
-Where the columns of a state fade each at a rate of its own (Mamba's first form) there is no such operator. Then a loop
-takes token after token, in all rows at once. They have to be of one length, and what their states become comes out.
+No such operator exists where each column of a state decays at its own rate (Mamba's first form). There a loop takes
+token after token in all rows at once, which must have one length, and new states are outputs.
 
-`OneLength` arranges rows of one length, B rows of Q new tokens, for operators that take no rows of any lengths.
+`OneLength` arranges B rows of Q new tokens each, for operators that need rows of one length.
 """
 
 from __future__ import annotations
@@ -31,9 +30,10 @@ from llmc.errors import CompileError
 
 
 class OneLength:
-    """The sizes of a step are an input, `sizes` [3] int32: B, Q, and S, the tokens that rows' blocks have room for.
+    """Rows of one length, whose sizes are the input `sizes` [3] int32: B, Q, and S, the token capacity of rows' blocks.
 
-    OpenVINO 2026.4 does not say the type of a ShapeOf in what it exports, and reads another.
+    The sizes are an input because OpenVINO 2026.4 exports a ShapeOf without its type, and reads it back with another
+    one.
     """
 
     single = False
@@ -53,8 +53,11 @@ class OneLength:
 
 
 class OverBlocks(OneLength, TokenRows):
-    """The same rows, `past` [B] int32 tokens of each in a cache in blocks, [blocks, H, block, D]: `tables` [B, M] int32
-    has the blocks of each row, and any others behind them."""
+    """Rows of one length over a block cache [blocks, H, block, D].
+
+    `past` [B] int32 counts each row's cached tokens; `tables` [B, M] int32 has each row's blocks, followed by any
+    others.
+    """
 
     def __init__(self, constants: Constants, sizes: Any, past: Any, tables: Any) -> None:
         super().__init__(constants, sizes)
@@ -79,7 +82,7 @@ class OverBlocks(OneLength, TokenRows):
         return of_past, of_new
 
     def seen(self, window: int, groups: int) -> Any:
-        """Of the cache what is live, of all what is not ahead."""
+        """Live cached tokens, and tokens that are not ahead."""
         if (window, groups) not in self._masks:
             small = self.constants.small
             mask = ops.logical_and(self._there, ops.less_equal(self._offsets, self._of_tokens))
@@ -90,7 +93,7 @@ class OverBlocks(OneLength, TokenRows):
         return self._masks[window, groups]
 
     def cached(self, cache: Any, heads: int, size: int) -> Any:
-        """[B, H, S, D] of a cache."""
+        """Gather [B, H, S, D] from a cache."""
         small = self.constants.small
         blocks = ops.transpose(ops.gather(cache, self._tables, small(0)), small([0, 2, 1, 3, 4]))
         return ops.reshape(blocks, self.shape("B", heads, -1, size), False)
@@ -100,26 +103,26 @@ class PagedBuilding(Building, Protocol):
     """A paged model under construction (paged.py)."""
 
     def state_table(self, layout: str, state: Value | None, shape: list[int]) -> Any:
-        """The input that is the table of a state, `shape` in a row."""
+        """Return the input for a state's table, `shape` in a row."""
 
     def step_of_states(self) -> list[Any]:
-        """The inputs behind a table of OpenVINO's operators."""
+        """Return the step inputs that follow a table in OpenVINO's operators."""
 
     def rows_read(self) -> Any:
-        """The row of a table that has each row's state, [B]."""
+        """Return each row's row in a state table, [B]."""
 
     def rows_of_one_length(self) -> OneLength:
-        """For what asks for that."""
+        """Return the step's rows as rows of one length."""
 
     def in_plain_operators(self, what: str, why: str) -> None:
-        """Count a layer that has no form for rows of any lengths."""
+        """Count a layer that needs rows of one length."""
 
     def give(self, state: Value, new: Any) -> None:
-        """A state that is not written in place comes out."""
+        """Add the output for a state that is not written in place."""
 
 
 class _Own(ov.Op):  # type: ignore[misc, unused-ignore]
-    """An operator of OpenVINO's by the name of its class, whose output is like its input `like`."""
+    """An OpenVINO operator with the name of its class, whose output is like its input `like`."""
 
     def __init__(self, inputs: Sequence[Any], like: int, attrs: Mapping[str, Any]) -> None:
         self._like, self._attrs = like, dict(attrs)
@@ -181,16 +184,16 @@ def _state_scan(to: PagedBuilding, node: Node) -> list[Any]:
 
 
 def _columns(to: PagedBuilding, node: Node) -> list[Any]:
-    """Channels of one value each, whose states [N, C] have channels side by side; N columns fade as `rate` [C, N] says.
+    """Channels of one value each, with states [N, C]; the N columns decay by `rate` [C, N].
 
-    The loop's body has no constants: the weights file has none for it.
+    The loop's body has no constants, because the weights file has none for it.
     """
     x, step, rate, write, read, state = node.inputs[:6]
     assert state is not None
     channels, width, columns = (int(n) for n in state.shape[1:])
     if width != 1 or write is None or write.shape[2] != 1:
         raise CompileError(f"a scan of columns over {state.shape} has no OpenVINO lowering (at {node.out})")
-    to.in_plain_operators("states", "none of its own fades each column at another rate; a loop takes tokens")
+    to.in_plain_operators("states", "no OpenVINO operator decays each column at its own rate; a loop takes tokens")
     small, rows = to.constants.small, to.rows_of_one_length()
 
     def apart(value: Any, *sizes: int) -> Any:
@@ -224,4 +227,4 @@ def _columns(to: PagedBuilding, node: Node) -> list[Any]:
 STATES: Mapping[str, Callable[[PagedBuilding, Node], list[Any]]] = {
     "causal_conv": _causal_conv, "gated_delta": _gated_delta, "state_scan": _state_scan,
 }  # fmt: skip
-"""By the operator's name, as program/ir.py writes it."""
+"""Emitters by operator name in program/ir.py."""

@@ -1,20 +1,20 @@
-"""Fused graph → an OpenVINO model of one shape, over caches that lie end to end: for devices without paged attention.
+"""Lowers the fused graph to an OpenVINO model of one shape over contiguous caches, for devices without paged attention.
 
-All sizes are numbers: B rows, Q new tokens of each, a cache of S tokens (0: none, the first step of a sequence). The
-cache is read only; what is new comes out, and whoever holds the cache writes it there. Operators are plain ones, which
-every plugin has; between the attentions tokens are laid end to end (graph_model.py).
+All sizes are static: B rows, Q new tokens of each, a cache of S tokens (0: none, the first step of a sequence). The
+cache is read-only; new entries are outputs, which the owner of the cache writes. All plugins support the operators
+used; between the attentions tokens are packed (graph_model.py).
 
     inputs   token_ids [B, Q], past_lengths [B], new_lengths [B] int32 (1 … Q live tokens, right padded); where S > 0
              past_k0, past_v0, past_k1 … [B, heads, S, width] float32, of which row b's first past_lengths[b] tokens are
-             read and the others may hold anything, NaN included; where S > 0 or asked for, states [B, …], for which
-             zeros stand in rows without a past; of a layer with a ring of R places min(S, R), which hold tokens as
-             runtime/cache_shape.py says
+             read and the others may hold anything, NaN included; where S > 0 or requested, recurrent states [B, …],
+             with zeros in rows without a past; a layer with a ring buffer of R slots has min(S, R), in the order of
+             runtime/cache_shape.py
     outputs  logits [B, V] float32 after each row's last live token; with top_k also top_values [B, k] float32,
-             descending, and top_ids [B, k], integers; new_k0, new_v0 … [B, heads, Q, width] float32; states after each
-             row's last live token, such as new_conv0 [B, …]
+             descending, and top_ids [B, k], integers; new_k0, new_v0 … [B, heads, Q, width] float32; recurrent states
+             after each row's last live token, such as new_conv0 [B, …]
 
-Row b's new token i sits at position past_lengths[b] + i, and sees what is before it within the layer's window. Layers
-with states are products of matrices (frontend/recurrent/chunked.py): loops are no devices' strength.
+Row b's new token i has position past_lengths[b] + i, and sees earlier tokens within the layer's window. Layers with
+recurrent state are matmuls (frontend/recurrent/chunked.py), since such devices run loops slowly.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ STEP_INPUTS = ("token_ids", "past_lengths", "new_lengths")
 
 
 def step_parameters(batch: int, query: int) -> dict[str, Any]:
-    """STEP_INPUTS by name."""
+    """Create the inputs of STEP_INPUTS by name."""
     shapes = ((batch, query), (batch,), (batch,))
     return {name: parameter(name, shape, ov.Type.i32) for name, shape in zip(STEP_INPUTS, shapes, strict=True)}
 
 
 class StaticModel(GraphModel):
-    """Builds `model`, of a fused `graph` for `batch` rows of `query` new tokens over a cache of `context` tokens.
+    """Builds `model` from a fused `graph` for `batch` rows of `query` new tokens over a cache of `context` tokens.
 
-    `states`: it takes states without a context, too. `cache` has rings; None: a place for every token. Its constants
-    are declared in `weights.constants`. Raises CompileError naming an operator that has no form here.
+    `states`: it takes recurrent states even without a context. `cache` has ring buffers; None: a slot for every token.
+    Constants are declared in `weights.constants`. Raises CompileError naming an operator that has no form here.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class StaticModel(GraphModel):
         self.model = model_of([*step.values(), *self.caches], [*outputs.items(), *new])
 
     def _laid_out(self, step: dict[str, Any]) -> dict[str, Any]:
-        """The inputs that the operators know: B · Q tokens end to end."""
+        """The operators' inputs: B · Q packed tokens."""
         (batch, query, _), small = self.sizes, self.constants.small
         positions = ops.reshape(self._rows_over(None).of_tokens, small([batch * query]), False)
         angles = {v for node in self.graph.nodes if node.op == "gqa" for v in node.inputs[6:8] if v is not None}
@@ -87,7 +87,7 @@ class StaticModel(GraphModel):
         }
 
     def _rows_over(self, ring: int | None) -> Positions:
-        """Rows over caches in rings of so many places, or of a place for every token."""
+        """Rows over ring buffers of so many slots, or over a slot for every token."""
         if ring is not None and ring >= self.sizes[2]:
             ring = None
         if ring not in self._rows:
@@ -95,7 +95,7 @@ class StaticModel(GraphModel):
         return self._rows[ring]
 
     def _sized(self, value: Value) -> list[int]:
-        """Its shape, of which all sizes are known."""
+        """Its static shape."""
         context, ring = self.sizes[2], self._rings.get(value)
         known = dict(zip("BQS", (*self.sizes[:2], context if ring is None else min(context, ring)), strict=True))
         return [known[dim[:1]] if isinstance(dim, str) else dim for dim in value.shape]
@@ -120,7 +120,7 @@ class StaticModel(GraphModel):
         return self._chunked(chunked.state_scan, node)
 
     def _chunked(self, function: Callable[..., Any], node: Node, *attrs: bool) -> list[Any]:
-        """An operator whose last inputs are a state and the lengths of rows."""
+        """An operator whose last inputs are a state and the rows' lengths."""
         *given, state, _, _ = node.inputs
         assert state is not None
         held = self._array(state) if state in self._built else np.zeros(self._sized(state), np.float32)
@@ -130,7 +130,7 @@ class StaticModel(GraphModel):
         return [ops.reshape(out.node, self.constants.small([-1, *out.shape[2:]]), False)]
 
     def _array(self, value: Value | None) -> Array | None:
-        """Rows and their tokens apart."""
+        """The value with separate row and token axes."""
         if value is None:
             return None
         built = self.get(value)
@@ -143,13 +143,14 @@ class StaticModel(GraphModel):
 
 
 class Positions(TokenRows):
-    """Where tokens are, and which of them see each other: made once for all layers of a model."""
+    """Token positions and visibility, shared by all layers of a model."""
 
     def __init__(
         self, constants: Constants, past_lengths: Any, sizes: tuple[int, int, int], ring: int | None = None
     ) -> None:  # fmt: skip
-        """`ring`: cached tokens are in so many places, less than the context, the last token with p mod `ring` = j in
-        place j."""
+        """`ring`: cached tokens are in so many slots, fewer than the context; slot j holds the last token with p mod
+        `ring` = j.
+        """
         self._constants = constants
         batch, query, context = sizes
         self._sizes = batch, query, context if ring is None else ring
@@ -175,7 +176,7 @@ class Positions(TokenRows):
         self.of_keys = ops.concat([offsets, self.of_keys], -1)
 
     def shape(self, *sizes: int | str) -> Any:
-        """All are numbers."""
+        """All sizes are static."""
         known = {"B": self._sizes[0], "Q": self._sizes[1]}
         return self._constants.small([known[size] if isinstance(size, str) else size for size in sizes])
 
@@ -185,7 +186,7 @@ class Positions(TokenRows):
         return of_past, of_new
 
     def seen(self, window: int, groups: int) -> Any:
-        """What does not depend on the past is a constant."""
+        """A constant where it does not depend on the past."""
         if (window, groups) not in self._masks:
             self._masks[window, groups] = self._built(window, groups)
         return self._masks[window, groups]

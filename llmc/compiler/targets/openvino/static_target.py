@@ -1,6 +1,6 @@
-"""Models of one shape for what has no paged attention: NPU and GPU, or the CPU where it is asked for.
+"""Models of one shape for devices without paged attention: NPU and GPU, or the CPU on request.
 
-Executables are native where this host has a compiler for the device (ahead.py), and hold the portable model too. Else
+Executables are native where this host has a compiler for the device (ahead.py), and include the portable model. Else
 they are portable: each bucket's model as OpenVINO's IR, over one weights file, verified on this CPU. For the CPU they
 are native: compiled models without weights (finish.py), over one weights file.
 """
@@ -50,7 +50,7 @@ _HOSTING = {
     "GPU": Hosting(extra="openvino", resources={"gpu.intel.com/i915": 1}, devices=("/dev/dri",)),
     "NPU": Hosting(extra="openvino", resources={"npu.intel.com/accel": 1}, devices=("/dev/accel",)),
 }
-"""By Intel's device plug-ins (intel/intel-device-plugins-for-kubernetes). Most have the host's memory."""
+"""Intel's device plug-ins (intel/intel-device-plugins-for-kubernetes). Most devices use the host's memory."""
 
 _REMAINING = {
     "GPU": "the GPU's host compiles each model, with the plugin and OpenCL driver there",
@@ -61,8 +61,7 @@ Sizes = tuple[int, int, int]
 
 
 class OpenVinoStaticTarget(OpenVinoBase):
-    """`--device openvino:DEVICE`. `device` is CPU, GPU or NPU, perhaps with a number ("GPU.1") or platform
-    ("NPU.4000")."""
+    """`--device openvino:DEVICE`: CPU, GPU or NPU, perhaps with a number ("GPU.1") or platform ("NPU.4000")."""
 
     description = replace(
         OPENVINO,
@@ -86,7 +85,7 @@ class OpenVinoStaticTarget(OpenVinoBase):
 
     @property
     def verification(self) -> VerificationPolicy:
-        """Of float16 where a GPU or NPU is here to run what it computes in."""
+        """Limits of float16 where a GPU or NPU is here to run its own precision."""
         from llmc.runtime.executors.openvino.device import has_device, plugin_name
 
         def computed_in(options: CompileOptions) -> str:
@@ -108,7 +107,7 @@ class OpenVinoStaticTarget(OpenVinoBase):
         return cls(detail.upper() or "CPU")
 
     def configure(self, options: CompileOptions) -> CompileOptions:
-        """Caches are float32; the plugins convert them to what they compute in."""
+        """Caches are float32; the plugins convert them to their compute precision."""
         requested, activations = KV_CACHE_DTYPE.of(options), ACTIVATION_GROUP_SIZE.of(options)
         if requested not in (None, "f32"):
             raise InputError(
@@ -124,7 +123,7 @@ class OpenVinoStaticTarget(OpenVinoBase):
 
     @cached_property
     def compiler(self) -> DeviceCompiler | None:
-        """What compiles for the GPU or NPU on this host; None for the CPU, and where nothing does."""
+        """The GPU or NPU compiler of this host; None for the CPU, and where there is none."""
         from llmc.compiler.targets.openvino.ahead import compiler_for
 
         return None if self.device == "CPU" else compiler_for(self.device)
@@ -133,7 +132,7 @@ class OpenVinoStaticTarget(OpenVinoBase):
         return _HOSTING.get(self.device.partition(".")[0], super().hosting(recorded))
 
     def toolchain(self) -> dict[str, str]:
-        """OpenVINO, and of a device that is compiled for its compiler, or its driver."""
+        """OpenVINO, and the device's compiler or driver."""
         compiler = self.compiler
         return {**super().toolchain(), **({} if compiler is None else compiler.toolchain)}
 
@@ -149,7 +148,7 @@ class OpenVinoStaticTarget(OpenVinoBase):
         return f"{_REMAINING[self.device.partition('.')[0]]}; here it lacks {lacking(self.device)}"
 
     def plugin_settings(self, options: CompileOptions) -> dict[str, Any]:
-        """On the CPU: float32 throughout is exact, other weights take activations in 8 bits."""
+        """On the CPU, float32 throughout is exact; with other weights activations have 8 bits."""
         exact = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"} if options.quantize == "none" else {}
         return {"properties": {"INFERENCE_PRECISION_HINT": "f32", **exact}}
 
@@ -158,11 +157,11 @@ class OpenVinoStaticTarget(OpenVinoBase):
         return replace(super().recorded(options), options=found)
 
     def held_cache(self, cache: CacheShape, limits: Limits, options: CompileOptions) -> CacheShape:
-        """Rings of whole blocks of the plan, one more than the window's."""
+        """Ring buffers of whole blocks of the plan, one more than the window's."""
         return cache.in_blocks(limits.block_size, limits.max_model_len)
 
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
-        """Lower every shape, make the weights, and on the CPU compile every model over one weights file."""
+        """Lower every shape, build the weights, and for the CPU compile every model over one weights file."""
         sizes = sorted({shape.sizes for shape in self.shapes(stages.plan.buckets, options)})
         names = [_name(s) for s in sizes]
         entry = self._lower(stages, programs, options, sizes)
@@ -175,7 +174,7 @@ class OpenVinoStaticTarget(OpenVinoBase):
         return self.lowered(stages, weights["weights"], chosen, forms, placements=weights["placements"])
 
     def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
-        """The model of that shape: as it was compiled, or its IR with the places of its weights, or both."""
+        """The model of that shape: compiled, or its IR with its weights' offsets, or both."""
         from llmc.compiler.targets.openvino.constants import set_placements
         from llmc.compiler.weights.recipes import read_placements
 
@@ -191,7 +190,7 @@ class OpenVinoStaticTarget(OpenVinoBase):
         return CompiledExecutable(data, self.state)
 
     def finisher(self) -> Finisher | None:
-        """Of portable models, on the device's host; imported here, so that no key of theirs depends on it."""
+        """Compiles portable models on the device's host; imported here to keep it out of their keys."""
         from llmc.compiler.targets.openvino.ahead import GpuFinisher, NpuFinisher
 
         built = {"GPU": GpuFinisher, "NPU": NpuFinisher}.get(self.device.partition(".")[0])

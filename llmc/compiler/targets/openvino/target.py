@@ -1,9 +1,9 @@
-"""OpenVINO: on CPU one paged-attention model for all buckets, finished for the CPU plugin when it is compiled.
+"""OpenVINO: on CPU one paged-attention model for all buckets, compiled ahead of time for the CPU plugin.
 
-What all executables share is made in four cached stages: the lowered models (XML without weights), the weights that
-their recipes name, and the finished models with the weights file that they share (targets/openvino/finish.py). One
-executable runs every step, padded to nothing. `--specialise` adds executables of a fixed number of decode rows, which
-are faster and hold their own packed copy of the weights in memory: as many as the budget allows, hottest first.
+Four cached stages build the shared parts: the lowered models (XML without weights), their weights by recipe, and the
+compiled models with their common weights file (targets/openvino/finish.py). One executable runs every step without
+padding. `--specialise` adds executables for a fixed number of decode rows, which are faster and hold their own packed
+copy of the weights in memory: as many as the budget allows, hottest first.
 """
 
 from __future__ import annotations
@@ -78,14 +78,15 @@ if TYPE_CHECKING:
 
 KINDS = ("CPU", "GPU", "NPU")
 NPU_PLATFORMS = ("3720", "4000", "5010", "5020", "6010")
-"""Meteor and Arrow Lake, Lunar Lake, Panther Lake, Wildcat Lake and the one after, as OpenVINO names them
-(src/plugins/intel_npu/README.md of 08d1b43; openvino#37370)."""
+"""Meteor and Arrow Lake, Lunar Lake, Panther Lake, Wildcat Lake and its successor, by OpenVINO's names
+(src/plugins/intel_npu/README.md of 08d1b43; openvino#37370).
+"""
 
 STARTER_DEVICE = "onnxruntime"
 PLAIN = "plain"
-"""What of a model plain operators run, as PagedModel.plain has it: a result of lowering, and part of the analysis."""
+"""Name of a lowering result and analysis member: the parts that run in plain operators (PagedModel.plain)."""
 ADDED_KL = 0.001
-"""What an embedding and a head in 8 bits and a KV cache in u8 add to the divergence of int4 (docs/quantising.md)."""
+"""KL divergence that 8-bit embedding and lm_head and a u8 KV cache add to int4's (docs/quantising.md)."""
 
 
 class OpenVinoTarget(OpenVinoBase):
@@ -133,7 +134,7 @@ class OpenVinoTarget(OpenVinoBase):
         return OpenVinoCpuCosts(self.default_group)
 
     def configure(self, options: CompileOptions) -> CompileOptions:
-        """VLLM_OPENVINO_* count where a flag is not given."""
+        """VLLM_OPENVINO_* replace missing flags."""
         settings = self.settings
         if options.quantize is None and settings.openvino_quantized is not None:
             options = replace(options, quantize="int8" if settings.openvino_quantized else "none")
@@ -155,18 +156,20 @@ class OpenVinoTarget(OpenVinoBase):
         return options.changed(kv_cache_dtype=chosen["KV_CACHE_PRECISION"], activation_group_size=activations)
 
     def default_group(self, quantize: str) -> int | None:
-        """None for the quantisation whose groups differ by shape: naming one is something else."""
+        """None for the quantization whose default groups depend on the shape."""
         return None if quantize == MIXED else super().default_group(quantize)
 
     def fixes(self, options: CompileOptions) -> Fixed:
-        """None: the executable for every shape is always there, and every fixed size holds the weights once more."""
+        """None: the executable for every shape is always there, and every fixed size holds another copy of
+        the weights.
+        """
         if options.specialise:
             why = "one executable for all buckets, and as many of fixed decode batches as the memory budget allows"
             return Fixed((), why)
-        return Fixed((), "one executable for all buckets, its rows laid end to end: nothing is padded")
+        return Fixed((), "one executable for all buckets, its rows packed without padding")
 
     def held_cache(self, cache: CacheShape, limits: Limits, options: CompileOptions) -> CacheShape:
-        """Windows in blocks of their own, one more than the window's."""
+        """Windows have blocks of their own, one more than the window's."""
         from llmc.runtime.executors.openvino.blocks import BLOCK
 
         return cache.in_blocks(BLOCK, limits.max_model_len)
@@ -176,7 +179,7 @@ class OpenVinoTarget(OpenVinoBase):
         return [Shape(ANY_PHASE, None, None, None, len(buckets)), *fixed]
 
     def _fixed(self, buckets: Sequence[Bucket], options: CompileOptions) -> dict[int, int]:
-        """Decode batches that get an executable, each with how many buckets it serves."""
+        """Decode batches with their own executable, each with the number of buckets that it serves."""
         if not options.specialise:
             return {}
         batches = sorted({b.batch for b in buckets if b.phase == "decode"}, reverse=True)
@@ -194,8 +197,10 @@ class OpenVinoTarget(OpenVinoBase):
         return replace(self.lowered(stages, finished["weights"], chosen, built.outputs, **beside), facts=mixed.facts)
 
     def _require_fitting(self, stages: Stages, options: CompileOptions, unpaged: str) -> None:
-        """Raise UnfitError for precisions that states, or attention in plain operators, have not; `unpaged`: why it is
-        in them, if so."""
+        """Raise UnfitError for precisions that recurrent states, or attention in plain operators, do not support.
+
+        `unpaged`: why attention is in plain operators, or "".
+        """
         instead = {}
         if unpaged and KV_CACHE_DTYPE.of(options) != "f32":
             instead["kv_cache_dtype"] = "f32"
@@ -205,8 +210,8 @@ class OpenVinoTarget(OpenVinoBase):
             raise UnfitError(
                 f"{unpaged} in OpenVINO, whose plain operators compute in float32 and read a KV cache in f32"
                 if unpaged
-                else f"layers with states are computed in float32: OpenVINO in {options.dtype} was not seen to keep "
-                "their numbers",
+                else f"layers with recurrent state are computed in float32: OpenVINO in {options.dtype} was not "
+                "seen to keep their numbers",
                 "use " + " ".join(f"--{name.replace('_', '-')} f32" for name in instead),
                 **instead,
             )
@@ -214,8 +219,9 @@ class OpenVinoTarget(OpenVinoBase):
     def analyse(
         self, stages: Stages, lowered: Lowered, files: Sequence[Path], options: CompileOptions
     ) -> dict[str, Any]:
-        """What has no fused form, and why; how much of the checkpoint's own codes was kept; and what is in 8 bits for a
-        bound."""
+        """Unfused operators with reasons, the share of the checkpoint's own blocks that was kept, and matrices in 8
+        bits for a bound.
+        """
         from llmc.compiler.weights.kept import kept_in
 
         plain = json.loads(lowered.inputs[PLAIN].read_bytes())
@@ -292,15 +298,15 @@ class OpenVinoTarget(OpenVinoBase):
             from llmc.runtime.executors.openvino.device import WHOLE_SHAPES, properties_for, read_paged
 
             model = read_paged(xml, given, shape, name)
-            rows = models[name]  # of a model of fixed sizes snippets with constants would not be read again
+            rows = models[name]  # in a model of fixed sizes, snippets with constants would not be read again
             whole = {} if rows is None else WHOLE_SHAPES
             return finish(model, properties_for(settings, rows) | whole, weights).encode()
 
         return self.finish_stage(stages, options, models, lowered, self._finish, finish_one)
 
     def plugin_settings(self, options: CompileOptions) -> dict[str, Any]:
-        """For the model for every shape "properties"; for those of fixed sizes "fixed_properties", pairs of the most
-        decode rows, ascending and None for any number, and theirs.
+        """ "properties" for the model for every shape; "fixed_properties" for fixed sizes: pairs of the most decode
+        rows, ascending and None for any number, and their settings.
         """
         found: dict[str, Any] = {"properties": self._properties(options, None)}
         if options.specialise:
@@ -316,7 +322,7 @@ class OpenVinoTarget(OpenVinoBase):
         return groups_of(str(options.quantize), GROUP_SIZE.of(options), ACTIVATION_GROUP_SIZE.of(options), rows)
 
     def resolve(self, options: CompileOptions, deployment: Deployment) -> Resolved:
-        """And with --starter the same model for ONNX Runtime, which opens in a tenth of a second."""
+        """With --starter, adds the same model for ONNX Runtime, which opens in a tenth of a second."""
         found = super().resolve(options, deployment)
         if not STARTER.of(found.options):
             return found
@@ -340,10 +346,10 @@ class OpenVinoTarget(OpenVinoBase):
 
 
 def default_dtype(quantize: str) -> str:
-    """bf16 for int8 where the CPU computes in it: 20% less time for prompts, at the same KL divergence."""
+    """Return bf16 for int8 where the CPU computes in it: prefill takes 20% less time, at the same KL divergence."""
     return "bf16" if quantize == "int8" and computes_in("bf16", cpu_features()) else "f32"
 
 
 def _name(rows: int | None) -> str:
-    """Of the model of `rows` decode rows, or of the one for every shape (None)."""
+    """Name of the model of `rows` decode rows, or of the one for every shape (None)."""
     return "model" if rows is None else f"model_{rows}"

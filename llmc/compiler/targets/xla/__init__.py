@@ -1,1 +1,1 @@
-"""Traced programs → XLA: JAX functions, compiled for this host, or for a TPU from its description alone."""
+"""Traced programs → XLA: JAX functions, compiled for this host, or for a TPU from its description."""

@@ -1,11 +1,12 @@
-"""From a function to an executable file: exported as StableHLO, compiled for devices that need not be here, analysed.
+"""Builds an executable file from a function: exported as StableHLO, compiled for present or described devices,
+analysed.
 
-The header of what comes out says beside its inputs and outputs what XLA knows of the executable:
+In addition to inputs and outputs, the file's header holds XLA's analysis:
 
     memory       bytes on one device: {"arguments", "outputs", "aliased", "temporary", "code"}; code is the whole file
                  of the executable where XLA does not count it, as on GPUs
-    cost         one device's work: {"flops"} of products, {"xla_flops", "xla_bytes_accessed"} as XLA counts them, which
-                 takes the body of a loop once
+    cost         one device's work: {"flops"} of matmuls, {"xla_flops", "xla_bytes_accessed"} as XLA counts them, which
+                 counts the body of a loop once
     collectives  {kind: {"count", "bytes", …}}, see collectives.py; empty on one device
 """
 
@@ -28,21 +29,21 @@ from llmc.runtime.executors.xla.envelope import FORM, StepHeader, Tensor
 from llmc.runtime.executors.xla.programs import compile_exported, mesh_of, sharding_of
 
 ANALYSIS = ("memory", "cost", "collectives")
-"""Members of the header that `analyse` makes."""
+"""Header members from `analyse`."""
 
 EXPORT_PLATFORMS = ("cpu", "tpu", "cuda")
 """The platforms that portable programs are always lowered for."""
 
 
 _RESULTS = {"step": ("logits", "top_values", "top_ids"), "encode": ("result",)}
-"""Names of the outputs that no donated input gives back, by the kind of a job."""
+"""Names of outputs that correspond to no donated input, by job kind."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What is compiled for: `devices` that one graph is sharded over, of this host or only described.
+    """The compile target: `devices` that one graph is sharded over, of this host or described.
 
-    `compiler_options`: XLA's for it, by name.
+    `compiler_options`: XLA's options for it, by name.
     """
 
     platform: Platform
@@ -53,9 +54,9 @@ class Machine:
 
 @dataclass(frozen=True)
 class XlaJob:
-    """A function over arrays, its inputs, and which of them it is given (`donated`) to change in place.
+    """A function over arrays, its inputs, and those that it may update in place (`donated`).
 
-    What comes back for a donated input are its last outputs, in order.
+    The results for donated inputs are its last outputs, in order.
     """
 
     kind: Literal["step", "slots", "encode"]
@@ -64,16 +65,16 @@ class XlaJob:
     donated: tuple[int, ...]
     name: str
     native: Callable[..., Any] | None = None
-    """The same function for the machine alone, with kernels that no portable program has."""
+    """The same function for this machine only, with kernels that no portable program has."""
 
 
 def host_machine(devices: int, threads: int | None) -> Machine:
-    """This host's CPU, as so many devices. Raises DeviceError."""
+    """Describe this host's CPU as so many devices. Raises DeviceError."""
     return Machine("cpu", "cpu", tuple(open_client("cpu", devices, threads)))
 
 
 def build(job: XlaJob, machine: Machine) -> bytes:
-    """The executable file. Raises CompileError."""
+    """Build the executable file. Raises CompileError."""
     shaped, outputs, function = jitted(job, machine)
     header = StepHeader(
         machine.platform, machine.topology, len(machine.devices), toolchain_version(machine.platform), job.kind,
@@ -104,7 +105,7 @@ def _compile_native(job: XlaJob, native: Callable[..., Any], machine: Machine) -
 
 
 def stablehlo(job: XlaJob, machine: Machine) -> str:
-    """The function as StableHLO, before XLA compiles it. Raises CompileError."""
+    """Return the function as StableHLO, before XLA compiles it. Raises CompileError."""
     shaped, _, function = jitted(job, machine)
     try:
         return str(function.lower(*shaped).as_text())
@@ -113,7 +114,7 @@ def stablehlo(job: XlaJob, machine: Machine) -> str:
 
 
 def jitted(job: XlaJob, machine: Machine, donated: tuple[int, ...] = ()) -> tuple[list[Any], tuple[Tensor, ...], Any]:
-    """Shapes of the inputs, the outputs, and the function over the mesh, which may change `donated` inputs."""
+    """Return input shapes, outputs, and the function over the mesh, which may change `donated` inputs."""
     mesh = mesh_of(machine.devices)
     shaped = [jax.ShapeDtypeStruct(t.shape, jnp.dtype(t.dtype), sharding=sharding_of(mesh, t)) for t in job.inputs]
     outputs = _outputs(job, shaped)
@@ -123,7 +124,7 @@ def jitted(job: XlaJob, machine: Machine, donated: tuple[int, ...] = ()) -> tupl
 
 
 def _outputs(job: XlaJob, shaped: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Outputs by shape; those of donated inputs lie as they do, others are whole on every device."""
+    """Outputs by shape; those of donated inputs have their sharding, others are replicated."""
     built = jax.eval_shape(job.function, *shaped)
     first = len(built) - len(job.donated)
     given = dict(enumerate(job.donated, first))
@@ -131,7 +132,7 @@ def _outputs(job: XlaJob, shaped: Sequence[Any]) -> tuple[Tensor, ...]:
     for i, out in enumerate(built):
         if i in given:
             found.append(job.inputs[given[i]])
-        elif job.kind == "slots":  # the rows of slot_read lie as the cache does
+        elif job.kind == "slots":  # the rows of slot_read have the cache's sharding
             dims = job.inputs[i].dims
             found.append(Tensor(f"row{i}", out.shape, str(out.dtype), dims[:1] + dims[2:]))
         else:
@@ -140,7 +141,7 @@ def _outputs(job: XlaJob, shaped: Sequence[Any]) -> tuple[Tensor, ...]:
 
 
 def analyse(compiled: Any, flops: int, devices: int, size: int) -> dict[str, Any]:
-    """What is known of an executable of `size` bytes, see the module's docstring; `flops` are those of all devices."""
+    """Analyse an executable of `size` bytes (module docstring); `flops` are those of all devices."""
     memory = compiled.memory_analysis()
     cost = compiled.cost_analysis() or {}
     return {
@@ -158,7 +159,7 @@ def analyse(compiled: Any, flops: int, devices: int, size: int) -> dict[str, Any
 
 
 def _require_in_place(job: XlaJob, memory: dict[str, int], machine: Machine) -> None:
-    """Raise CompileError where XLA did not give a donated input's memory to its output."""
+    """Raise CompileError where XLA did not reuse a donated input's memory for its output."""
     wanted = sum(share_bytes(job.inputs[i], len(machine.devices)) for i in job.donated)
     if memory["aliased"] < wanted:
         raise CompileError(
@@ -168,7 +169,7 @@ def _require_in_place(job: XlaJob, memory: dict[str, int], machine: Machine) -> 
 
 
 def share_bytes(tensor: Tensor, devices: int) -> int:
-    """Bytes of a tensor on one device."""
+    """Return the bytes of a tensor on one device."""
     size = jnp.dtype(tensor.dtype).itemsize
     for length, dim in zip(tensor.shape, tensor.dims, strict=True):
         size *= length if dim is None else -(-length // devices)
@@ -176,14 +177,14 @@ def share_bytes(tensor: Tensor, devices: int) -> int:
 
 
 def first_lines(error: Exception) -> str:
-    """An error's first three lines, in one."""
+    """Join an error's first three lines."""
     return " ".join(str(error).split("\n")[:3])[:600]
 
 
 def matmul_flops(jaxpr: Any) -> int:
-    """2 · B · M · N · K of each `dot_general` of a (closed) jaxpr, those of a scan's body as often as it runs.
+    """Sum 2 · B · M · N · K of each `dot_general` of a (closed) jaxpr; a scan's body counts once per iteration.
 
-    XLA's own count takes the body of a loop once; a step of rolled layers is mostly loop.
+    XLA's own count takes the body of a loop once, and a step of rolled layers is mostly loop.
     """
     total = 0
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:

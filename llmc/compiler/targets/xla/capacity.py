@@ -1,12 +1,12 @@
-"""Whether a plan fits the memory of the devices it is compiled for, and the largest one that does. Bytes of one device.
+"""Whether a plan fits the memory of its devices, and the largest plan that does. Bytes are per device.
 
     need = weights + cache + the largest step's temporary memory + the code of all executables
 
-Weights, cache and code stay on the device while a server runs; of the steps one runs at a time, and needs its temporary
-memory and those of its outputs that do not lie where an input lay. What a program may take is a property of the chip
-(xla/topology.py, cuda/cards.py); XLA refuses one executable that needs more, but not a set of them.
+Weights, cache and code stay on the device while a server runs. One step runs at a time, and needs its temporary memory
+and that of outputs that do not reuse an input's. The memory for programs is a property of the chip (xla/topology.py,
+cuda/cards.py); XLA refuses one executable that needs more, but not a set of them.
 
-`DescribedMachine` is a machine that is only described: its devices, their memory, and how arrays lie in it.
+`DescribedMachine` is a machine known only by description: its devices, their memory, and its array layouts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class DescribedMachine(ABC):
-    """Equal devices that one graph can be sharded over. Bytes are of one device."""
+    """Equal devices that one graph can be sharded over. Bytes are per device."""
 
     larger: ClassVar[str]
     """What to choose where nothing fits, in words: "a topology of larger chips"."""
@@ -33,22 +33,22 @@ class DescribedMachine(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """As users write it."""
+        """The name on the command line."""
 
     @property
     @abstractmethod
     def devices(self) -> int:
-        """How many it has."""
+        """Number of devices."""
 
     @property
     @abstractmethod
     def usable_bytes(self) -> int:
-        """What programs may take of a device's memory."""
+        """Bytes of a device's memory that programs may use."""
 
     @property
     @abstractmethod
     def unit(self) -> str:
-        """What one device is, in words."""
+        """What one device is called."""
 
     @property
     @abstractmethod
@@ -57,26 +57,26 @@ class DescribedMachine(ABC):
 
     @abstractmethod
     def array_bytes(self, shape: Sequence[int], item_bytes: int) -> int:
-        """Bytes that an array takes on a device, padding included."""
+        """Return the bytes of an array on a device, padding included."""
 
     @abstractmethod
     def describe(self) -> list[Any]:
-        """Its JAX devices, which can be compiled for and not run on; xla/client.py readies the process.
+        """Return its JAX devices, which compile but do not run; xla/client.py prepares the process.
 
-        Raises DeviceError, with the line that installs it, where a package is missing or refuses.
+        Raises DeviceError, with the install line, where a package is missing or refuses.
         """
 
 
 ArrayKind: TypeAlias = Literal["kv", "ring", "state"]
-"""What an array of the cache has for a sequence: a place for each token, a ring of places, or a state."""
+"""What a cache array has for a sequence: a slot for each token, a ring buffer, or a recurrent state."""
 
 ArrayBytes: TypeAlias = "Callable[[Sequence[int], int], int]"
-"""Bytes that an array of a shape takes on a device, with so many bytes a number."""
+"""Maps a shape and bytes per number to the array's bytes on a device."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """What a plan needs of one device, in bytes. Temporary memory and code are 0 before anything is compiled."""
+    """A plan's memory on one device, in bytes. Temporary memory and code are 0 before compilation."""
 
     weights: int
     cache: int
@@ -85,7 +85,7 @@ class Need:
 
     @classmethod
     def of(cls, weights: int, cache: int, executables: Iterable[Mapping[str, int]]) -> Need:
-        """With what XLA says of each executable: its bytes of "temporary", "outputs", "aliased" and "code"."""
+        """Combine with XLA's figures of each executable: its bytes of "temporary", "outputs", "aliased" and "code"."""
         found = list(executables)
         return cls(
             weights,
@@ -96,7 +96,6 @@ class Need:
 
     @property
     def total(self) -> int:
-        """All of it."""
         return self.weights + self.cache + self.temporary + self.code
 
     def __str__(self) -> str:
@@ -106,35 +105,40 @@ class Need:
 
 
 CAPACITY_MULTIPLE = 128
-"""Tokens of a slot are a multiple of a TPU's lanes; else XLA lays the cache out anew, and copies it, in every step."""
+"""Slot capacities are a multiple of a TPU's lanes; else XLA changes the cache's layout, and copies it, in
+every step.
+"""
 
 
 def capacity(tokens: int) -> int:
-    """Tokens of a slot that has to hold so many."""
+    """Return the capacity of a slot for so many tokens."""
     return -(-tokens // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE
 
 
 def array_kind(tensor: CacheTensor) -> ArrayKind:
-    """Of an array of such tensors."""
+    """Return the array kind of such tensors."""
     return tensor.kind if tensor.ring is None else "ring"
 
 
 def values_bytes(shape: Sequence[int], item_bytes: int) -> int:
-    """Bytes of an array's values, without padding."""
+    """Return the bytes of an array's values, without padding."""
     return math.prod(shape) * item_bytes
 
 
 @dataclass(frozen=True)
 class CachePart:
-    """One device's share of an array of the cache: keys or values [layers, slots, kv_heads, places, head_dim], which
-    grow with a slot's tokens, in a ring up to its size, or states [layers, slots, …]."""
+    """One device's share of a cache array.
+
+    Keys or values [layers, slots, kv_heads, offsets, head_dim] grow with a slot's tokens, in a ring buffer up to its
+    size; recurrent states [layers, slots, …] do not.
+    """
 
     kind: ArrayKind
     shape: tuple[int, ...]
     item_bytes: int
 
     def sized(self, slots: int, capacity: int) -> tuple[int, ...]:
-        """Its shape for so many slots of so many tokens."""
+        """Return its shape for so many slots of so many tokens."""
         layers, _, *inner = self.shape
         if self.kind != "state":
             inner[1] = min(capacity, inner[1]) if self.kind == "ring" else capacity
@@ -146,7 +150,7 @@ class Cache:
     """The cache on one device: its `parts`.
 
     It has `spare_slots` more than max_num_seqs, and a slot `spare_tokens` more than max_model_len, rounded up. With
-    `fixed_slots` the slots were asked for by their number (--cache-slots).
+    `fixed_slots` the number of slots was requested (--cache-slots).
     """
 
     parts: tuple[CachePart, ...]
@@ -163,27 +167,27 @@ class Cache:
         fixed_slots: bool = False,
         array_bytes: ArrayBytes = values_bytes,
     ) -> Cache:
-        """Of parts as they were made for `limits`."""
+        """Derive spare slots and tokens from parts that were sized for `limits`."""
         spare = max((p.shape[3] for p in parts if p.kind == "kv"), default=0) - capacity(limits.max_model_len)
         return cls(tuple(parts), parts[0].shape[1] - limits.max_num_seqs, max(spare, 0), fixed_slots, array_bytes)
 
     def bytes(self, max_num_seqs: int, max_model_len: int) -> int:
-        """All parts for that many sequences of that length; grows with both."""
+        """Return the bytes of all parts for that many sequences of that length; grows with both."""
         slots, tokens = max_num_seqs + self.spare_slots, capacity(max_model_len) + self.spare_tokens
         return sum(self.array_bytes(part.sized(slots, tokens), part.item_bytes) for part in self.parts)
 
     @property
     def grows(self) -> bool:
-        """Whether a longer sequence takes more of it."""
+        """Whether a longer sequence needs more memory."""
         return any(part.kind != "state" for part in self.parts)
 
 
 @dataclass(frozen=True)
 class Largest:
-    """The most sequences at the length that was asked for, and the longest for as many; 0 where not one fits, and
-    where length takes no memory.
+    """The most sequences at the requested length, and the longest length for the requested sequences.
 
-    Where slots were asked for by their number, `max_num_seqs` counts slots.
+    They are 0 where not one fits, and where length takes no memory. With a requested number of slots, `max_num_seqs`
+    counts slots.
     """
 
     max_num_seqs: int
@@ -191,7 +195,7 @@ class Largest:
 
 
 def largest_that_fits(need: Need, cache: Cache, limits: Limits, available: int) -> Largest:
-    """What fits in `available` bytes with the same weights, temporary memory and code.
+    """Return what fits in `available` bytes with the same weights, temporary memory and code.
 
     Exact for the cache; temporary memory shrinks with a plan, so more may fit. Lengths below 2 are none.
     """
@@ -211,10 +215,10 @@ def require_fits(
     degrees: Mapping[int, Need] | None = None,
     lighter: Sequence[str] = (),
 ) -> None:
-    """Raise CompileError where `need` is more than a device of `topology` has, saying by how much and what fits.
+    """Raise CompileError where `need` exceeds a device of `topology`, with the excess and what fits.
 
-    `degrees`: the need under other degrees of tensor parallelism that the topology and the model allow.
-    `lighter`: flags under which steps take less temporary memory, named where that could be enough.
+    `degrees`: the need under other degrees of tensor parallelism that the topology and the model allow. `lighter`:
+    flags under which steps take less temporary memory, named where that could be enough.
     """
     available = topology.usable_bytes
     if need.total <= available:
@@ -242,19 +246,19 @@ def require_fits(
 
 
 def gib(amount: int) -> str:
-    """Bytes for people: GiB, or MiB or bytes where that says more."""
+    """Format bytes for people: GiB, or MiB or bytes for small amounts."""
     if amount < 1 << 20:
         return f"{amount} byte{'s' * (amount != 1)}"
     return f"{amount / (1 << 30):,.2f} GiB" if amount >= 1 << 30 else f"{amount / (1 << 20):.1f} MiB"
 
 
 def _nothing(need: Need, available: int, topology: DescribedMachine) -> str:
-    what = "the weights alone do not fit" if need.weights > available else "no sequence fits beside the rest"
+    what = "the weights alone do not fit" if need.weights > available else "no sequence fits in the remaining memory"
     return f"{what}: choose more --tensor-parallel, or {topology.larger} (llmc devices lists them)"
 
 
 def _most(highest: int, fits: Callable[[int], bool]) -> int:
-    """The largest number from 1 to `highest` that fits, where all below one that fits do; 0 if none."""
+    """The largest number from 1 to `highest` that fits, by binary search; 0 if none."""
     low, high = 0, highest
     while low < high:
         middle = (low + high + 1) // 2

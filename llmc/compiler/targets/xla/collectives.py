@@ -1,11 +1,11 @@
-"""Collectives of a compiled program: how many exchanges between devices it has, and their bytes, from HLO text.
+"""Collectives of a compiled program: counts and bytes by kind, from HLO text.
 
-HLO text is what `compiled.as_text()` prints: computations, `NAME (parameters) -> shape {`, of instructions,
-`%name = shape opcode(operands), attributes`, with shapes like `f32[3,1,64]{2,1,0:T(8,128)}` or tuples of shapes
-(XLA's HloModule::ToString). Bytes are those of the result on one device, without a layout's padding.
+HLO text is the output of `compiled.as_text()`: computations, `NAME (parameters) -> shape {`, of instructions, `%name =
+shape opcode(operands), attributes`, with shapes like `f32[3,1,64]{2,1,0:T(8,128)}` or tuples of shapes (XLA's
+HloModule::ToString). Bytes are those of the result on one device, without a layout's padding.
 
-An asynchronous exchange, a pair of `…-start` and `…-done`, counts once. An exchange in a loop's body counts once,
-independent of the loop's turns, and also under `in_loop`. Text that is not HLO has no collectives.
+An asynchronous collective, a pair of `…-start` and `…-done`, counts once. A collective in a loop's body counts once
+however often the loop runs, and also under `in_loop`. Text that is not HLO has no collectives.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 from typing import TypedDict
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-"""The opcodes that are counted, besides their `-start` forms."""
+"""The counted opcodes, in addition to their `-start` forms."""
 
 
 class Collectives(TypedDict):
@@ -23,13 +23,13 @@ class Collectives(TypedDict):
 
     count: int
     bytes: int
-    """Of all their results, on one device."""
+    """Bytes of all results on one device."""
     in_loop: int
-    """How many of `count` stand in a loop, and run once a turn."""
+    """The part of `count` that is in a loop, and runs once an iteration."""
 
 
 def collectives(hlo: str) -> dict[str, Collectives]:
-    """Counts and bytes of each kind of collective that occurs in `hlo`, in the order of KINDS."""
+    """Count each kind of collective that occurs in `hlo`, in the order of KINDS."""
     computations = _computations(hlo)
     looped = _looped(computations)
     found: dict[str, Collectives] = {}
@@ -45,7 +45,7 @@ def collectives(hlo: str) -> dict[str, Collectives]:
 
 
 _Instruction = tuple[str, str, str]
-"""Shape, opcode, and what follows."""
+"""Shape, opcode, and the rest."""
 
 _COMPUTATION = re.compile(r"(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?[\w.\-]+ = (.+)")
@@ -99,9 +99,9 @@ def _called(rest: str) -> list[str]:
 
 
 def _result(shape: str, opcode: str) -> str:
-    """The part of an instruction's shape that is its result.
+    """The result's part of an instruction's shape.
 
-    `-start` makes (operands, results, contexts…), except all-reduce-start, which has the shape of its result.
+    `-start` returns (operands, results, contexts…), except all-reduce-start, which has the shape of its result.
     """
     if not opcode.endswith("-start") or not shape.startswith("("):
         return shape

@@ -1,4 +1,4 @@
-"""What XLA's executables take on disk and in memory. benchmarks/graph_memory.py measures those of the CPU."""
+"""Disk and memory estimates of XLA's executables. benchmarks/graph_memory.py measures those of the CPU."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from llmc.compiler.targets.xla.capacity import DescribedMachine
 
 LAYER_BYTES = {False: 900_000, True: 1_300_000}
-"""Of machine code and its description for each layer, by whether cached tokens are read."""
+"""Bytes of machine code and its description per layer, by whether cached tokens are read."""
 HELD = 2.5
-"""Times the temporary buffers of the largest run: its own, and what the runs before it have not given back."""
+"""Memory as a multiple of the largest run's temporary buffers: its own, and what earlier runs have not released."""
 
 
 class XlaCosts(Costs):
-    """What all of XLA's devices have in common."""
+    """Common cost estimates of XLA's devices."""
 
     executable_bytes: ClassVar[int] = 1_000_000
     splits_weights: ClassVar[tuple[str, ...]] = (TENSOR_PARALLEL.flag,)
@@ -33,7 +33,7 @@ class XlaCosts(Costs):
         return {"trace": traces(buckets), "weights": WEIGHTS, "slots": Timing(fixed=1.0)}
 
     def weight_bits(self, options: CompileOptions, weights: Weights) -> float:
-        """8 where they are quantised, which experts are not; scales of rows are a hundredth of that or less."""
+        """8 where they are quantized, which experts are not; row scales add a hundredth or less."""
         return 8.0 if options.quantize in CODES and not weights.experts else super().weight_bits(options, weights)
 
     def cache_bytes(self, options: CompileOptions) -> int:
@@ -44,7 +44,7 @@ class XlaCosts(Costs):
 
 
 class XlaCpuCosts(XlaCosts):
-    """On this host's CPU."""
+    """Cost estimates on this host's CPU."""
 
     executable_seconds: ClassVar[float] = 3.0
     verifying: ClassVar[Verifying] = Verifying(
@@ -60,8 +60,11 @@ class XlaCpuCosts(XlaCosts):
         return model.layers * LAYER_BYTES[bucket.context > 0]
 
     def workspace_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
-        """XLA's temporary buffers: new keys and values, the widest layer, its scores, and the cache as it is gathered.
-        One run's are 0.87 to 1.05 of what memory_analysis states. Quantised weights are copied to float32 for a run."""
+        """XLA's temporary buffers: new keys and values, the widest layer, its scores, and the gathered cache.
+
+        A run's buffers are 0.87 to 1.05 times what memory_analysis states. Quantized weights are copied to float32 for
+        a run.
+        """
         copied = 4 * model.parameters if options.quantize in CODES else 0
         seen = bucket.context + bucket.query
         each = model.cache_values + model.working_set + model.heads * seen
@@ -69,7 +72,7 @@ class XlaCpuCosts(XlaCosts):
 
 
 class DescribedCosts(XlaCosts):
-    """For a machine that is only described. Verification compiles each program for this CPU first."""
+    """Cost estimates for a described machine. Verification compiles each program for this CPU first."""
 
     verifying: ClassVar[Verifying] = Verifying(
         begin=Timing(fixed=1.0),
@@ -87,13 +90,13 @@ class DescribedCosts(XlaCosts):
 
 
 class CudaCosts(DescribedCosts):
-    """For NVIDIA's GPUs."""
+    """Cost estimates for NVIDIA GPUs."""
 
     executable_seconds: ClassVar[float] = 8.0
     executable_bytes: ClassVar[int] = 1_400_000
 
 
 class TpuCosts(DescribedCosts):
-    """For TPUs."""
+    """Cost estimates for TPUs."""
 
     executable_seconds: ClassVar[float] = 4.0

@@ -1,8 +1,8 @@
-"""Machines that are only described: executables for them are made on any host, and their memory is known.
+"""Targets for described machines: any host compiles executables for them, and their memory is known.
 
-Graphs, weights and cache are those of every XLA target. The memory of a device is checked before anything is compiled,
-and again with XLA's figures for each executable. Nothing is run on such a machine: verification compiles the same
-portable programs for this host's CPU.
+Graphs, weights and cache are those of every XLA target. A device's memory is checked before anything is compiled, and
+again with XLA's figures for each executable. Nothing runs on such a machine: verification compiles the same portable
+programs for this host's CPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from llmc.runtime.executors.xla.client import Platform
 
 COMPILING = ("llmc.compiler.targets.xla.build", "llmc.compiler.targets.xla.scan_layers")
-"""Modules that a compiling process imports, besides the target's own."""
+"""Modules that a compiling process imports, in addition to the target's own."""
 
 _DEGREES = (2, 4, 8, 16, 32, 64)
 """Degrees of tensor parallelism that an error about memory may propose."""
@@ -41,7 +41,7 @@ DESCRIBED = replace(XLA, hardware=contract_tested("the portable programs inside 
 
 
 def listed(machine: DescribedMachine, generation: str, shape: str, chips: int, hosts: int) -> dict[str, Any]:
-    """A row of `Topologies.known`."""
+    """Return a row of `Topologies.known`."""
     return {
         "name": machine.name, "generation": generation, "shape": shape, "chips": chips, "devices": machine.devices,
         "hosts": hosts, "hbm_bytes_per_device": machine.usable_bytes,
@@ -49,23 +49,23 @@ def listed(machine: DescribedMachine, generation: str, shape: str, chips: int, h
 
 
 class DescribedTarget(XlaTarget):
-    """A target for a machine that is only described."""
+    """A target for a described machine."""
 
     platform: ClassVar[Platform]
-    """XLA's."""
+    """XLA's platform."""
 
     def __init__(self, detail: str = "") -> None:
         self._detail = detail
 
     @classmethod
     def of(cls, detail: str, settings: Settings) -> Self:
-        """Of a topology such as "v5e-2x2"; it is only needed, and read, where something is compiled."""
+        """Create the target for a topology such as "v5e-2x2", which is parsed on first use."""
         return cls(detail)
 
     @property
     @abstractmethod
     def topology(self) -> DescribedMachine:
-        """The machine that is compiled for; raises InputError listing the known ones."""
+        """The machine to compile for. Raises InputError listing the known ones."""
 
     @property
     def verification(self) -> VerificationPolicy:
@@ -73,11 +73,11 @@ class DescribedTarget(XlaTarget):
         return replace(super().verification, each=False, portable=True)
 
     def lighter(self, options: CompileOptions) -> Sequence[str]:
-        """Flags under which steps would take less temporary memory than as they are asked for."""
+        """Return flags under which steps would take less temporary memory."""
         return ()
 
     def configure(self, options: CompileOptions) -> CompileOptions:
-        """Refuses a topology that is not known."""
+        """Refuses an unknown topology."""
         self._devices(options)
         return super().configure(options)
 
@@ -90,7 +90,7 @@ class DescribedTarget(XlaTarget):
         from llmc.compiler.targets.xla.build import Machine, host_machine
 
         degree, topology = TENSOR_PARALLEL.of(options), self.topology
-        host_machine(degree, self.settings.threads)  # JAX is configured before anything else asks it
+        host_machine(degree, self.settings.threads)  # JAX must be configured before its first use
         devices = tuple(topology.describe()[:degree])
         return Machine(self.platform, topology.name, devices)
 
@@ -103,8 +103,8 @@ class DescribedTarget(XlaTarget):
     def _require(
         self, stages: Stages, options: CompileOptions, layout: Mapping[str, Any], memories: Sequence[Mapping[str, int]]
     ) -> Need:
-        """The memory that a device needs, with XLA's figures for each executable; raises CompileError if it has
-        less.
+        """A device's memory need, with XLA's figures for each executable. Raises CompileError if the device
+        has less.
         """
         from llmc.compiler.targets.xla.capacity import Cache, Need, require_fits
 
@@ -124,7 +124,7 @@ class DescribedTarget(XlaTarget):
     def analyse(
         self, stages: Stages, lowered: Lowered, files: Sequence[Path], options: CompileOptions
     ) -> dict[str, Any]:
-        """Memory, work and collectives of all executables on one device; raises CompileError where they do not fit."""
+        """Memory, work and collectives of all executables on one device. Raises CompileError where they do not fit."""
         found = super().analyse(stages, lowered, files, options)
         memories = [e["memory"] for e in found["executables"]]
         assert isinstance(lowered, XlaLowered)
@@ -134,12 +134,12 @@ class DescribedTarget(XlaTarget):
 
 
 def _share(shape: Sequence[int], dims: Dims, degree: int) -> tuple[int, ...]:
-    """What one of `degree` devices has of an array."""
+    """One device's share of an array's shape."""
     return tuple(n if dim is None else n // degree for n, dim in zip(shape, dims, strict=True))
 
 
 def _weight_bytes(layout: Mapping[str, Any], config: Mapping[str, Any], degree: int, machine: DescribedMachine) -> int:
-    """Of the weights, on one of `degree` devices."""
+    """Bytes of the weights on one of `degree` devices."""
     from llmc.compiler.targets.xla.sharding import weight_shardings
 
     split = weight_shardings({w["name"]: tuple(w["shape"]) for w in layout["weights"]}, config, degree)
@@ -150,7 +150,7 @@ def _weight_bytes(layout: Mapping[str, Any], config: Mapping[str, Any], degree: 
 
 
 def _cache_parts(layout: Mapping[str, Any], groups: Sequence[Sequence[CacheTensor]], degree: int) -> list[CachePart]:
-    """Of the cache's arrays, on one of `degree` devices."""
+    """Cache arrays on one of `degree` devices."""
     from llmc.compiler.targets.xla.capacity import CachePart
     from llmc.compiler.targets.xla.sharding import cache_dims
 

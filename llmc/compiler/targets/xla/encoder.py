@@ -1,11 +1,11 @@
-"""Encoders on XLA: an executable a bucket (texts × tokens), all over one weights file, by `--device xla`'s compiler.
+"""Encoders on XLA: one executable per bucket (texts × tokens) over one weights file, by `--device xla`'s compiler.
 
-The program is traced once without a tensor in it, and weights are arguments, so that executables depend on shapes
-alone: another checkpoint of the same shapes finds them all in the store. What compiles is the target for models that
-generate (targets/xla/), with its operators, formats, processes and keys.
+The program is traced once without tensors, and weights are arguments, so that executables depend only on shapes:
+another checkpoint of the same shapes finds them all in the store. The compiler is the target for generation
+(targets/xla/), with its operators, formats, processes and keys.
 
-TPUs are only described (`--device tpu:v5e-1x1`). Nothing is run on one: verification runs the portable programs of the
-same executables on this host's CPU.
+TPUs are only described (`--device tpu:v5e-1x1`): verification runs the portable programs of the same executables on
+this host's CPU.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 
 
 def traced_weightless(stages: Stages, case: EncoderCase, options: CompileOptions) -> Entry:
-    """An entry with `program` (torch's model.json), `tensors` (tensors.json of weights/weightless.py), `weights` and
-    `placements`; its meta has the names of the program's `inputs`, and whether it has `type_ids`.
+    """Return an entry with `program`, `tensors`, `weights` and `placements`.
 
-    Weights are in the options' dtype, and quantised as they say; computed constants in float32 or int32. Raises
-    CheckpointError and CompileError.
+    `program` is torch's model.json, `tensors` the tensors.json of weights/weightless.py. The entry's meta has the names
+    of the program's `inputs`, and whether it has `type_ids`. Weights have the options' dtype and quantization; computed
+    constants are float32 or int32. Raises CheckpointError and CompileError.
     """
     components = {
         **case.components(stages),
@@ -102,7 +102,7 @@ def _table(array: NDArray[Any]) -> NDArray[Any]:
 
 
 class XlaEncoderTarget(EncoderTarget):
-    """For this host's CPU."""
+    """Compiles encoders for this host's CPU."""
 
     name: ClassVar[str] = "xla"
     encoder: ClassVar[str] = "xla-encoder"
@@ -115,14 +115,14 @@ class XlaEncoderTarget(EncoderTarget):
 
     @classmethod
     def of(cls, detail: str) -> Self:
-        """What is behind the device's name means what it means for models that generate."""
+        """`detail` means the same as for models that generate."""
         built = cls(detail)
         _ = built.compiler
         return built
 
     @cached_property
     def compiler(self) -> XlaTarget:
-        """The target for models that generate. Raises InputError for what its device cannot be told."""
+        """The target for models that generate. Raises InputError for an invalid device detail."""
         from llmc.compiler.targets.xla.target import XlaTarget
 
         found = open_target(self._device)
@@ -133,7 +133,7 @@ class XlaEncoderTarget(EncoderTarget):
         return "one executable per bucket of texts × tokens: XLA compiles fixed shapes"
 
     def configure(self, options: CompileOptions) -> CompileOptions:
-        """And what the compiler refuses, such as a topology that is not known."""
+        """Also refuses what the compiler does, such as an unknown topology."""
         built = super().configure(options)
         self.compiler.configure(built)
         return built
@@ -172,7 +172,7 @@ class XlaEncoderTarget(EncoderTarget):
             yield job.name, stablehlo(job, machine)
 
     def make(self, stages: Stages, plan: EncodePlan, case: EncoderCase, options: CompileOptions) -> CompiledEncoder:
-        """One program with its weights, and an executable a bucket, in as many processes as there are jobs."""
+        """Build one program with its weights, and an executable a bucket, in as many processes as there are jobs."""
         traced = traced_weightless(stages, case, options)
         shapes = [(bucket.batch, bucket.query) for bucket in plan.buckets]
         preload = self.compiler.description.fresh_process
@@ -213,7 +213,7 @@ class XlaEncoderTarget(EncoderTarget):
 
 
 Given = tuple[Path, Path, tuple[str, ...]]
-"""Files of the traced program and of what its weights are (tensors.json), and the names of its inputs."""
+"""Files of the traced program and of its weights' description (tensors.json), and the names of its inputs."""
 
 
 def _given(stages: Stages, traced: Entry) -> Given:
@@ -222,7 +222,7 @@ def _given(stages: Stages, traced: Entry) -> Given:
 
 
 def compile_shape(device: str, given: Given, shape: tuple[int, int], options: CompileOptions) -> bytes:
-    """The executable file of a bucket, in this process. Raises CompileError."""
+    """Compile a bucket's executable file in this process. Raises CompileError."""
     target = open_target(device)
     target.machine(options)  # type: ignore[attr-defined] # JAX is configured before anything imports it
     built: bytes = target.build(_job(given, shape), options)  # type: ignore[attr-defined] # an XlaTarget
@@ -237,13 +237,13 @@ def _job(given: Given, shape: tuple[int, int]) -> XlaJob:
 
 
 class TpuEncoderTarget(XlaEncoderTarget):
-    """For TPUs that are only described."""
+    """Compiles encoders for described TPUs."""
 
     name: ClassVar[str] = "tpu"
     packages: ClassVar[tuple[str, ...]] = ("jax", "libtpu")
 
     def analyse(self, stages: Stages, built: CompiledEncoder, options: CompileOptions) -> dict[str, Any]:
-        """And what a device must hold; raises CompileError where it has less."""
+        """Adds a device's memory need. Raises CompileError where the device has less."""
         found = super().analyse(stages, built, options)
         assert isinstance(self.compiler, DescribedTarget)
         topology = self.compiler.topology

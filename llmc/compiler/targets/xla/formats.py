@@ -1,10 +1,10 @@
-"""Formats of weights and cache beside the dtype that a step computes in.
+"""Formats of weights and cache other than the compute dtype.
 
-A quantised matrix is two inputs of every step: its codes under its own name, and NAME_scale, a float32 for each row
-(weights/rows.py), with the layers first where they are rolled. A name and a suffix of "_scale" are vLLM's, too.
+A quantized matrix is two inputs of every step: its quantized weights under its own name, and NAME_scale, a float32 for
+each row (weights/rows.py), with the layers first where they are rolled. The suffix "_scale" is also vLLM's.
 
-A cache in fp8 holds float8 e4m3 with scale 1, as vLLM's does for a checkpoint without scales of its own
-(BaseKVCacheMethod.process_weights_after_loading, vLLM 0.11); values beyond 448 are held as 448.
+An fp8 cache holds float8 e4m3 with scale 1, as vLLM's does for a checkpoint without scales of its own
+(BaseKVCacheMethod.process_weights_after_loading, vLLM 0.11); values beyond 448 are clipped to 448.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from llmc.compiler.options import CompileOptions
 
 CODES: Mapping[str, str] = {"int8": "int8", "fp8": "float8_e4m3fn"}
-"""The dtype of a matrix by quantisation."""
+"""The dtype of a matrix by quantization."""
 
 KV_CACHES: Mapping[str, str] = {**DTYPES, "fp8": "float8_e4m3fn"}
 """The dtype of keys and values by the option's name."""
@@ -33,12 +33,14 @@ KV_CACHE_DTYPE: Option[str | None] = Option(
 
 
 def cache_dtype(options: CompileOptions) -> str:
-    """Precision of the KV cache: as requested, or as everything else."""
+    """Return the KV cache precision: as requested, or that of everything else."""
     return KV_CACHE_DTYPE.of(options) or options.dtype
 
 
 def described_as(rolled: bool, quantize: str) -> Stack | None:
-    """What makes of the traced program's tensors those that executables take; None where they are the same."""
+    """Return the function from the traced program's tensors to the executables' tensors; None where they are
+    the same.
+    """
     if not rolled and quantize == "none":
         return None
     return lambda described: _quantised(_stack(described) if rolled else described, quantize)
@@ -62,7 +64,7 @@ def _stack(described: Sequence[Described]) -> list[Described]:
 
 
 def _quantised(described: Sequence[Described], quantize: str) -> list[Described]:
-    """The tensors with every matrix as codes and scales; all of them as they are for "none"."""
+    """The tensors with every matrix as quantized weights and scales; unchanged for "none"."""
     if quantize == "none":
         return list(described)
     found: list[Described] = []
@@ -79,7 +81,6 @@ def _quantised(described: Sequence[Described], quantize: str) -> list[Described]
 
 
 def _is_matrix(tensor: Mapping[str, Any]) -> bool:
-    """Whether something is multiplied with it, or it is looked up by rows: neither norms nor biases nor tables.
-    Routers stay as they are."""
+    """Whether it is multiplied or looked up by rows, unlike norms, biases and tables. Routers are not quantized."""
     rank = len(tensor["shape"]) - ("*" in tensor["name"])
     return tensor["transform"] != "table" and rank == 2 and not is_router(tensor["name"])

@@ -1,15 +1,15 @@
-"""Small instruction numbers for a serialised HLO module, which compilers built on an older XLA need.
+"""Renumbers a serialised HLO module with small instruction ids, which compilers built on an older XLA need.
 
-Since 2025 XLA numbers instructions with 64 bits, their computation's number in the upper half; what is built on an XLA
-from before (neuronx-cc) refuses a number above INT_MAX. Source: openxla/xla 5bba026, pytorch/xla#9685. Numbers only
-have to be unique within a module, so all are given anew, from 1. Fields by their numbers in xla/service/hlo.proto:
+Since 2025 XLA's instruction ids have 64 bits, with the computation's id in the upper half. Compilers built on an
+earlier XLA (neuronx-cc) refuse ids above INT_MAX. Source: openxla/xla 5bba026, pytorch/xla#9685. Ids only have to be
+unique within a module, so all are assigned again, from 1. Fields by their numbers in xla/service/hlo.proto:
 
     HloModuleProto       3 computations, 5 id
     HloComputationProto  2 instructions, 6 root_id
     HloInstructionProto  35 id, 36 operand_ids, 37 control_predecessor_ids
 
-The module's own number counts the modules of a process from 0, and is left out, as 0 is, so that equal modules are
-equal bytes. Modules that are scheduled already hold numbers elsewhere, too, and are none that llmc writes.
+The module's own id counts the process's modules from 0, and is left out, as 0 is, so that equal modules are equal
+bytes. Scheduled modules hold ids in further fields; llmc writes none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Change = Callable[[int, "int | bytes"], "int | bytes | None"]
 
 
 def renumbered(module: bytes) -> bytes:
-    """The HloModuleProto `module` with instructions numbered from 1. Raises ValueError for what is not one."""
+    """Renumber the instructions of an HloModuleProto from 1. Raises ValueError for anything else."""
     try:
         found = [
             next((number for inner, _, number in wire.fields(wire.as_bytes(instruction)) if inner == ID), 0)
@@ -63,7 +63,7 @@ def renumbered(module: bytes) -> bytes:
 
 
 def _changed(message: bytes, change: Change) -> bytes:
-    """`message` with each field's value as `change` makes it of field number and value; None leaves the field out."""
+    """`message` with each field's value replaced by `change` of field number and value; None leaves the field out."""
     out = bytearray()
     for field, kind, value in wire.fields(message):
         built = change(field, value)
@@ -74,14 +74,16 @@ def _changed(message: bytes, change: Change) -> bytes:
 
 
 def _with(message: bytes, field: int) -> bytes:
-    """`message` with `field`, a number that is 0 where it is left out."""
+    """`message` with `field` added as 0 where it is left out."""
     there = any(number == field for number, _, _ in wire.fields(message))
     return message if there else message + wire.field(field, 0)
 
 
 def changed(module: bytes, in_module: Change, in_instruction: Change) -> bytes:
-    """The HloModuleProto `module` with its own fields, and those of its instructions, as the two make them of number
-    and value; None leaves a field out."""
+    """Change the fields of an HloModuleProto, and those of its instructions, by functions of field number and value.
+
+    A result of None leaves a field out.
+    """
 
     def in_computation(number: int, value: int | bytes) -> int | bytes:
         return _changed(wire.as_bytes(value), in_instruction) if number == INSTRUCTIONS else value

@@ -1,16 +1,16 @@
 """ATen operators, and ours, in jax.numpy: one rule each, under the names and parameters of the operator's schema.
 
-Source of each rule's meaning: the operator's entry in torch's native_functions.yaml and the documentation of the
-function of that name. Rules take JAX arrays and Python numbers; a dtype is a NumPy one, already narrowed to what XLA
-holds (64-bit integers are 32-bit: they count tokens and positions). What a rule returns is cast to the dtype that the
-program declares, so rules need not follow torch's promotion to the letter.
+Each rule's meaning follows the operator's entry in torch's native_functions.yaml and the documentation of the function
+of that name. Rules take JAX arrays and Python numbers; a dtype is a NumPy one, already narrowed to XLA's (64-bit
+integers are 32-bit: they count tokens and positions). A rule's result is cast to the dtype that the program declares,
+so rules need not follow torch's promotion exactly.
 
-Products of float32 matrices ask for full precision: a TPU would otherwise round their operands to bfloat16.
-`evaluate` runs a program's operations over JAX arrays, each by its rule.
+Float32 matmuls request full precision: a TPU would otherwise round their operands to bfloat16. `evaluate` runs a
+program's operations over JAX arrays, each by its rule.
 
-`Quantised` matrices are in 8 bits with a scale for each row, as formats.py describes them:
-y = (x · codesᵀ) · scale, with the codes cast to x's dtype, which holds them exactly, and sums in float32. XLA reads the
-codes inside the product on TPUs, and in Triton's fusions on NVIDIA's cards; on CPU it makes copies of the matrices.
+`Quantised` matrices are in 8 bits with a scale for each row, as formats.py describes them: y = (x · codesᵀ) · scale.
+The quantized weights are cast to x's dtype, which holds them exactly, and sums are in float32. XLA reads them inside
+the matmul on TPUs, and in Triton's fusions on NVIDIA GPUs; on CPU it copies the matrices.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ Array = Any
 
 
 class Quantised(NamedTuple):
-    """A matrix: codes [.., N, K], scale [.., N]; a tree of arrays, which a scan takes apart by layers."""
+    """A matrix as int8 or fp8 weights [.., N, K] and scale [.., N]; a tree of arrays, which a scan divides by
+    layers.
+    """
 
     quantized: Array
     scale: Array
@@ -48,14 +50,14 @@ class Quantised(NamedTuple):
         return (out * self.scale).astype(x.dtype)
 
     def rows(self, indices: Array) -> Array:
-        """Rows by number, in float32: indices […] → […, K]."""
+        """Look up rows, in float32: indices […] → […, K]."""
         quantized, scale = (jnp.take(part, indices, axis=0, mode="clip") for part in self)
         return quantized.astype(jnp.float32) * scale[..., None]
 
 
 Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
-"""From "name.overload" to its rule."""
+"""Rules by "name.overload"."""
 
 _INT64_MAX = 2**63 - 1
 
@@ -72,7 +74,7 @@ def _precision(x: Array) -> Any:
     return lax.Precision.HIGHEST if x.dtype == jnp.float32 else lax.Precision.DEFAULT
 
 
-# products
+# matmuls
 
 
 @_rule("linear.default")
@@ -113,7 +115,7 @@ _BINARY: dict[str, Rule] = {
 
 
 def _unary(apply: Rule) -> Rule:
-    def rule(self: Array) -> Array:  # arguments come by name
+    def rule(self: Array) -> Array:  # arguments are passed by name
         return apply(self)
 
     return rule
@@ -143,7 +145,7 @@ def _sub(self: Array, other: Any, alpha: float = 1) -> Array:
 
 @_rule("remainder.Scalar", "remainder.Tensor")
 def _remainder(self: Array, other: Any) -> Array:
-    """With the divisor's sign."""
+    """The result has the divisor's sign."""
     return jnp.remainder(self, other)
 
 
@@ -220,7 +222,8 @@ def _attention(
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> Array:  # fmt: skip
     """[B, H, Q, D] over keys and values [B, Hkv, S, D]: scores and their exponentials in float32; a query that may see
-    no key gives 0."""
+    no key gives 0.
+    """
     if dropout_p:
         raise NotImplementedError("attention that drops out")
     if enable_gqa:
@@ -257,7 +260,9 @@ def _topk(self: Array, k: int, dim: int = -1, largest: bool = True, sorted: bool
 
 @_rule("max.dim")
 def _max(self: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
-    """With the index of the first of equal ones; by reductions of one tensor each, which every compiler knows."""
+    """With the index of the first of equal values; uses only reductions of one tensor, which every compiler
+    supports.
+    """
     top = jnp.max(self, dim, keepdims=True)
     offsets = lax.broadcasted_iota(jnp.int32, self.shape, dim % self.ndim)
     first = jnp.min(jnp.where(self == top, offsets, self.shape[dim] - 1), dim, keepdims=keepdim)
@@ -271,7 +276,7 @@ def _masked_fill(self: Array, mask: Array, value: float) -> Array:
 
 @_rule("scatter.value")
 def _scatter(self: Array, dim: int, index: Array, value: float) -> Array:
-    """By comparison, which every compiler knows; along other axes the index is as long as `self`."""
+    """By comparison, which every compiler supports; along other axes the index is as long as `self`."""
     offsets = jnp.arange(self.shape[dim])
     hit = jnp.moveaxis((jnp.moveaxis(index, dim, -1)[..., None] == offsets).any(-2), -1, dim)
     return jnp.where(hit, jnp.asarray(value, self.dtype), self)
@@ -415,17 +420,17 @@ def _index(self: Array, indices: Sequence[Array | None]) -> Array:
 
 @_rule("llmc.attend.default")
 def _attend(**given: Any) -> Array:
-    """See attention/attend.py; imported here, since few programs have it."""
+    """attention/attend.py, imported here because few programs need it."""
     from llmc.compiler.targets.xla.attention.attend import attend
 
     return attend(**given)
 
 
-# layers with a state
+# layers with recurrent state
 
 
 def _with_state(written: Rule) -> Rule:
-    """An operator of frontend/recurrent, in float32 throughout; its results take their dtypes in `evaluate`."""
+    """An operator of frontend/recurrent, in float32 throughout; `evaluate` casts its results."""
 
     def rule(**given: Any) -> tuple[Array, Array]:
         wide = {
@@ -444,7 +449,7 @@ RULES["llmc.gated_delta.default"] = _with_state(chunked.gated_delta)
 RULES["llmc.state_scan.default"] = _with_state(chunked.state_scan)
 
 
-# making tensors, and what changes nothing but a dtype
+# creating tensors, and dtype conversions
 
 
 @_rule("arange.default")
@@ -506,13 +511,13 @@ _NARROW = {"int64": "int32", "float64": "float32"}
 
 
 def narrowed(code: int) -> np.dtype[Any]:
-    """The dtype that XLA holds for torch's dtype number `code`: 64-bit numbers are 32-bit."""
+    """Return XLA's dtype for torch's dtype number `code`: 64-bit numbers are 32-bit."""
     name = DTYPES[code]
     return jnp.dtype(_NARROW.get(name, name))
 
 
 def evaluate(program: BoundProgram, operations: Iterable[Operation], values: dict[str, Array]) -> dict[str, Array]:
-    """Run `operations` over `values` (arrays by name), which takes what they make, and return it.
+    """Run `operations` over `values` (arrays by name), add their results to it, and return it.
 
     Raises CompileError naming an operator that has no rule, or that fails, and the layer it came from.
     """

@@ -1,4 +1,4 @@
-"""XLA's analysis of a bundle's executables, in a few lines for people. Bytes of one device."""
+"""Formats XLA's analysis of a bundle's executables for people. Bytes are per device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmc.compiler.targets.xla.capacity import gib
 
 
 def lines(analysis: Mapping[str, Any]) -> list[str]:
-    """Lines about memory, work, how weights are split and what devices exchange; none for an empty analysis."""
+    """Return lines about memory, work, weight sharding and collectives; none for an empty analysis."""
     found = []
     memory = analysis.get("device_memory")
     if memory:
@@ -25,7 +25,7 @@ def lines(analysis: Mapping[str, Any]) -> list[str]:
         flops = [e["cost"]["flops"] for e in executables]
         temporary = max(e["memory"]["temporary"] for e in executables)
         found.append(
-            f"{len(executables)} executables: products of {min(flops) / 1e9:.3g} to {max(flops) / 1e9:.3g} GFLOP "
+            f"{len(executables)} executables: matmuls of {min(flops) / 1e9:.3g} to {max(flops) / 1e9:.3g} GFLOP "
             f"a step and device, temporary memory up to {gib(temporary)}"
         )
     split = analysis.get("tensor_parallel")

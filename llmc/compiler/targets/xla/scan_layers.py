@@ -1,23 +1,23 @@
-"""A step whose layers are one body that is run once a layer, instead of a copy of it for each (step.py, `Core`).
+"""Rolls a step's repeated layers into one body that runs once a layer (step.py, `Core`).
 
 The compiler sees one layer, however many there are: compile time and code do not grow with depth. Weights of layers are
-stacked (`stacked_names`), and `fold` decides what may be rolled. Caches are read in the body by the layer's
-index and never carried; new entries come out of it stacked, [layers, B, H, Q, D].
+stacked (`stacked_names`), and `fold` decides what may be rolled. The body reads caches by the layer's index and never
+carries them; new entries come out of it stacked, [layers, B, H, Q, D].
 
 Names. The weights of all layers are one stacked array, named with `*` for the layer. A layer's weight is one whose name
 has a component that is a number: "model.layers.3.mlp.up_proj.weight" is layer 3's "model.layers.*.mlp.up_proj.weight";
-further numbers, of experts say, stay as they are.
+further numbers, such as experts', stay unchanged.
 
 Folding. The straight line of operators is folded into one body, not traced again. An operation belongs to the highest
-layer whose weights or cache it depends on, and to the prelude if there is none. So a layer also has the operations up
-to the next layer's first weight (the norm's arithmetic); those before layer 0's first weight belong to the prelude.
-Rules:
+layer whose weights or cache it depends on, and to the prelude if there is none. A layer therefore also has the
+operations up to the next layer's first weight (the norm's arithmetic); those before layer 0's first weight belong to
+the prelude. Rules:
 
   - Equal operations of the prelude are one: each layer has its own copy of its cache's mask.
-  - Operation by operation, layers 0 … L−2 have the same operator, numbers and dtypes, and read the same things: what
-    the layer made, what the layer before it made at that place (a carry), its own weights and cache, or the prelude.
-    Where layers read different values of the prelude (masks of sliding and of full attention), the body takes its
-    layer's. Layer 0's carries are values of the prelude.
+  - Operation by operation, layers 0 … L−2 have the same operator, numbers and dtypes, and read the same things: values
+    of the layer, the corresponding value of the previous layer (a carry), the layer's weights and cache, or the
+    prelude. Where layers read different values of the prelude (masks of sliding and of full attention), the body takes
+    its layer's. Layer 0's carries are values of the prelude.
   - The last layer's operations that the body also has are the body's; all others are the epilogue, which reads
     carries, the prelude and weights of no layer.
 
@@ -47,13 +47,13 @@ class NotRollableError(ValueError):
 
 
 def starred(name: str) -> tuple[str, int]:
-    """The name with `*` for the layer, and the layer; −1 for a weight of none, whose name stays as it is."""
+    """Return the name with `*` for the layer, and the layer; the unchanged name and −1 for a weight outside layers."""
     found = _NUMBERED.fullmatch(name)
     return (f"{found[1]}*{found[3]}", int(found[2])) if found else (name, -1)
 
 
 def grouped(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """The arguments of a rolled program, sorted by name, and the weights that each stacks, in the order of layers.
+    """Return the arguments of a rolled program, sorted by name, and the weights that each stacks, in layer order.
 
     Raises NotRollableError where some layer lacks a weight that another has, or where there are two stacks of layers.
     """
@@ -73,10 +73,10 @@ def grouped(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 
 def stacked_names(weights: Mapping[str, Sequence[int]]) -> dict[str, tuple[str, ...]]:
-    """The arguments of a rolled program over `weights` (shapes by name), in order, and what each is made of.
+    """Return the arguments of a rolled program over `weights` (shapes by name), in order, with the weights of each.
 
-    "a.*.b" → ("a.0.b", "a.1.b", …), to be stacked along a new first axis; any other weight → itself alone, as it is.
-    The order depends on nothing but the names. Raises NotRollableError where layers differ in their weights or shapes.
+    "a.*.b" → ("a.0.b", "a.1.b", …), to be stacked along a new first axis; any other weight → itself, unstacked. The
+    order depends only on the names. Raises NotRollableError where layers differ in their weights or shapes.
     """
     arguments = grouped(weights)
     for sources in arguments.values():
@@ -96,13 +96,15 @@ _PRELUDE = -1
 
 @dataclass(frozen=True)
 class Carry:
-    """A value that layers hand on, by its names: before the first, inside the body, after it, and for the epilogue."""
+    """A value passed between layers, by its names: before the first, inside the body, after it, and for the
+    epilogue.
+    """
 
     before: str
     inside: str
     after: str
     last: str | None
-    """None where the last layer has no such value, because nobody reads it."""
+    """None where the last layer has no such value, because nothing reads it."""
 
 
 @dataclass(frozen=True)
@@ -121,16 +123,16 @@ class RolledProgram:
     cache: tuple[str, ...]
     """Key and value that the body reads, or nothing."""
     new_entries: tuple[str, str]
-    """New key and value that the body makes."""
+    """New key and value from the body."""
 
 
 def fold(program: BoundProgram) -> RolledProgram:
-    """`program` as one body for all layers. Raises NotRollableError with the first difference."""
+    """Fold `program` into one body for all layers. Raises NotRollableError with the first difference."""
     return _Folding(program).folded()
 
 
 class _Folding:
-    """One program's layers, their operations, and the place of each value within its layer."""
+    """One program's layers, their operations, and the index of each value within its layer."""
 
     def __init__(self, program: BoundProgram) -> None:
         self._program = program
@@ -151,7 +153,7 @@ class _Folding:
         self._offsets = [_offsets(operations) for operations in self._operations[:-1]]
 
     def _sort(self) -> None:
-        """Give each operation to its layer, with one name for what the prelude computes twice."""
+        """Assign each operation to its layer, and merge equal operations of the prelude."""
         alias: dict[str, str] = {}
         known: dict[Any, Operation] = {}
         for traced in self._program.operations:
@@ -204,7 +206,7 @@ class _Folding:
     def _last(
         self, shapes: Sequence[Any], leaves: Sequence[Sequence[_Leaf]]
     ) -> tuple[dict[int, Operation], dict[str, int], list[Operation]]:
-        """The last layer's operations by their index in the body, its values' places, and the epilogue."""
+        """The last layer's operations by their index in the body, its values' indices, and the epilogue."""
         layer = self._count - 1
         free: dict[Any, list[int]] = {}
         for i in reversed(range(len(shapes))):
@@ -259,19 +261,19 @@ class _Folding:
                 name = new[2 * layer + side]
                 if name not in offsets or offsets[name] != self._offsets[_BODY].get(new[2 * _BODY + side]):
                     what = ("keys", "values")[side]
-                    raise NotRollableError(f"layer {layer} makes its new {what} otherwise than layer {_BODY}")
+                    raise NotRollableError(f"layer {layer} computes its new {what} differently from layer {_BODY}")
         return new[2 * _BODY], new[2 * _BODY + 1]
 
     def _dtypes(self, operation: Operation) -> tuple[int, ...]:
         return tuple(self._program.dtypes[name] for name in operation.outputs)
 
     def _shape(self, operation: Operation) -> Any:
-        """All of an operation but what it reads."""
+        """An operation without its operands."""
         blank = _renamed(operation, dict.fromkeys(operation.refs(), ""))
         return operation.operator, operation.several, repr(blank.arguments), self._dtypes(operation)
 
     def _leaves(self, operation: Operation, layer: int, offsets: Mapping[str, int]) -> list[_Leaf]:
-        """What an operation of `layer` reads, in terms that equal layers share."""
+        """The operands of an operation of `layer`, in terms that equal layers share."""
         return [self._leaf(name, layer, offsets) for name in operation.refs()]
 
     def _leaf(self, name: str, layer: int, offsets: Mapping[str, int]) -> _Leaf:
@@ -296,7 +298,7 @@ def _agree(own: _Leaf, body: _Leaf, layer: int) -> bool:
 
 
 def _varying(leaves: Sequence[Sequence[_Leaf]], read: Sequence[Sequence[Sequence[str]]]) -> dict[str, tuple[str, ...]]:
-    """Values of the prelude, by the body's names, that are not the same in all layers, to each layer's."""
+    """Values of the prelude, by the body's names, that differ between layers, to each layer's."""
     found: dict[str, tuple[str, ...]] = {}
     for i, own in enumerate(leaves):
         for j, leaf in enumerate(own):
@@ -308,7 +310,7 @@ def _varying(leaves: Sequence[Sequence[_Leaf]], read: Sequence[Sequence[Sequence
 
 
 def _renamed(operation: Operation, names: Mapping[str, str]) -> Operation:
-    """`operation` reading other tensors, by `names` where it has them."""
+    """`operation` with operands renamed by `names`."""
 
     def given(argument: Any) -> Any:
         if isinstance(argument, Ref):
@@ -322,7 +324,7 @@ __all__ = ["NotRollableError", "RolledCore", "roll", "stacked_names"]
 
 
 def roll(program: BoundProgram) -> RolledCore:
-    """`program` with one body for all its layers. Raises NotRollableError, saying where layers differ."""
+    """Roll `program` into one body for all its layers. Raises NotRollableError, saying where layers differ."""
     return RolledCore(program, fold(program))
 
 
@@ -335,7 +337,7 @@ class RolledCore:
         self.weights = list(grouped(program.weights.values()))
 
     def run(self, given: Given, read: Read, weights: Sequence[Array]) -> StepOutput:
-        """`read` is given the layer's index as a traced number.
+        """`read` receives the layer's index as a traced number.
 
         Raises CompileError, also where layers read values of the prelude that differ in shape.
         """

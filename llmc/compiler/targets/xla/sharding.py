@@ -1,13 +1,13 @@
 """Tensor parallel: which dimension of each weight, and of the cache, is split over the mesh's axis "tp".
 
-Rules are data, which each family states (architectures/shared/sharding.py); the one whose pattern matches a weight's
-whole name decides. A weight that does not divide over the devices is replicated, and its note says so. A weight that no
-rule names is an error, so that a new architecture is noticed and not silently replicated.
+Rules are data, which each architecture states (architectures/shared/sharding.py); the one whose pattern matches a
+weight's whole name decides. A weight that does not divide over the devices is replicated, and its note says so. A
+weight that no rule names is an error, so that a new architecture is not silently replicated.
 
 Names are the checkpoint's ("model.layers.3.self_attn.q_proj.weight", [out, in]); with `*` for the layer's index the
-weight is a stack over layers ([layers, out, in]), whose first dimension is never split. Scales of a quantised weight
-(formats.py), one for each row, are split as its rows are. Of adapters that requests choose B is split as the rows of
-its module's weight are, and A as the columns; else they are replicated.
+weight is a stack over layers ([layers, out, in]), whose first dimension is never split. Scales of a quantized weight
+(formats.py), one for each row, are split with its rows. Of per-request adapters, B is split as the rows of its module's
+weight are, and A as the columns; else they are replicated.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from llmc.runtime.cache_shape import CacheShape, CacheTensor
 
 Dims = tuple[str | None, ...]
-"""AXIS or None for each dimension: what jax.sharding.PartitionSpec takes."""
+"""AXIS or None for each dimension, as jax.sharding.PartitionSpec takes them."""
 
 
 UNNAMED = "no rule"
-"""Stands for the rule of a weight that none names, on one device, which needs none."""
+"""Replaces the rule of an unnamed weight on one device, where no rule is needed."""
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """How one weight lies on the devices."""
+    """The sharding of one weight."""
 
     dims: Dims
     """One entry a dimension: AXIS where it is split, else None."""
@@ -48,13 +48,13 @@ class Sharding:
     note: str = ""
     """Why it is replicated although its rule splits; else empty."""
     shape: tuple[int, ...] = ()
-    """The whole weight's."""
+    """The whole weight's shape."""
 
 
 def weight_shardings(
     weights: Mapping[str, tuple[int, ...]], config: Mapping[str, Any], degree: int
 ) -> dict[str, Sharding]:
-    """A sharding for each of `weights` (name to shape) over `degree` devices; with degree 1 nothing is split.
+    """Return a sharding for each of `weights` (name to shape) over `degree` devices; with degree 1 nothing is split.
 
     Raises CompileError, with several devices, for a weight that no rule names, or whose shape is not a multiple of what
     `config` says.
@@ -63,15 +63,16 @@ def weight_shardings(
 
 
 def cache_dims(tensor: CacheTensor, degree: int) -> Dims:
-    """Dims of an array of such tensors: keys or values [layers, slots, kv_heads, capacity, head_dim] are split by whole
-    heads where these divide. States [layers, slots, …] are replicated, as the weights are that make them."""
+    """Return the dims of a cache array: keys or values [layers, slots, kv_heads, capacity, head_dim] are split by whole
+    heads where these divide. Recurrent states [layers, slots, …] are replicated, as the weights that compute them are.
+    """
     if tensor.kind == "state":
         return (None,) * (2 + len(tensor.shape))
     return (None, None, AXIS if degree > 1 and tensor.shape[0] % degree == 0 else None, None, None)
 
 
 def cache_words(shape: CacheShape, degree: int) -> str:
-    """How the cache lies on `degree` devices, for people."""
+    """Describe the cache's sharding over `degree` devices for people."""
     split = [tensor for tensor in shape if AXIS in cache_dims(tensor, degree)]
     if not split:
         return "replicated"
@@ -81,19 +82,18 @@ def cache_words(shape: CacheShape, degree: int) -> str:
 
 
 def logits_dims(config: Mapping[str, Any], degree: int) -> Dims:
-    """Dims of logits [B, V] as the head makes them: split by vocabulary where the head is."""
+    """Return the dims of logits [B, V] from lm_head: split by vocabulary where lm_head is."""
     return (None, _axis(config, "vocab_size", degree))
 
 
 class ShardedCore:
-    """A core over `degree` devices: says where its logits and new cache entries lie, for XLA to follow. `entries` are
-    the dims of the cache's arrays.
+    """A core over `degree` devices with sharding constraints on its logits and new cache entries.
 
-    Without it, where key/value heads do not divide, XLA splits the replicated cache while a step writes to it, and
-    gathers all of it afterwards. New entries that lie as the cache does prevent that: they alone are gathered, once for
-    all layers. Logits are first declared split like the head and then declared whole; otherwise XLA gathers the head's
-    weight instead of the logits. Lowering it needs a mesh of `degree` devices with the axis AXIS, as its inputs'
-    shardings name it.
+    `entries` are the dims of the cache's arrays. Without the constraints, where key/value heads do not divide, XLA
+    splits the replicated cache while a step writes to it, and gathers all of it afterwards. New entries with the
+    cache's sharding prevent that: only they are gathered, once for all layers. Logits are first declared split like
+    lm_head and then declared whole; otherwise XLA gathers lm_head's weight instead of the logits. Lowering needs a mesh
+    of `degree` devices with the axis AXIS, as its inputs' shardings name it.
     """
 
     def __init__(self, core: Core, config: Mapping[str, Any], degree: int, entries: Sequence[Dims]) -> None:
@@ -112,7 +112,7 @@ class ShardedCore:
         def lies(array: Array, dims: Dims) -> Array:
             return lax.with_sharding_constraint(array, NamedSharding(mesh, PartitionSpec(*dims)))
 
-        with use_abstract_mesh(mesh):  # attention/attend.py looks for it
+        with use_abstract_mesh(mesh):  # attention/attend.py reads it
             out = self._core.run(given, read, weights)
         return out._replace(
             logits=lies(lies(out.logits, self._logits), (None, None)),
@@ -127,7 +127,7 @@ def describe(
     cache: CacheShape,
     item_bytes: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """The shardings for people and manifests: rules with what they decided, sizes in all and on a device, notes.
+    """Describe the shardings for people and manifests: rules with their weights, total and per-device sizes, notes.
 
     Sizes are "elements" and "elements_per_device"; with `item_bytes`, the size of each weight's elements, they are
     "bytes" and "bytes_per_device". A weight counts once with its scales. Rules that named no weight are left out.
@@ -157,7 +157,7 @@ def describe(
 def require_degree(degree: int, devices: int, config: Mapping[str, Any], topology: str) -> None:
     """Raise InputError for a degree that `topology` (such as "topology v5e-2x2") has too few devices for.
 
-    So too for one that splits nothing of the model.
+    The same for a degree that splits nothing of the model.
     """
     if degree < 1:
         raise InputError(f"--tensor-parallel {degree} must be at least 1")
@@ -181,27 +181,31 @@ def _sharding(name: str, shape: tuple[int, ...], config: Mapping[str, Any], degr
     rules = _rules(config)
     unscaled = name.removesuffix(SCALE)
     factor = next((end for end in (LOW, HIGH) if unscaled.endswith(end)), "")
-    names = (name, unscaled, f"{unscaled.removesuffix(factor)}.weight")  # Gemmas have a table of a name like scales
+    names = (
+        name,
+        unscaled,
+        f"{unscaled.removesuffix(factor)}.weight",
+    )  # Gemmas have a table with a name like a scale's
     rule = next((r for r in rules if any(re.fullmatch(r.pattern, n) for n in names)), None)
     dims: list[str | None] = [None] * len(shape)
     if degree == 1:
         return Sharding(tuple(dims), rule.name if rule else UNNAMED, shape=shape)
     if rule is None:
         raise CompileError(
-            f"no tensor parallel rule names the weight {name!r} {list(shape)}; its family's file in "
+            f"no tensor parallel rule names the weight {name!r} {list(shape)}; its architecture's file in "
             f"llmc/compiler/architectures has those of {', '.join(r.name for r in rules)} (shared/sharding.py): "
             "add one there, or compile with --tensor-parallel 1"
         )
     if rule.dim is None or rule.parts is None or factor == (HIGH, LOW)[rule.dim == 0]:
         return Sharding(tuple(dims), rule.name, shape=shape)
     dim = rule.dim + ("*" in name)
-    if name.endswith(SCALE) and dim == len(shape):  # of a weight that is split by columns
+    if name.endswith(SCALE) and dim == len(shape):  # scales of a weight that is split by columns
         return Sharding(tuple(dims), rule.name, shape=shape)
     parts = _parts(config, rule.parts)
     if dim >= len(shape) or shape[dim] % parts:
         raise CompileError(
             f"the weight {name!r} {list(shape)} does not hold the {parts} {rule.noun} of the configuration; checkpoint "
-            "and config.json do not belong together"
+            "and config.json do not match"
         )
     if parts % degree:
         return Sharding(tuple(dims), rule.name, _note(parts, rule, degree), shape)
@@ -210,7 +214,7 @@ def _sharding(name: str, shape: tuple[int, ...], config: Mapping[str, Any], degr
 
 
 def _rules(config: Mapping[str, Any]) -> Sequence[Rule]:
-    """The family's, and that of what is no family's."""
+    """The architecture's rules, and the one for adapters' masks."""
     from llmc.compiler.architectures.shared.sharding import Rule
 
     return *architecture_or_plain(config).sharding, Rule("adapters' masks", r"adapter_masks\.\w+", None)

@@ -1,16 +1,16 @@
-"""Looking into an XLA executable: its portable program as StableHLO text, or as an HLO proto for another compiler.
+"""Shows an XLA executable: its portable program as StableHLO text, or as an HLO proto for another compiler.
 
-What is shown is the program for the executable's own platform: a stored blob of jax.export is for several platforms at
+The program shown is that of the executable's own platform: a stored blob of jax.export is for several platforms at
 once, with the platform as a first argument and a choice by it wherever they differ. Arguments and results are those of
-the executable's header (runtime/executors/xla/envelope.py). A graph that is sharded is shown whole, with its shardings.
+the executable's header (runtime/executors/xla/envelope.py). A sharded graph is shown whole, with its shardings.
 
-The HLO proto is `xla.HloModuleProto`, what XLA's own tools and neuronx-cc (`--framework=XLA`) read. Operations that
-only newer compilers know whole (the largest k) are written out in plain ones, and instructions have small numbers
+The HLO proto is `xla.HloModuleProto`, which XLA's own tools and neuronx-cc (`--framework=XLA`) read. Operations that
+only newer compilers support (the largest k) are written out in plain ones, and instructions have small numbers
 (hlo_ids.py).
 
 Security. `jax.export.deserialize` reads a flatbuffer and MLIR bytecode, and runs nothing of either. Trees of arguments
-and results (`in_tree`, `out_tree`) are flatbuffers too: tuples, lists, dicts and leaves; any other node is a name and
-bytes for a function that someone registered with JAX in this process, else an error. Ours are flat tuples, and llmc
+and results (`in_tree`, `out_tree`) are flatbuffers as well: tuples, lists, dicts and leaves; any other node is a name
+and bytes for a function that someone registered with JAX in this process, else an error. Ours are flat tuples, and llmc
 registers none. Neither pickle nor eval is reached: tests/runtime/executors/xla/test_no_pickle.py.
 """
 
@@ -40,7 +40,7 @@ _PLAIN = "builtin.module(func.func(stablehlo-legalize-composite-to-call),sccp,ca
 
 
 def of_entry(store: Store, entry: Entry, executable: str | None = None) -> ExecutableFile:
-    """The executable that `entry` has, or its output of the name `executable`.
+    """Return the executable of `entry`, or its output named `executable`.
 
     Raises InputError when it has none of that name, or none that is XLA's.
     """
@@ -53,10 +53,10 @@ def of_entry(store: Store, entry: Entry, executable: str | None = None) -> Execu
 
 
 def of_bundle(files: BundleFiles, executable: str | None = None) -> ExecutableFile:
-    """The executable of a bundle that `executable` describes: its words among those that `cache show` prints.
+    """Return the executable of a bundle that `executable` describes by words that `cache show` prints.
 
-    A bundle's other programs are found by the name of their file. Raises InputError when there is none, or more than
-    one, or it is not XLA's.
+    A bundle's other programs are found by their file name. Raises InputError when there is none, or more than one, or
+    it is not XLA's.
     """
     manifest, words = files.manifest, (executable or "").split()
     found = {str(item): item.blob for item in manifest.executables if set(words) <= set(str(item).split())}
@@ -73,7 +73,7 @@ def of_bundle(files: BundleFiles, executable: str | None = None) -> ExecutableFi
 
 
 def stablehlo_text(envelope: ExecutableFile) -> str:
-    """The program as StableHLO, one line an operation.
+    """Return the program as StableHLO, one line an operation.
 
     Raises DeviceError without JAX, ArtifactError for a program that this JAX cannot read.
     """
@@ -83,7 +83,7 @@ def stablehlo_text(envelope: ExecutableFile) -> str:
 
 
 def hlo_proto(envelope: ExecutableFile) -> bytes:
-    """The program as a serialised `xla.HloModuleProto`; raises as `stablehlo_text` does."""
+    """Return the program as a serialised `xla.HloModuleProto`; raises the errors of `stablehlo_text`."""
     mlir = _jax_mlir()
     from jaxlib import _jax
 
@@ -102,7 +102,7 @@ def _envelope(data: bytes, source: str, target: str) -> ExecutableFile:
 
 
 def _some(names: Iterable[str]) -> str:
-    """Some of `names`, and how many more there are."""
+    """Some of `names`, and the number of others."""
     known = [repr(name) for name in names]
     more = f" and {len(known) - LISTED} more" if len(known) > LISTED else ""
     return (", ".join(known[:LISTED]) or "none") + more

@@ -1,15 +1,16 @@
 """Programs on the device for cache slots between steps: copy, fill, read and write.
 
-All take the cache's arrays first, one for each of `CacheShape.groups`: keys or values [layers, slots, kv_heads, places,
-head_dim], states [layers, slots, …]. All but `slot_read` are given them to change in place. Numbers are int32 scalars.
-A state goes with any number of tokens.
+All take the cache's arrays first, one for each of `CacheShape.groups`: keys or values [layers, slots, kv_heads,
+offsets, head_dim], recurrent states [layers, slots, …]. All but `slot_read` update them in place. Numbers are int32
+scalars. A recurrent state is copied with any number of tokens.
 
-    slot_copy(*cache, source, target, length)    the first `length` places of one slot, and its states, into another
-    slot_fill(*cache, slot, start, used, value)  `value` (float32) from token `start` on, of a slot that has had `used`
-                                                   tokens; in states where `start` is 0
-    slot_read(*cache, slot)                      → what a slot has of each array: [layers, kv_heads, places, head_dim]
+    slot_copy(*cache, source, target, length)    copies a slot's first `length` offsets and its states to another slot
+    slot_fill(*cache, slot, start, used, value)  writes `value` (float32) from token `start` on, in a slot that has had
+                                                 `used` tokens; in states where `start` is 0
+    slot_read(*cache, slot)                      → a slot's part of each array: [layers, kv_heads, offsets, head_dim]
                                                    or [layers, …]
-    slot_write(*cache, slot, length, *rows)      the first `length` places of such rows, and their states, into a slot
+    slot_write(*cache, slot, length, *rows)      writes the first `length` offsets of such rows, and their states, to a
+                                                 slot
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ Array = Any
 def slot_programs(
     cache: Sequence[Tensor], kinds: Sequence[ArrayKind]
 ) -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], bool]]:
-    """Each program by name: its function, its inputs, and whether it changes the cache. `kinds`: those of `cache`."""
+    """Return each program by name: its function, inputs, and whether it changes the cache. `kinds`: those of
+    `cache`.
+    """
     numbers = [Tensor(name, (), "int32", ()) for name in ("slot", "other", "tokens")]
     used = Tensor("used", (), "int32", ())
     value = Tensor("value", (), "float32", ())
@@ -45,7 +48,6 @@ def slot_programs(
 
 
 def _row(tensor: Tensor) -> Tensor:
-    """One slot of a cache tensor."""
     return Tensor(
         f"{tensor.name}_row", tensor.shape[:1] + tensor.shape[2:], tensor.dtype, tensor.dims[:1] + tensor.dims[2:]
     )
@@ -78,7 +80,7 @@ class _Slots:
         return self._begun(cache, slot, length, [row[:, None] for row in rows])
 
     def _begun(self, cache: Sequence[Array], slot: Array, length: Array, new: Sequence[Array]) -> tuple[Array, ...]:
-        """`cache` with a slot's first `length` places replaced by those of `new`, and its states."""
+        """`cache` with a slot's first `length` offsets and its states replaced by those of `new`."""
         return tuple(
             _replaced(c, slot, True if kind == "state" else _offsets(c) < length, row)
             for kind, c, row in zip(self._kinds, cache, new, strict=True)
@@ -94,7 +96,7 @@ def _offsets(cache: Array) -> Array:
 
 
 def _mask(kind: ArrayKind, cache: Array, start: Array, used: Array) -> Array:
-    """What belongs to no token before `start`, in a slot that has had `used` tokens."""
+    """Elements that belong to no token before `start`, in a slot that has had `used` tokens."""
     if kind == "state":
         return start == 0
     index = _offsets(cache)

@@ -3,16 +3,15 @@
     step(token_ids [B, Q], past_lengths [B], new_lengths [B], slots [B], *adapters, *cache, *weights)
         → logits [B, V] float32, with `top` the largest of them and their ids, *cache
 
-`cache` has an array for each of `CacheShape.groups`: keys and values [layers, slots, kv_heads, places, head_dim], with
-a place for each token or in a ring, states [layers, slots, …]. The arrays are donated: what comes back lies where they
-lay, and holds, beside what it held, the live tokens and the states of the live rows. Integers are int32. Row b belongs
-to slot slots[b]; −1 marks a dummy row, which writes nothing. A decode step's row b is slot b, so that its cache is a
-slice and no gather. Of a model with adapters to choose from there is one more input, adapters [B], which of them each
-row gets.
+`cache` has an array for each of `CacheShape.groups`: keys and values [layers, slots, kv_heads, offsets, head_dim], with
+an offset for each token or in a ring buffer, recurrent states [layers, slots, …]. The arrays are donated and updated in
+place: the step adds the live tokens and replaces the states of live rows. Integers are int32. Row b belongs to slot
+slots[b]; −1 marks a dummy row, which writes nothing. A decode step's row b is slot b, so that its cache is a slice and
+no gather. A model with adapters to choose from takes one more input, adapters [B], each row's adapter.
 
 A program over weights in 8 bits (`QuantisedCore`) reads two inputs as one matrix (formats.py).
 
-`encode_job` is the same of a model without a cache:
+`encode_job` is the same for a model without a cache:
 
     encode(token_ids [B, T], lengths [B], type_ids [B, T] where the model has segments, *weights)
         → hidden states [B, T, H], or logits [B, labels], float32
@@ -43,17 +42,21 @@ if TYPE_CHECKING:
 
 Array = Any
 Read = Callable[[int, Any], Any]
-"""From a group and a place in it (a number, or traced) to what the rows have of that tensor, as programs take it (keys
-and values [B, kv_heads, S, head_dim], states [B, …]), or to a view."""
+"""Maps a group and an index in it (a number, or traced) to the rows' part of that tensor, or to a view.
+
+Keys and values are [B, kv_heads, S, head_dim], recurrent states [B, …].
+"""
 Given = Mapping[str, Any]
 """A program's inputs before its cache, by name (BoundProgram.takes)."""
 Offsets = Sequence[tuple[int, int]]
-"""Group, and place in it, of each of a program's cache tensors, in its order."""
+"""Group, and index in it, of each of a program's cache tensors, in its order."""
 
 
 class StepOutput(NamedTuple):
-    """What a core returns: logits, the largest of them if asked for, and what is new of each group: keys and values
-    [layers, B, H, Q, D], states [layers, B, …]."""
+    """A core's outputs: logits, the largest of them if requested, and the new entries of each group.
+
+    Keys and values are [layers, B, H, Q, D], recurrent states [layers, B, …].
+    """
 
     logits: Array
     top: tuple[Array, ...]
@@ -68,11 +71,11 @@ class Core(Protocol):
         """Names of the weights that `run` takes, in order."""
 
     def run(self, given: Given, read: Read, weights: Sequence[Array]) -> StepOutput:
-        """Logits and new cache entries."""
+        """Return logits and new cache entries."""
 
 
 class FlatCore:
-    """A program run layer after layer, as it was traced. Without `offsets`, it has keys and values in turn."""
+    """A program run layer by layer, as it was traced. By default keys and values alternate in `offsets`."""
 
     def __init__(self, program: BoundProgram, offsets: Offsets | None = None) -> None:
         self._program = program
@@ -91,12 +94,12 @@ class FlatCore:
 
 
 def in_turn(tensors: int) -> Offsets:
-    """The places of keys and values of one size: a key and a value of each layer."""
+    """Return the offsets of alternating keys and values of one size."""
     return [(i % 2, i // 2) for i in range(tensors)]
 
 
 def stacked(entries: Sequence[Array], offsets: Offsets) -> tuple[Array, ...]:
-    """New entries in a program's order as one array a group."""
+    """Stack new entries in a program's order to one array a group."""
     groups: dict[int, list[Array]] = {}
     for entry, (group, _) in zip(entries, offsets, strict=True):
         groups.setdefault(group, []).append(entry)
@@ -107,11 +110,14 @@ def step_function(
     core: Core, phase: str, context: int, loops: bool = True, views: bool = False, dtype: str | None = None,
     kinds: Sequence[ArrayKind] = ("kv", "kv"), adapted: bool = False,
 ) -> Callable[..., tuple[Array, ...]]:  # fmt: skip
-    """The step of a bucket; see the module's docstring. Without `loops`, rows are written one after the other by
-    operations of their own, for compilers that know no loops. With `views` the core's operators read the cache where it
-    lies (a program of dialect `read_only`). `dtype`: what the core computes in, where keys and values are held in
-    another; states are held as the core takes them. `kinds` are those of the cache's arrays. `adapted`: the step takes
-    adapters.
+    """Build the step of a bucket (module docstring).
+
+    loops      False: rows are written one after the other by separate operations, for compilers without loops
+    views      the core's operators read the cache in place (a program of dialect `read_only`)
+    dtype      what the core computes in, where keys and values are held in another; states are held as the core
+               takes them
+    kinds      those of the cache's arrays
+    adapted    the step takes adapters
     """
 
     def step(
@@ -135,7 +141,7 @@ def step_function(
 
         out = core.run(given, read, weights)
         live = jnp.where(slots >= 0, new_lengths, 0)
-        # adds 0, computed from the logits: so all reads of the cache come before the writes, and XLA copies nothing
+        # adds 0, computed from the logits: all reads of the cache then precede the writes, and XLA copies nothing
         after = (out.logits.ravel()[0] > jnp.inf).astype(jnp.int32)
         first = jnp.maximum(slots, 0)
         written = [
@@ -150,7 +156,7 @@ def step_function(
 
 
 def _held(new: Array, dtype: Any) -> Array:
-    """As a cache of `dtype` holds it; of 8 bits, numbers beyond its range are its largest."""
+    """Converted to a cache's `dtype`; in 8 bits, numbers beyond its range are clipped."""
     if jnp.dtype(dtype).itemsize == 1:
         largest = float(jnp.finfo(dtype).max)
         new = jnp.clip(new, -largest, largest)
@@ -160,10 +166,10 @@ def _held(new: Array, dtype: Any) -> Array:
 def _write(cache: Array, new: Array, slots: Array, past: Array, live: Array, loops: bool, ring: bool) -> Array:
     """`cache` with the first live[b] of row b's new tokens at slot slots[b], token past[b] on.
 
-    `new` is [layers, B, kv_heads, Q, head_dim]. A row's window of Q places is read, changed where tokens are live, and
-    written back. A window that would pass the end of the cache is moved back, and its tokens ahead in it. What passes
-    the end of a ring is behind them there, and goes to the beginning. Of more tokens than a ring has places the last
-    live ones are taken.
+    `new` is [layers, B, kv_heads, Q, head_dim]. A row's window of Q offsets is read, changed where tokens are live, and
+    written back. A window that would pass the end of the cache is moved back, and its tokens forward in it. Tokens that
+    pass the end of a ring buffer wrap to its beginning. Of more tokens than a ring buffer has offsets, the last live
+    ones are taken.
     """
     layers, batch, heads, query, size = new.shape
     new, offsets = _held(new, cache.dtype), cache.shape[3]
@@ -193,7 +199,7 @@ def _write(cache: Array, new: Array, slots: Array, past: Array, live: Array, loo
 
 
 def _replace(cache: Array, new: Array, slots: Array, live: Array, loops: bool) -> Array:
-    """`cache` with the new states of live rows, of `new` [layers, B, …], in the place of their slots' own."""
+    """`cache` with live rows' states in `new` [layers, B, …] written to their slots."""
     new = new.astype(cache.dtype)
     batch, inner = new.shape[1], new.shape[2:]
     sizes, start = (new.shape[0], 1, *inner), (0,) * len(inner)
@@ -217,7 +223,9 @@ def _each(batch: int, row: Callable[[Any, Array], Array], cache: Array, loops: b
 
 
 class Parts:
-    """The weights that a program reads by these names, of which some are two inputs: codes, and scales behind them."""
+    """The weights that a program reads by these names, some of them as two inputs: quantized weights, followed by
+    scales.
+    """
 
     def __init__(self, read: Sequence[str], weights: Collection[str]) -> None:
         """`weights`: the names of all inputs that are weights, scales included."""
@@ -229,7 +237,7 @@ class Parts:
         ]
 
     def joined(self, given: Sequence[Array]) -> list[Any]:
-        """What the program reads, of the inputs `names`."""
+        """Combine the inputs `names` to the program's weights."""
         rest = iter(given)
         return [Quantised(next(rest), next(rest)) if scaled else next(rest) for scaled in self._scaled]
 
@@ -250,7 +258,7 @@ class QuantisedCore:
 def encode_job(
     program: bytes, inputs: Sequence[str], described: Sequence[Described], batch: int, tokens: int
 ) -> XlaJob:
-    """The program at `batch` texts of `tokens` tokens; `described` are all tensors that its weights are made of.
+    """Build the job for `batch` texts of `tokens` tokens; `described` are all tensors of its weights.
 
     Raises CompileError where a guard of the trace does not hold there.
     """
@@ -270,5 +278,5 @@ def encode_job(
 
 
 def _whole(name: str, shape: Sequence[int], dtype: str) -> Tensor:
-    """An input that is on every device."""
+    """A replicated input."""
     return Tensor(name, tuple(shape), dtype, (None,) * len(shape))

@@ -1,9 +1,8 @@
 """XLA through JAX: executables of one shape over a cache that stays on the device.
 
 The traced program becomes a JAX function (targets/xla/), is exported as StableHLO and compiled. Weights are arguments,
-so that all buckets share one weights file and executables depend on shapes alone: with `--config` they are compiled
-before there are weights. cpu.py is for this host, described.py for machines that are only described (tpu.py, and
-targets/cuda/).
+so that all buckets share one weights file and executables depend only on shapes: with `--config` they are compiled
+before there are weights. cpu.py is for this host, described.py for described machines (tpu.py, and targets/cuda/).
 """
 
 from __future__ import annotations
@@ -47,13 +46,18 @@ if TYPE_CHECKING:
     from llmc.runtime.executors.xla.envelope import Tensor
 
 KEPT_PREFIXES = 2
-"""Cache slots beside those of running sequences, for finished prompts that others may begin with."""
+"""Cache slots in addition to running sequences', for finished prompts that others may begin with."""
 
 TENSOR_PARALLEL: Option[int] = Option(
     "tensor_parallel", int, 1, "Devices that each graph is sharded over.", metavar="N", least=1
 )
 LOWERING: Option[str] = Option(
-    "lowering", str, "jax", "Who makes StableHLO of the trace.", metavar="jax|torch-xla", choices=("jax", "torch-xla")
+    "lowering",
+    str,
+    "jax",
+    "What converts the trace to StableHLO.",
+    metavar="jax|torch-xla",
+    choices=("jax", "torch-xla"),
 )
 ROLL_LAYERS: Option[bool | None] = Option(
     "roll_layers", bool, None, "Repeated layers as one scanned body. Default: yes for tpu, no for cuda and xla."
@@ -70,9 +74,11 @@ _STEP_INPUTS = ("token_ids", "past_lengths", "new_lengths", "slots")
 
 @dataclass(frozen=True)
 class XlaLowered(Lowered):
-    """And the inputs that all steps share, as JSON (`layout`: keys and values, the weights), how they are split over
-    devices, for people, whether repeated layers are one scanned body, the model's configuration, and its cache as it is
-    held."""
+    """Adds the steps' common inputs as JSON (`layout`: keys and values, the weights), and their sharding for people.
+
+    It also has whether repeated layers are one scanned body, the model's configuration, and its cache in the executor's
+    layout.
+    """
 
     layout: Mapping[str, Any]
     split: Mapping[str, Any]
@@ -94,19 +100,18 @@ XLA = DeviceDescription(
     reads_files=False,
     requirements=Requirements((*TRACING, "jax"), ("jax",), ("compile", "xla"), ("xla",)),
 )
-"""What XLA's devices have in common."""
+"""The common description of XLA's devices."""
 
 
 class XlaTarget(Target):
-    """What XLA's targets have in common."""
+    """The common part of XLA's targets."""
 
     rolls_by_default: ClassVar[bool] = False
     loops: ClassVar[bool] = True
-    """Whether what is compiled may have loops."""
+    """Whether compiled programs may have loops."""
 
     def configure(self, options: CompileOptions) -> CompileOptions:
-        """Refuses combinations that cannot be, formats that the device lacks, and a cache that is wider than what goes
-        into it."""
+        """Refuses invalid combinations, formats that the device lacks, and a cache dtype wider than its content."""
         if LOWERING.of(options) != "jax" and ROLL_LAYERS.of(options):
             raise InputError("--roll-layers works with --lowering jax; leave one of them out")
         if LOWERING.of(options) != "jax" and options.quantize in CODES:
@@ -123,8 +128,11 @@ class XlaTarget(Target):
         return options.changed(kv_cache_dtype=None if cache == options.dtype else cache)
 
     def lacks_format(self, flag: str, name: str) -> str:
-        """Why the device cannot have weights ("--quantize") or a cache ("--kv-cache-dtype") in the format of this name,
-        and what to do; empty where it can."""
+        """Explain why the device cannot have weights ("--quantize") or a cache ("--kv-cache-dtype") in the format
+        `name`.
+
+        The text includes what to do; "" where it can.
+        """
         del flag, name
         return ""
 
@@ -141,9 +149,9 @@ class XlaTarget(Target):
         return {**found, **({"XLA_FLAGS": flags} if flags else {})}
 
     def _rolls(self, programs: Sequence[Program], cache: CacheShape, options: CompileOptions) -> bool:
-        """Whether repeated layers become one scanned body: as asked, or where it is the default and can be done.
+        """Whether repeated layers become one scanned body: as requested, or where it is the default and possible.
 
-        Raises InputError where it is asked for and cannot.
+        Raises InputError where it is requested and impossible.
         """
         if ROLL_LAYERS.of(options) is False or LOWERING.of(options) != "jax":
             return False
@@ -153,7 +161,7 @@ class XlaTarget(Target):
 
         try:
             if len(cache.groups) != 2 or len(cache) != 2 * cache.layers:
-                rings = f", windows in rings ({ROLL_LAYERS.flag} holds all tokens)" if cache.rewind.rings else ""
+                rings = f", windows in ring buffers ({ROLL_LAYERS.flag} holds all tokens)" if cache.rewind.rings else ""
                 raise NotRollableError(f"it has caches of several kinds{rings}")
             for program in programs:
                 roll(_parsed(program.paths[PROGRAM]).at(2, 4, 8 * (program.name == CACHED)))
@@ -168,7 +176,7 @@ class XlaTarget(Target):
 
     @abstractmethod
     def machine(self, options: CompileOptions) -> Machine:
-        """What is compiled for: so many devices as graphs are sharded over. Raises DeviceError."""
+        """Return the machine: the devices that graphs are sharded over. Raises DeviceError."""
 
     def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
         """Without and with a cache, as the plan needs."""
@@ -177,12 +185,15 @@ class XlaTarget(Target):
         self.cache_shape(stages.checkpoint.config, options)
         devices, where = self._devices(options)
         require_degree(TENSOR_PARALLEL.of(options), devices, stages.checkpoint.config, where)
-        self._other_lowering(options)  # missing packages are reported before anything is made
+        self._other_lowering(options)  # missing packages are reported before anything is built
         return both_weightless(stages, self._traced(options), self.dialect(options))
 
     def cache_shape(self, config: Mapping[str, Any], options: CompileOptions) -> CacheShape:
-        """The shape of the model's cache. Raises CheckpointError for one that cannot be held, and InputError for
-        adapters that another lowering has no input for, before anything is traced."""
+        """Return the shape of the model's cache, before anything is traced.
+
+        Raises CheckpointError for a cache that cannot be held, and InputError for adapters that another lowering has no
+        input for.
+        """
         from llmc.compiler.architectures.shared.caches import cache_of, uniform_cache_of
 
         if LOWERING.of(options) != "jax":
@@ -195,14 +206,15 @@ class XlaTarget(Target):
         return cache_of(config)
 
     def held_cache(self, cache: CacheShape, limits: Limits, options: CompileOptions) -> CacheShape:
-        """Windows in rings of whole lanes, which keep a block of the plan beside them; all tokens for another lowering,
-        and where layers are to be rolled that would not be alike then."""
+        """Ring buffers of whole lanes with room for a block of the plan. Another lowering holds all tokens, as do
+        layers that would otherwise differ and could not be rolled.
+        """
         held = cache.in_rings(limits.block_size, limits.max_model_len, CAPACITY_MULTIPLE)
         alike = len(held.groups) == len(cache.groups)
         return held if LOWERING.of(options) == "jax" and (alike or not ROLL_LAYERS.of(options)) else cache
 
     def dialect(self, options: CompileOptions) -> WeightlessDialect:
-        """The dialect that the model is traced in."""
+        """Return the dialect that the model is traced in."""
         return "two_part"
 
     def _traced(self, options: CompileOptions) -> CompileOptions:
@@ -210,7 +222,7 @@ class XlaTarget(Target):
         return options
 
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
-        """Weights; how they and the cache lie; and the programs that work on slots. Steps are lowered one by one."""
+        """Build weights, their layout and the cache's, and the slot programs. Steps are lowered one by one."""
         lowering = self._other_lowering(options)
         cache = cache_for(self, stages, options)
         rolled = self._rolls(programs, cache, options)
@@ -237,15 +249,15 @@ class XlaTarget(Target):
         )
 
     def _devices(self, options: CompileOptions) -> tuple[int, str]:
-        """How many devices graphs may be sharded over, and what has them; the CPU is divided into any number."""
+        """How many devices graphs may be sharded over, and their owner; the CPU is divided into any number."""
         return TENSOR_PARALLEL.of(options), "this host"
 
     def described_machine(self) -> dict[str, str]:
-        """Key components that say what is compiled for, beside the instruction set."""
+        """Return key components of the machine, in addition to the instruction set."""
         return {}
 
     def _other_lowering(self, options: CompileOptions) -> dict[str, str]:
-        """Versions of what lowers in place of JAX, if something does. Raises DeviceError where it is not installed."""
+        """Versions of another lowering than JAX, if selected. Raises DeviceError where it is not installed."""
         if LOWERING.of(options) == "jax":
             return {}
         from llmc.compiler.targets.xla.torch_xla import find_python, versions
@@ -253,12 +265,12 @@ class XlaTarget(Target):
         return versions(find_python(self.settings.torch_xla_python))
 
     def require_fits(self, stages: Stages, options: CompileOptions, layout: Mapping[str, Any]) -> None:
-        """Raise CompileError where weights and cache alone do not fit a device; nothing is known of a host's memory."""
+        """Raise CompileError where weights and cache alone do not fit a device; a host's memory is unknown."""
 
     def analyse(
         self, stages: Stages, lowered: Lowered, files: Sequence[Path], options: CompileOptions
     ) -> dict[str, Any]:
-        """What XLA says of each executable (see xla/build.py), and how weights are split where they are."""
+        """XLA's analysis of each executable (xla/build.py), and the weights' sharding, if any."""
         del stages
         found = self.analysed(files)
         if TENSOR_PARALLEL.of(options) > 1:
@@ -267,7 +279,7 @@ class XlaTarget(Target):
         return found
 
     def analysed(self, files: Sequence[Path]) -> dict[str, Any]:
-        """What XLA says of each of these executables."""
+        """Return XLA's analysis of each of these executables."""
         from llmc.compiler.targets.xla.build import ANALYSIS
         from llmc.runtime.executors.envelope import ExecutableFile
         from llmc.runtime.executors.xla.envelope import FORM
@@ -283,7 +295,7 @@ class XlaTarget(Target):
     def _layout(
         self, stages: Stages, options: CompileOptions, cache: CacheShape, described: Sequence[Described]
     ) -> tuple[Any, Any]:
-        """Inputs that all steps share, as JSON (keys and values, the weights), and how they are split, for people."""
+        """Common inputs of all steps as JSON (keys and values, the weights), and their sharding for people."""
         from llmc.compiler.targets.xla.sharding import describe, weight_shardings
 
         limits, config, degree = stages.plan.limits, stages.checkpoint.config, TENSOR_PARALLEL.of(options)
@@ -304,7 +316,7 @@ class XlaTarget(Target):
     def _cache_array(
         self, group: Sequence[CacheTensor], slots: int, tokens: int, options: CompileOptions
     ) -> dict[str, Any]:
-        """What all slots have of a group of tensors."""
+        """The cache array of a group of tensors, for all slots."""
         from llmc.compiler.targets.xla.sharding import cache_dims
 
         first = group[0]
@@ -342,7 +354,7 @@ class XlaTarget(Target):
         return CompiledExecutable(self.build(self._job(lowered, shape, options), options), self.state)
 
     def build(self, job: XlaJob, options: CompileOptions) -> bytes:
-        """The executable file of a function. Raises CompileError."""
+        """Build the executable file of a function. Raises CompileError."""
         from llmc.compiler.targets.xla.build import build
 
         return build(job, self.machine(options))
@@ -380,7 +392,7 @@ class XlaTarget(Target):
         return XlaJob("step", step, inputs, donated, str(shape), self._native(step, options))
 
     def _native(self, step: Callable[..., Any], options: CompileOptions) -> Callable[..., Any] | None:
-        """The step as it is compiled for the machine, where that is not the portable program."""
+        """The step compiled for the machine, where it differs from the portable program."""
         return None
 
     def _core(self, lowered: XlaLowered, shape: Shape, options: CompileOptions) -> Core:
@@ -403,14 +415,14 @@ class XlaTarget(Target):
 
 
 def _slot_programs(options: CompileOptions, cache: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
-    """The programs that work on slots of a cache, by name, as executable files."""
+    """Slot programs by name, as executable files."""
     from llmc.compiler.targets import open_target
     from llmc.compiler.targets.xla.build import XlaJob
     from llmc.compiler.targets.xla.slots import slot_programs
 
     target = open_target(options.device)
     assert isinstance(target, XlaTarget)
-    target.machine(options)  # JAX is configured before anything imports it
+    target.machine(options)  # JAX must be configured before its first import
     donated = tuple(range(len(cache)))
     return {
         name: target.build(XlaJob("slots", function, inputs, donated if changes else (), name), options)
@@ -419,12 +431,12 @@ def _slot_programs(options: CompileOptions, cache: Sequence[Mapping[str, Any]]) 
 
 
 def kinds_of(described: Sequence[Mapping[str, Any]]) -> list[ArrayKind]:
-    """Kinds of the cache's arrays in a layout's description."""
+    """Return the kinds of the cache's arrays in a layout's description."""
     return [d["kind"] for d in described]
 
 
 def tensors(described: Sequence[Mapping[str, Any]]) -> list[Tensor]:
-    """Of a layout's description, as an envelope's header has them."""
+    """Convert a layout's description to an envelope header's tensors."""
     from llmc.runtime.executors.xla.envelope import Tensor
 
     return [Tensor(d["name"], tuple(d["shape"]), d["dtype"], tuple(d["dims"])) for d in described]

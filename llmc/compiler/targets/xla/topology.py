@@ -12,15 +12,15 @@ four chips, 2x2.
 CHIPS has the TPU generations, as Google Cloud documents them and as libtpu's compiler describes them. Figures a chip
 and shapes: Google Cloud TPU documentation, the pages "TPU v4", "TPU v5e", "TPU v5p", "TPU v6e" and "TPU7x (Ironwood)";
 bandwidth and peak are its decimal GB/s and TFLOP/s. Shapes of v4 and tpu7x follow the rule of its page "TPU types and
-topologies" (A ≤ B ≤ C, each at most 4 or a multiple of 4); 1x1x1 is one chip alone. The tests ask libtpu to describe
-every shape here.
+topologies" (A ≤ B ≤ C, each at most 4 or a multiple of 4); 1x1x1 is one chip. The tests have libtpu describe every
+shape here.
 
 Names, device kinds, devices a chip and usable bytes: libtpu 0.0.42. Usable is the largest program that it compiles,
-rounded down to a MiB; its report of a program that is too large names the rest "reserved": 258 MiB of 16 GiB on v5e,
+rounded down to a MiB; its report of a program that is too large calls the rest "reserved": 258 MiB of 16 GiB on v5e,
 260 of 31.5 on v6e, 263 of 96 on v5p, 1.25 GiB of 32 on v4, 260 MiB of 95 GiB a device on tpu7x.
 
 One device is one chip, except on tpu7x, whose two cores are always two devices with half the memory each. For libtpu, a
-v4 chip is two devices, or, with `megacore`, one device with all memory. llmc asks for `megacore`, because Cloud TPU
+v4 chip is two devices, or, with `megacore`, one device with all memory. llmc requests `megacore`, because Cloud TPU
 hosts run with it.
 """
 
@@ -47,24 +47,24 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class TpuChip:
-    """One generation. Bytes, FLOP/s and bytes/s are of one chip, but for `usable_bytes`, which is of one device."""
+    """One generation. Bytes, FLOP/s and bytes/s are per chip, except `usable_bytes`, which is per device."""
 
     name: str
-    """As libtpu and Google Cloud name it."""
+    """The name that libtpu and Google Cloud use."""
     device_kind: str
     devices_per_chip: int
     hbm_bytes: int
     usable_bytes: int
-    """What the compiler lets programs take of one device's memory."""
+    """Bytes of one device's memory that the compiler lets programs use."""
     peak_flops: float
     """In bfloat16."""
     bandwidth: float
     shapes: tuple[Shape, ...]
     """Known slices, smallest first."""
     accelerator_type: str = ""
-    """What Google Cloud writes before "-N" for a slice, where it is documented."""
+    """Google Cloud's prefix of "-N" for a slice, where it is documented."""
     counts: Literal["chips", "cores"] = "chips"
-    """What that N counts; a chip of v4 and v5p has two cores."""
+    """The unit of N; a chip of v4 and v5p has two cores."""
     chip_config: str | None = None
     """libtpu's `chip_config_name`, where it must not be the default."""
 
@@ -104,10 +104,10 @@ _LINE = 1024
 
 
 def device_bytes(shape: Sequence[int], item_bytes: int) -> int:
-    """Bytes of an array on a TPU, the padding of its layout included.
+    """Return the bytes of an array on a TPU, the padding of its layout included.
 
-    XLA lays two axes out in tiles of 8 × 128, those two that pad least, one axis alone in lines of 1024, and smaller
-    ones where there is less (measured with libtpu 0.0.42; notation: "Tiled layout" in XLA's documentation).
+    XLA lays two axes out in tiles of 8 × 128, choosing the two that pad least, one axis in lines of 1024, and smaller
+    arrays in smaller tiles (measured with libtpu 0.0.42; notation: "Tiled layout" in XLA's documentation).
     """
     if len(shape) < 2:
         length, line = math.prod(shape), _LANES * 4 // item_bytes
@@ -153,7 +153,7 @@ class TpuTopology(DescribedMachine):
 
     @property
     def libtpu_name(self) -> str:
-        """As libtpu writes it."""
+        """The name in libtpu's form."""
         return f"{self.chip.name}:{shown(self.shape)}"
 
     @property
@@ -163,7 +163,7 @@ class TpuTopology(DescribedMachine):
 
     @property
     def chips(self) -> int:
-        """All chips of the slice."""
+        """Number of chips."""
         return math.prod(self.shape)
 
     @property
@@ -197,20 +197,20 @@ class TpuTopology(DescribedMachine):
 
     @property
     def hosts(self) -> int:
-        """Hosts that the slice is spread over; one process can replay what is compiled for one host."""
+        """Hosts of the slice; one process can run executables for one host."""
         return self.chips // math.prod(self.host)
 
     def arguments(self) -> dict[str, Any]:
-        """What `jax.experimental.topologies.get_topology_desc` is to be asked."""
+        """Return the arguments of `jax.experimental.topologies.get_topology_desc`."""
         config = {} if self.chip.chip_config is None else {"chip_config_name": self.chip.chip_config}
         return {
             "platform": "tpu", "topology_name": self.libtpu_name, "chips_per_host_bounds": list(self.host), **config,
         }  # fmt: skip
 
     def describe(self) -> list[Any]:
-        """The slice's JAX devices, which can be compiled for and not run on; xla/client.py readies the process.
+        """Return the slice's JAX devices, which compile but do not run; xla/client.py prepares the process.
 
-        Raises DeviceError, with the line that installs them, without jax or libtpu, and where libtpu refuses.
+        Raises DeviceError, with the install line, without jax or libtpu, and where libtpu refuses.
         """
         require_libtpu()
         import jax
@@ -221,7 +221,7 @@ class TpuTopology(DescribedMachine):
         except jax.errors.JaxRuntimeError as e:
             raise DeviceError(
                 f"libtpu cannot describe topology {self.name}: {str(e).splitlines()[0]:.300}; "
-                f"is this the version that llmc was made for? {install_line(EXTRA)}"
+                f"is this the version that llmc supports? {install_line(EXTRA)}"
             ) from e
         if len(found) != self.devices:
             raise DeviceError(
@@ -231,7 +231,7 @@ class TpuTopology(DescribedMachine):
 
 
 def require_libtpu() -> None:
-    """Raise DeviceError, with the line that installs them, without jax or libtpu; imports neither."""
+    """Raise DeviceError, with the install line, without jax or libtpu; imports neither."""
     missing = [package for package in ("jax", "libtpu") if find_spec(package) is None]
     if missing:
         how = how_to_install(missing[-1], EXTRA)
@@ -239,13 +239,13 @@ def require_libtpu() -> None:
 
 
 def parse_topology(text: str) -> TpuTopology:
-    """The slice that `text` names, see the grammar above.
+    """Parse a topology by the module's grammar.
 
     Raises InputError that lists the known generations, or the known shapes of a generation.
     """
     if not text:
         raise InputError(
-            f"--device tpu: say which slice, as tpu:GENERATION-SHAPE, for example {EXAMPLE}; {_generations()}"
+            f"--device tpu: name the slice, as tpu:GENERATION-SHAPE, for example {EXAMPLE}; {_generations()}"
         )
     if match := _TYPE.fullmatch(text):
         return _of_type(text, match[1], int(match[2]))
@@ -264,7 +264,7 @@ def parse_topology(text: str) -> TpuTopology:
 
 
 def known() -> list[TpuTopology]:
-    """Every slice, by generation, smallest first."""
+    """Return every slice, by generation, smallest first."""
     return [TpuTopology(chip, shape) for chip in CHIPS.values() for shape in chip.shapes]
 
 
@@ -290,5 +290,5 @@ def _shapes(chip: TpuChip) -> str:
 
 
 def shown(shape: Shape) -> str:
-    """A shape as it is written: "2x4"."""
+    """Format a shape: "2x4"."""
     return "x".join(map(str, shape))

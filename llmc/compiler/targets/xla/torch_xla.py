@@ -1,12 +1,12 @@
-"""--lowering torch-xla: torch-xla makes a bucket's StableHLO in an environment of its own, and JAX calls it.
+"""--lowering torch-xla: torch-xla writes a bucket's StableHLO in a separate environment, and JAX calls it.
 
 torch-xla pins another torch than llmc, so the program goes there as a file and StableHLO comes back
-(torch_xla_worker.py). `TorchXlaCore` puts that module into the step in place of what operators.py would make; cache,
-donation, compilation and verification are those of every other core (step.py). torch holds integers in 64 bits, JAX in
-32: they are converted where the module is called.
+(torch_xla_worker.py). `TorchXlaCore` uses that module in the step in place of operators.py; cache, donation,
+compilation and verification are those of every other core (step.py). torch has 64-bit integers, JAX 32-bit ones: they
+are converted where the module is called.
 
-StableHLO's portable artifacts are read by later versions for five years (its compatibility guarantee), so the two
-environments need not share a version.
+Later versions read StableHLO's portable artifacts for five years (its compatibility guarantee), so the two environments
+need not share a version.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from llmc.runtime import portable_program
 from llmc.runtime.portable_program import DTYPES, FIXED_INPUTS, Fields, weight_names, write_archive
 
 ENVIRONMENT = Path(".venv-torch-xla")
-"""Where `make torch-xla-env` puts the environment, in the working directory."""
+"""Location of the environment from `make torch-xla-env`, in the working directory."""
 
 LIMIT_SECONDS = 1800
-"""After this a worker counts as hung; a graph of 30 layers takes some seconds."""
+"""After this time a worker counts as hung; a graph of 30 layers takes some seconds."""
 
-_INSTALL = "make one with `make torch-xla-env`, or name its Python in LLMC_TORCH_XLA_PYTHON"
+_INSTALL = "create one with `make torch-xla-env`, or name its Python in LLMC_TORCH_XLA_PYTHON"
 _ELEMENTS = {
     "float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64", "bool": "i1", "uint8": "ui8",
     "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64",
 }  # fmt: skip
-"""torch's name of a dtype → MLIR's."""
+"""MLIR's dtype names by torch's."""
 
 
 def find_python(setting: str | None) -> Path:
-    """The Python of torch-xla's environment: `setting` (LLMC_TORCH_XLA_PYTHON), else that of `ENVIRONMENT`.
+    """Find the Python of torch-xla's environment: `setting` (LLMC_TORCH_XLA_PYTHON), else that of `ENVIRONMENT`.
 
-    Raises DeviceError, saying how to make one, where it is not there.
+    Raises DeviceError, saying how to create one, where it is missing.
     """
     python = expanded(setting) if setting else ENVIRONMENT / "bin" / "python"
     if not python.is_file():
@@ -61,7 +61,7 @@ def find_python(setting: str | None) -> Path:
 
 
 def versions(python: Path) -> dict[str, str]:
-    """Versions of torch and torch-xla in the environment of `python`: what keys name. Raises DeviceError."""
+    """Return the versions of torch and torch-xla in the environment of `python`, for keys. Raises DeviceError."""
     code = "from importlib.metadata import version as v; print(v('torch'), v('torch-xla'))"
     done = _run(python, ["-I", "-c", code], Path.cwd())
     if done.returncode:
@@ -72,14 +72,14 @@ def versions(python: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class StableHlo:
-    """What the worker made: a portable artifact, and which of the program's inputs each argument of its main is."""
+    """The worker's output: a portable artifact, and the program input for each argument of its main."""
 
     module: bytes
     arguments: tuple[int, ...]
 
 
 def export(archive: bytes, python: Path) -> StableHlo:
-    """Have `python` make StableHLO of a portable program: some 10 seconds, most of them torch-xla's import.
+    """Convert a portable program to StableHLO with `python`: some 10 seconds, most of them torch-xla's import.
 
     Raises DeviceError where torch-xla cannot be imported, CompileError with the worker's last line for other failures.
     """
@@ -114,17 +114,19 @@ def _run(python: Path, arguments: Sequence[str], folder: Path) -> subprocess.Com
 
 
 def _location(folder: Path) -> str:
-    """Where a worker was when it was ended."""
+    """The operator at which a worker ended."""
     location = folder / worker.OPERATOR
     return f" in {location.read_text()}, which it may not be able to lower" if location.exists() else ""
 
 
 def _last_line(text: str) -> str:
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "it said nothing")
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "it printed nothing")
 
 
 def torch_xla_core(program: bytes, batch: int, query: int, context: int, python: Path) -> TorchXlaCore:
-    """The core of one bucket of a traced program (model.json, with symbolic sizes). Raises as `export` does."""
+    """Return the core of one bucket of a traced program (model.json, with symbolic sizes). Raises the errors of
+    `export`.
+    """
     from llmc.compiler.program.to_export import specialise
 
     special = specialise(json.loads(program), batch, query, context)
@@ -132,7 +134,7 @@ def torch_xla_core(program: bytes, batch: int, query: int, context: int, python:
 
 
 class TorchXlaCore:
-    """A program of one shape, run by torch-xla's module of it; a step.Core.
+    """A program of one shape, run by its torch-xla module; a step.Core.
 
     Raises CompileError where the module's arguments and results are not the program's inputs and outputs.
     """
@@ -147,7 +149,7 @@ class TorchXlaCore:
         self._cache = len(inputs) - len(FIXED_INPUTS) - len(self.weights)
         self._top = len(outputs) % 2 == 1 and graph["tensor_values"][outputs[2]]["dtype"] == _INT64
         if any(not 0 <= i < len(inputs) for i in built.arguments):
-            raise CompileError(f"torch-xla's module takes inputs that the program has not: it has {len(inputs)}")
+            raise CompileError(f"torch-xla's module takes inputs that the program does not have: it has {len(inputs)}")
         metas: Mapping[str, Any] = graph["tensor_values"]
         self._expected = [_narrowed(metas[name]) for name in inputs]
         taken = [(inputs[i], metas[inputs[i]]) for i in built.arguments]
@@ -168,11 +170,11 @@ class TorchXlaCore:
 
 _INT64 = next(code for code, name in DTYPES.items() if name == "int64")
 _Named = Sequence[tuple[str, Mapping[str, Any]]]
-"""Tensors' names and what model.json says of them."""
+"""Tensor names with their descriptions in model.json."""
 
 
 class _Module:
-    """A StableHLO module as JAX sees it: types of its results, 64-bit numbers narrowed."""
+    """A StableHLO module for JAX: the types of its results, with 64-bit numbers narrowed."""
 
     def __init__(self, data: bytes, arguments: _Named, results: _Named) -> None:
         self.data = data
@@ -185,10 +187,10 @@ class _Module:
             if types != expected:
                 at = next((i for i, (a, b) in enumerate(zip(types, expected, strict=False)) if a != b), -1)
                 what = f"{tensors[at][0]} is {types[at]}, not {expected[at]}" if at >= 0 else f"{len(types)} of them"
-                raise CompileError(f"torch-xla's module has not the program's {len(expected)} {kind}s: {what}")
+                raise CompileError(f"torch-xla's module does not have the program's {len(expected)} {kind}s: {what}")
 
     def load(self) -> ir.Module:
-        """The module in the present MLIR context. Raises CompileError for bytes that are no artifact.
+        """Load the module in the current MLIR context. Raises CompileError for bytes that are no artifact.
 
         Its sorts are made stable: torch-xla's are not, and of equal logits the lower id comes first.
         """
@@ -203,7 +205,6 @@ class _Module:
 
     @staticmethod
     def main(module: ir.Module) -> Any:
-        """The function that the module is about."""
         return ir.SymbolTable(module.operation)["main"]
 
 
@@ -224,7 +225,7 @@ def _abstract(*_: Any, module: _Module) -> tuple[jax.core.ShapedArray, ...]:
 
 
 def _lower(context: Any, *given: Any, module: _Module) -> Sequence[Any]:
-    """Move the module's functions into the step's, and call its main with integers as wide as it has them."""
+    """Move the module's functions into the step's, and call its main with integers of its width."""
     target = context.module_context.module
     with target.context:
         built = module.load()

@@ -1,22 +1,22 @@
-"""A portable program as StableHLO, made by torch-xla; runs in torch-xla's own environment, and nowhere else.
+"""Converts a portable program to StableHLO with torch-xla; runs only in torch-xla's own environment.
 
     python -I torch_xla_worker.py READER ARCHIVE FOLDER
 
 READER is the file llmc/runtime/portable_program.py, the only part of llmc that is used here: it needs nothing but
-torch. ARCHIVE is a program of one shape (.pt2). Left in FOLDER:
+torch. ARCHIVE is a program of one shape (.pt2). Written to FOLDER:
 
     module.stablehlo    a portable StableHLO artifact; function main, results in the program's order, integers 64-bit
-    module.json         {"arguments": for each argument of main the program's input that it is, by position,
+    module.json         {"arguments": for each argument of main the position of the program's input,
                          "versions": {"torch": …, "torch_xla": …}}
-    operator            the operator that is being traced and the last weight before it; gone when all are
+    operator            the operator that is being traced and the last weight before it; removed at the end
 
-Inputs are placeholders without storage (torch_xla.core.xla_builder), so that a model of any size costs no memory; an
-input that nothing reads is no argument. A tensor that is no input is an error, and so is an operator that torch-xla
-would have PyTorch run on the host: where that reads a placeholder, torch-xla ends the process (signal 11). Products of
-float32 matrices ask for full precision, as in operators.py.
+Inputs are placeholders without storage (torch_xla.core.xla_builder), so that a model of any size needs no memory; an
+input that nothing reads is no argument. A tensor that is no input is an error. So is an operator that torch-xla would
+have PyTorch run on the host: where that reads a placeholder, torch-xla ends the process (signal 11). Float32 matmuls
+request full precision, as in operators.py.
 
-Exit 0 when both files are written; 3 where torch-xla cannot be imported; 1 for anything else. The last line of the
-error stream says why.
+Exit 0 when both files are written; 3 where torch-xla cannot be imported; 1 for anything else. The last line on stderr
+is the error.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ FACTS = "module.json"
 OPERATOR = "operator"
 NO_TORCH_XLA = 3
 _FALLBACK = "aten::"
-"""How torch-xla's counters name an operator that ran on the host."""
+"""Prefix in torch-xla's counters of operators that ran on the host."""
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Export the program of the command line; see the module's docstring."""
+    """Export the program of the command line."""
     reader, archive, folder = (Path(argument) for argument in arguments)
     try:
         export(_load(reader), archive.read_bytes(), folder)
@@ -75,7 +75,7 @@ def export(reader: ModuleType, archive: bytes, folder: Path) -> None:
 
 
 def _trace(reader: ModuleType, program: Mapping[str, Any], index: Path) -> tuple[list[Any], list[Any], dict[str, str]]:
-    """Inputs and outputs of the program as lazy tensors, and the versions that made them."""
+    """Inputs and outputs of the program as lazy tensors, and the versions of torch and torch-xla."""
     import torch
     import torch_xla
     from torch_xla import backends, runtime
@@ -83,7 +83,7 @@ def _trace(reader: ModuleType, program: Mapping[str, Any], index: Path) -> tuple
 
     runtime.set_device_type("CPU")
     backends.set_mat_mul_precision("highest")
-    torch_xla._XLAC._set_xla_all_numbers_special_scalars(True)  # numbers become constants, and not arguments
+    torch_xla._XLAC._set_xla_all_numbers_special_scalars(True)  # numbers become constants instead of arguments
     device = torch_xla.device()
     graph = program["graph_module"]["graph"]
     names = [given["as_tensor"]["name"] for given in graph["inputs"]]
@@ -124,12 +124,12 @@ def _run(reader: ModuleType, node: Mapping[str, Any], values: dict[str, Any], mo
 
 
 def _reads(node: Mapping[str, Any]) -> list[str]:
-    """Names of the tensors that a node takes alone, and not in a list; weights are never in one."""
+    """Names of the tensors that a node takes individually, not in a list; weights are never in one."""
     return [given["arg"]["as_tensor"]["name"] for given in node["inputs"] if "as_tensor" in given["arg"]]
 
 
 def _load(file: Path) -> ModuleType:
-    """A module by its file: on the path, its neighbours would stand before libraries of their names."""
+    """A module by its file: on the path, its neighbours would shadow libraries of the same names."""
     spec = importlib.util.spec_from_file_location("portable_program", file)
     if spec is None or spec.loader is None:
         raise ValueError(f"{file} is no Python file")
@@ -140,7 +140,7 @@ def _load(file: Path) -> ModuleType:
 
 
 def _first_line(error: BaseException) -> str:
-    """What torch says, without the stack of C++ frames that follows."""
+    """torch's message without the C++ stack frames that follow."""
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 

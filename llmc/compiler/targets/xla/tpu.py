@@ -1,4 +1,4 @@
-"""TPUs that are only described: `--device tpu:v5e-2x2` compiles for that slice on any host, with libtpu's compiler."""
+"""Described TPUs: `--device tpu:v5e-2x2` compiles for that slice on any host, with libtpu's compiler."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GKE = {
 
 
 def _known() -> list[dict[str, Any]]:
-    """Every slice that libtpu can be asked for."""
+    """Every slice that libtpu can describe."""
     from llmc.compiler.targets.xla.topology import known, shown
 
     return [listed(t, t.generation, shown(t.shape), t.chips, t.hosts) for t in known()]
@@ -61,7 +61,7 @@ class TpuTarget(DescribedTarget):
         return "" if has_tpu() else "needs a TPU host"
 
     def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
-        """The slice, on nodes of Google Kubernetes Engine; raises InputError for one of several hosts."""
+        """The slice, on nodes of Google Kubernetes Engine. Raises InputError for a slice of several hosts."""
         from llmc.compiler.targets.xla.topology import shown
         from llmc.errors import InputError
 

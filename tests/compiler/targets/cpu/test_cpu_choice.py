@@ -127,7 +127,7 @@ def test_a_measurement_that_does_not_hold_decides_nothing_and_the_reason_is_said
 ) -> None:
     choice = choose(Wanted(8, quantize), **changed)
     assert choice.engine == "onnxruntime", "which opens sooner"
-    assert f"(a model was measured {why}): `llmc bench cpu MODEL` makes one" in choice.why
+    assert f"(a model was measured {why}): run `llmc bench cpu MODEL`" in choice.why
 
 
 KEPT_HERE = OPTIONS | {"onnxruntime": {"quantize": "keep", **OPTIONS["onnxruntime"]}}

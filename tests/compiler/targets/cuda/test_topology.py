@@ -51,17 +51,17 @@ def test_a_card_alone_is_one_device_and_several_are_one_host() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "--device cuda: say which card, as cuda:CARD[-COUNT], for example cuda:h100; known cards: a10g, a100"),
-        ("x9", "unknown card 'x9'; known cards: a10g, a100"),
-        ("h100-3", "h100 is not offered 3 a host; known: h100, h100-2, h100-4, h100-8"),
-        ("a100-40", "a100 is not offered 40 a host"),
-        ("gb200-8", "gb200 is not offered 8 a host; known: gb200, gb200-2, gb200-4"),
-        ("h100-", "unknown card 'h100-'"),
-        ("-8", "unknown card '-8'"),
-        ("H100", "unknown card 'H100'"),
-        ("h100-²", "unknown card 'h100-²'"),
-        ("h100-" + "9" * 5000, "unknown card"),
-        ("../h100", "unknown card"),
+        ("", "--device cuda: name the GPU, as cuda:CARD[-COUNT], for example cuda:h100; known GPUs: a10g, a100"),
+        ("x9", "unknown GPU 'x9'; known GPUs: a10g, a100"),
+        ("h100-3", "h100 is not offered with 3 a host; known: h100, h100-2, h100-4, h100-8"),
+        ("a100-40", "a100 is not offered with 40 a host"),
+        ("gb200-8", "gb200 is not offered with 8 a host; known: gb200, gb200-2, gb200-4"),
+        ("h100-", "unknown GPU 'h100-'"),
+        ("-8", "unknown GPU '-8'"),
+        ("H100", "unknown GPU 'H100'"),
+        ("h100-²", "unknown GPU 'h100-²'"),
+        ("h100-" + "9" * 5000, "unknown GPU"),
+        ("../h100", "unknown GPU"),
     ],
 )
 def test_what_is_no_card_is_refused_with_those_that_are(text: str, says: str) -> None:

@@ -109,6 +109,6 @@ def test_xla_s_own_words_are_in_the_error(card: Card) -> None:
 def test_a_host_without_a_card_is_reported_where_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llmc.compiler.targets.cuda.toolkit.metadata.version", lambda name: "1")
     nvidia.install(monkeypatch)
-    assert CudaTuner().lacks() == "an NVIDIA GPU; run llmc tune where the card is, and bring the file (-o) here"
+    assert CudaTuner().lacks() == "an NVIDIA GPU; run llmc tune on its host, and copy the file (-o) here"
     nvidia.install(monkeypatch, nvidia.H100)
     assert CudaTuner().lacks() == ""

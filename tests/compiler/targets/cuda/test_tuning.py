@@ -71,7 +71,7 @@ def test_a_digest_stands_for_the_file_and_is_in_the_key(card: Tuning, stages: St
 
 def test_the_store_has_them_when_the_file_is_gone(card: Tuning, stages: Stages, tmp_path: Path) -> None:
     options = card.configured(requested(written(tmp_path)))
-    with pytest.raises(InputError, match=r"the store has no tuning results .*; name their file again"):
+    with pytest.raises(InputError, match=r"the store has no tuning results .*; give their file again"):
         Tuning.lowered(_fresh(card), stages, EMPTY, options)
     card.lowered(stages, EMPTY, options)
     assert Tuning.lowered(_fresh(card), stages, EMPTY, options).components == {"tuning": options.own["tuning"]}
@@ -113,8 +113,8 @@ def test_people_are_reported_how_many_matmuls_were_tuned() -> None:
     used = Lowered({}, {"tuning": "sha256:1"}, {})
     found = summary(Looked(16, 14), used, requested("auto"))
     assert found == {"by": "auto", "results": "sha256:1", "tuned": 14, "of": 16}
-    assert reported(found) == ["products: 14 of 16 tuned on a card, kernels of 2 by XLA's cost model"]
-    assert reported(summary(None, EMPTY, requested("none"))) == ["products: kernels by XLA's list, its first"]
+    assert reported(found) == ["matmuls: 14 of 16 tuned on a GPU, kernels of 2 by XLA's cost model"]
+    assert reported(summary(None, EMPTY, requested("none"))) == ["matmuls: kernels by the first of XLA's list"]
     assert reported({}) == []
 
 

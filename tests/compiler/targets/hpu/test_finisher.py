@@ -288,7 +288,7 @@ def test_a_start_that_fails_is_reported_with_its_log(
     host()
     before = BundleFiles.open(mine).manifest
     monkeypatch.setenv("FAKE_HPU_MEMORY", "1000")
-    with pytest.raises(LlmcError, match=r"its start on this Gaudi card failed: .*; the log: /.*\.log"):
+    with pytest.raises(LlmcError, match=r"it cannot be opened on this Gaudi device: .*; the log: /.*\.log"):
         finish(mine, store=mine.parent / "store")
     assert BundleFiles.open(mine).manifest == before
 

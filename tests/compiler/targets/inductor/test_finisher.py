@@ -131,7 +131,7 @@ def test_a_damaged_package_is_one_error(mine: Path, host: list[str], finish: Fin
         ({"torch_version": ""}, "AOTInductor of torch 2.11 to 2.13 is needed, this host has no torch; pip install"),
         ({"torch_version": "2.14.0"}, "2.11 to 2.13 is needed, this host has 2.14.0"),
         ({"torch_cuda": ""}, "is built for CPUs here; install a build for CUDA"),
-        ({"host": {}}, "this process may use no NVIDIA card"),
+        ({"host": {}}, "this process may not use an NVIDIA GPU"),
     ],
 )
 def test_what_a_host_lacks_is_said(
@@ -161,7 +161,7 @@ def test_a_compiler_is_needed_and_named(monkeypatch: pytest.MonkeyPatch, host: l
     ("script", "words"),
     [
         ("import sys; print('a line', file=sys.stderr); sys.exit('nvcc: no space left')", "failed: a line | nvcc: no"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was killed (SIGKILL), perhaps for want of memory"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was killed (SIGKILL), perhaps for lack of memory"),
         ("import time; time.sleep(60)", "did not end within 1 seconds, and was stopped; raise --inductor-timeout"),
     ],
 )

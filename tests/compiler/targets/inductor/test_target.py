@@ -23,7 +23,7 @@ MODEL = ModelSize.of(tiny.config("llama"), "config.json")
 def test_a_bundle_is_portable_runs_on_this_cpu_and_says_what_is_left(bundle: Path) -> None:
     opened = Bundle.open(bundle)
     assert {item.state for item in opened.manifest.executables} == {"portable"}
-    assert "NVIDIA card, and torch 2.11 to 2.13" in str(opened.manifest.options["remaining"])
+    assert "NVIDIA GPU and torch 2.11 to 2.13" in str(opened.manifest.options["remaining"])
     executor = open_executor(opened)
     assert executor.capabilities.in_place_of == "NVIDIA GPU"
     executor.close()

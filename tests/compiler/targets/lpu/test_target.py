@@ -130,7 +130,7 @@ def test_a_device_that_gives_other_tokens_is_refused(
         ("kill:compile", r"was killed by signal 9 \(SIGKILL\) \(compile\)"),
         ("exit:import", r"HyperDex failed \(compile\): SystemExit: 7"),
         ("hang:compile", r"did not answer within 0\.5 seconds \(compile\) and was ended"),
-        ("nothing:compile", "ended without an error, and left no file"),
+        ("nothing:compile", "exited without an error, but wrote no file"),
     ],
 )
 def test_a_compiler_that_fails_leaves_no_bundle_and_its_log(
@@ -190,7 +190,7 @@ def test_gpus_are_its_prefill_devices_and_no_other() -> None:
     assert target.prefills_on("cuda:2") == {"NUM_GPU_DEVICES": "2", "NUM_LPU_DEVICES": "4"}
     assert target.prefills_on("cuda") == {"NUM_GPU_DEVICES": "1", "NUM_LPU_DEVICES": "4"}
     assert target.prefills_on("onnxruntime") is None
-    with pytest.raises(InputError, match="--prefill-device cuda:x: behind the colon stands a number of GPUs"):
+    with pytest.raises(InputError, match="--prefill-device cuda:x: give a number of GPUs after the colon"):
         target.prefills_on("cuda:x")
 
 
@@ -228,7 +228,7 @@ def test_a_plan_of_several_sequences_is_refused(lpu: LpuHost, tmp_path: Path) ->
     ("given", "message"),
     [
         ({"specialise": True}, "one artifact serves every bucket"),
-        ({"sample_top_k": 4}, "gives tokens, no logits"),
+        ({"sample_top_k": 4}, "returns tokens, not logits"),
         ({"dtype": "f32"}, "--dtype f32 is not offered for device lpu; offered: bf16"),
         ({"quantize": "int8"}, "--quantize int8 is not offered for device lpu; offered: none"),
         ({"tensor_parallel": 2}, "--tensor-parallel is for "),

@@ -113,13 +113,13 @@ def test_finished_again_comes_from_the_store(bundles: Bundles, tmp_path: Path, m
     [
         ("error", CompileError, r"neuronx-cc cannot compile .* \(exit code 70\): .*NCC_INLA001.* its log: "),
         ("killed", CompileError, r"neuronx-cc was killed \(SIGKILL\) while it compiled .*fewer --jobs; its log: "),
-        ("empty", CompileError, r"neuronx-cc left no NEFF of .*; its log: "),
+        ("empty", CompileError, r"neuronx-cc wrote no NEFF for .*; its log: "),
         (
             "old",
             DeviceError,
             r"cannot be finished here: .*neuronx-cc is version 2\.9\.1\.0\+aaaaaaaa; .*install another",
         ),
-        ("odd", DeviceError, r"cannot be finished here: .*neuronx-cc --version says no version"),
+        ("odd", DeviceError, r"cannot be finished here: .*neuronx-cc --version prints no version"),
     ],
 )
 def test_a_compiler_that_fails_is_named_and_the_bundle_stays(
@@ -144,7 +144,7 @@ def test_what_was_killed_once_is_tried_again(
         bundles.copy(tmp_path / "b"), Store(tmp_path / "store"), lambda _: None, jobs=2, verify="none"
     )
     assert result.native == 3
-    assert "was killed (SIGKILL)" in caplog.text and "tried once more" in caplog.text
+    assert "was killed (SIGKILL)" in caplog.text and "trying once more" in caplog.text
 
 
 def test_a_compiler_that_hangs_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def test_a_host_that_is_reported_of_no_chip_and_one_of_another_are_reported_what
     with pytest.raises(DeviceError, match=r"this host is for trn1, the bundle for trn2; compile it again with"):
         finish_bundle(bundles.copy(tmp_path / "b"), bundles.store, lambda _: None)
     monkeypatch.delenv("NEURON_PLATFORM_TARGET_OVERRIDE")
-    with pytest.raises(DeviceError, match=r"no NeuronCores; to compile for trn2 all the same, set NEURON_PLATFORM_TAR"):
+    with pytest.raises(DeviceError, match=r"no NeuronCores; to compile for trn2 anyway, set NEURON_PLATFORM_TAR"):
         finish_bundle(tmp_path / "b", bundles.store, lambda _: None)
 
 

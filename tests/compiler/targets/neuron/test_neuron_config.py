@@ -52,12 +52,12 @@ def test_degree_dtype_and_logical_cores_are_what_their_flags_are() -> None:
 @pytest.mark.parametrize(
     ("config", "more", "message"),
     [
-        ("{", {}, "is no JSON object"),
-        ("[]", {}, "is no JSON object"),
+        ("{", {}, "is not a JSON object"),
+        ("[]", {}, "is not a JSON object"),
         ('{"enable_bucketing": "no"}', {}, "enable_bucketing must be true or false"),
         ('{"batch_size": 4}', {}, "batch_size is --max-num-seqs here"),
         ('{"context_encoding_buckets": [128]}', {}, "context_encoding_buckets is --from-file here"),
-        ('{"fused_qkv": true}', {}, "fused_qkv means nothing here; known: enable_bucketing"),
+        ('{"fused_qkv": true}', {}, "fused_qkv is not supported here; known: enable_bucketing"),
         ('{"on_device_sampling_config": {"global_topk": 300}}', {}, "global_topk 300 must be in 1 … 256"),
         ('{"on_device_sampling_config": 4}', {}, "must be an object, or null"),
         ('{"tp_degree": 0}', {}, "tp_degree must be a positive number"),

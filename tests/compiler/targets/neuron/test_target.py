@@ -38,7 +38,7 @@ def test_modules_give_what_the_reference_gives_and_say_what_is_left(compiled: Co
     assert result.verification["top1"] == 1
     assert result.verification["leak"] <= 1e-4
     assert result.verification["mean_kl"] < 1e-9
-    assert "neuronx-cc has to make a NEFF of each module" in result.remaining
+    assert "neuronx-cc has to compile each module to a NEFF" in result.remaining
 
 
 def test_a_module_is_data_for_one_chip_with_the_cache_in_place(compiled: Compiled) -> None:

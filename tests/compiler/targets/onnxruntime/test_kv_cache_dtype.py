@@ -93,7 +93,7 @@ def test_cpu_stands_for_the_engine_that_takes_it(requested: str, engine: str) ->
 def test_a_model_of_states_alone_has_no_keys_and_values_to_keep_so() -> None:
     target, options = open_target("onnxruntime"), configured(kv_cache_dtype="int8")
     state = CacheTensor(0, "conv", "state", (8, 3))
-    with pytest.raises(InputError, match="--kv-cache-dtype int8: the model keeps states and no keys or values"):
+    with pytest.raises(InputError, match="--kv-cache-dtype int8: the model has recurrent states and no keys or values"):
         target.held_cache(CacheShape(1, (state,)), LIMITS, options)
     target.held_cache(CacheShape(2, (state, *key_value(1, 2, 64))), LIMITS, options)
 

@@ -300,7 +300,7 @@ def test_packed_copies_take_in_offsets_exactly_where_the_runtime_is_said_to_let_
         try:
             one = run(tmp_path, fold=True, ids=TOKEN)
         except Exception as e:  # noqa: BLE001 - the runtime's own, or a CompileError
-            assert re.search(r"pre-packed weights|no place for offsets|not laid out as", str(e))
+            assert re.search(r"pre-packed weights|no room for offsets|not laid out as", str(e))
         else:
             assert np.abs(one - exact(TOKEN)).max() > 0.03 * np.abs(exact(TOKEN)).max()
         return
@@ -339,7 +339,7 @@ def test_a_layout_that_is_not_the_known_one_is_refused_and_not_used(
 ) -> None:
     monkeypatch.setattr(packing, "_LANES", 8)
     assert not folds_offsets()
-    with pytest.raises(CompileError, match=r"is not laid out as this llmc knows it|has no place for offsets"):
+    with pytest.raises(CompileError, match=r"is not laid out as this llmc knows it|has no room for offsets"):
         run(tmp_path, True)
 
 

@@ -120,7 +120,7 @@ def test_states_are_in_float32_wherever_the_rest_is_in_bfloat16(
     assert default_dtype("int8") == "bf16"
     result = compiled(HYBRID, quantize="int8", verify="none")
     assert Bundle.open(result.bundle).manifest.options["dtype"] == "f32"
-    assert "layers with states are computed in float32" in result.choice
+    assert "layers with recurrent state are computed in float32" in result.choice
     with pytest.raises(UnfitError, match="use --dtype f32"):
         compiled(HYBRID, quantize="int8", dtype="bf16", verify="none")
 

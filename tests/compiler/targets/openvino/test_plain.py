@@ -23,7 +23,7 @@ NAMES = [(op, at) for op, cases in CASES.items() if op in PLAIN for at in range(
 REFUSED = {
     ("mean", 1): "along batch or tokens", ("sum", 1): "along batch or tokens", ("amax", 1): "along batch or tokens",
     ("index", 2): "along other axes than a table's first",
-    ("matmul", 0): "a product of",
+    ("matmul", 0): "a matmul of",
     ("position_table", 1): "tokens along other axes", ("index", 1): "along other axes than a table's first",
 }  # fmt: skip
 """What mixes tokens, or puts them elsewhere than first."""

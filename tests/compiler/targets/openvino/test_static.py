@@ -50,7 +50,7 @@ def test_a_step_of_one_row_and_one_token_is_right_over_caches_of_any_length(tmp_
 
 def test_a_table_of_what_positions_add_is_computed_by_plain_operators_where_attention_is_paged() -> None:
     plain = PagedModel(graph("falcon-alibi"), WeightFormat(Constants())).plain
-    assert plain == {"attention": (2, "scores with a table of what positions add have no paged form")}
+    assert plain == {"attention": (2, "scores with a table of position biases have no paged form")}
 
 
 def test_every_size_is_a_number_and_inputs_and_outputs_are_those_of_the_contract() -> None:

@@ -148,7 +148,7 @@ def test_where_nothing_fits_the_way_out_is_more_devices_or_larger_chips() -> Non
     limits = Limits(4096, 24)
     weights = refused(Need(20 * GIB, 12 * GIB), LLAMA_8B, limits)
     assert "the weights alone do not fit: choose more --tensor-parallel, or a topology of larger chips" in weights
-    assert "no sequence fits beside the rest" in refused(Need(15 * GIB, 12 * GIB, 2 * GIB), LLAMA_8B, limits)
+    assert "no sequence fits in the remaining memory" in refused(Need(15 * GIB, 12 * GIB, 2 * GIB), LLAMA_8B, limits)
     assert refused(Need(20 * GIB, 0), LLAMA_8B, limits, {4: Need(5 * GIB, 0)}).endswith("fits: --tensor-parallel 4")
 
 

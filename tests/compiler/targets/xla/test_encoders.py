@@ -163,7 +163,7 @@ def test_a_shape_that_the_bundle_lacks_is_refused(folder: Path) -> None:
         ("xla", {"own": {"tensor_parallel": 2}}, "--tensor-parallel is for models that generate text"),
         ("tpu:v5e", {}, "topology 'v5e' is not of the form GENERATION-SHAPE"),
         ("tpu:v5e-3x3", {}, "v5e has no slice of shape 3x3"),
-        ("tpu", {}, "--device tpu: say which slice"),
+        ("tpu", {}, "--device tpu: name the slice"),
     ],
 )
 def test_what_is_not_offered_is_refused(device: str, how: dict[str, Any], said: str) -> None:
@@ -181,7 +181,7 @@ def test_text_behind_the_device_means_what_it_means_for_models_that_generate() -
 def test_native_executables_may_be_required_where_they_are_built() -> None:
     xla, openvino = encoder_target("xla"), encoder_target("openvino")
     assert xla.configure(CompileOptions("xla", require_native=True)).require_native
-    with pytest.raises(InputError, match="--require-native: what embeds or scores is compiled on each host"):
+    with pytest.raises(InputError, match="--require-native: models that embed or score are compiled on each host"):
         openvino.configure(CompileOptions("openvino", require_native=True))
 
 

@@ -28,7 +28,7 @@ def test_memory_work_and_exchanges_of_a_sharded_bundle_are_reported() -> None:
     })  # fmt: skip
 
     assert reported[0].endswith("code 1.0 MiB: 2.00 GiB of 4.00 GiB (50%)")
-    assert "products of 2 to 5 GFLOP a step and device, temporary memory up to 3.0 MiB" in reported[1]
+    assert "matmuls of 2 to 5 GFLOP a step and device, temporary memory up to 3.0 MiB" in reported[1]
     assert "6 all-reduce (4 once a layer)" in reported[2]
     assert reported[3] == "3 heads …"
 

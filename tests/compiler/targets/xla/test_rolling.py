@@ -226,7 +226,7 @@ def with_another_dtype(program: BoundProgram) -> BoundProgram:
             r"index\.Tensor → index .* reads silu_2, which layers do not hand on",
         ),
         (with_another_dtype, r"operation \d+ of layer 0 \(linear\.default"),
-        (with_entries_swapped, r"layer 2 makes its new keys otherwise than layer 1"),
+        (with_entries_swapped, r"layer 2 computes its new keys differently from layer 1"),
     ],
     ids=["first-layer", "last-layer", "two-layers-back", "epilogue", "dtype", "new-entries"],
 )

@@ -130,7 +130,7 @@ def test_an_accelerator_type_of_google_cloud_names_a_slice_too(accelerator_type:
     [
         (
             "",
-            "--device tpu: say which slice, as tpu:GENERATION-SHAPE, for example tpu:v5e-2x2; known generations: v4",
+            "--device tpu: name the slice, as tpu:GENERATION-SHAPE, for example tpu:v5e-2x2; known generations: v4",
         ),
         ("v9-2x2", "unknown TPU generation 'v9' in topology 'v9-2x2'; known generations: v4, v5e, v5p, v6e, tpu7x"),
         ("v9-8", "unknown TPU generation 'v9' in topology 'v9-8'; known generations: v4, v5e, v5p, v6e, tpu7x"),

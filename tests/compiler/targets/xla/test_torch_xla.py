@@ -146,7 +146,7 @@ def test_what_is_no_program_is_an_error_with_the_workers_last_line() -> None:
     ("script", "message"),
     [
         ("import sys; sys.exit('much ado\\n\\nabout this\\n \\n')", "about this$"),
-        ("raise SystemExit(1)", "it said nothing"),
+        ("raise SystemExit(1)", "it printed nothing"),
         ("import os; os.kill(os.getpid(), 9)", "signal 9$"),
         ("import os; open('operator', 'w').write('aten.x'); os.kill(os.getpid(), 9)", "signal 9 in aten.x, which"),
         ("", "left no module"),
@@ -206,16 +206,16 @@ def test_a_module_that_is_not_of_the_program_is_refused() -> None:
     order = shuffled("prompt")
     module = jax_module("prompt", order)
     for arguments, message in (
-        (tuple(reversed(order)), r"not the program's \d+ arguments: .* is tensor<.*>, not tensor<"),
-        (tuple(order[:-1]), r"not the program's \d+ arguments: \d+ of them"),
-        ((*order[:-1], 999), "inputs that the program has not"),
+        (tuple(reversed(order)), r"not have the program's \d+ arguments: .* is tensor<.*>, not tensor<"),
+        (tuple(order[:-1]), r"not have the program's \d+ arguments: \d+ of them"),
+        ((*order[:-1], 999), "inputs that the program does not have"),
     ):
         with pytest.raises(CompileError, match=message):
             TorchXlaCore(special("prompt"), StableHlo(module, arguments))
     fewer = {**special("prompt")["graph_module"]["graph"]}
     fewer["outputs"] = fewer["outputs"][:-2]
     other = {**special("prompt"), "graph_module": {**special("prompt")["graph_module"], "graph": fewer}}
-    with pytest.raises(CompileError, match=r"not the program's 3 results: 5 of them"):
+    with pytest.raises(CompileError, match=r"not have the program's 3 results: 5 of them"):
         TorchXlaCore(other, StableHlo(module, tuple(order)))
     with pytest.raises(CompileError, match="no StableHLO that this version reads"):
         TorchXlaCore(special("prompt"), StableHlo(b"ML\xefRnothing", tuple(order)))

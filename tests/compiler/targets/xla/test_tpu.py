@@ -165,7 +165,7 @@ def test_what_xla_finds_too_large_is_refused_by_how_much(compiled: Compiled, tmp
 @pytest.mark.parametrize(
     ("device", "message"),
     [
-        ("tpu", r"say which slice, as tpu:GENERATION-SHAPE, for example tpu:v5e-2x2; known generations: v4"),
+        ("tpu", r"name the slice, as tpu:GENERATION-SHAPE, for example tpu:v5e-2x2; known generations: v4"),
         ("tpu:v9-2x2", r"unknown TPU generation 'v9'.*known generations: v4, v5e, v5p, v6e, tpu7x"),
         ("tpu:v5e-3x3", r"v5e has no slice of shape 3x3; known for v5e: v5e-1x1, v5e-2x2"),
     ],

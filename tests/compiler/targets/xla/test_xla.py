@@ -248,7 +248,7 @@ def test_an_unknown_lowering_lists_the_known_ones() -> None:
 
 
 def test_a_detail_behind_a_device_that_has_none_is_refused() -> None:
-    with pytest.raises(InputError, match="device xla takes nothing behind its name"):
+    with pytest.raises(InputError, match="device xla takes no detail after the colon"):
         open_target("xla:2")
 
 

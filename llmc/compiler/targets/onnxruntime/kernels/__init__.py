@@ -1,1 +1,1 @@
-"""Kernels of llmc's own for ONNX Runtime on CPU: their source, how it is built, and the layout of what they read."""
+"""llmc's kernels for ONNX Runtime on CPU: their source, build, and matrix layout."""

@@ -1,7 +1,7 @@
-"""The library of operators (source/), compiled by the C compiler that the package ziglang carries.
+"""Builds the operator library (source/) with the C compiler of the package ziglang.
 
-That compiler is pinned, needs nothing of the host, and makes the same bytes of the same source everywhere. The library
-links to nothing: ONNX Runtime hands it its interface, and what it uses of the C library is there in the process.
+The compiler is pinned, needs nothing of the host, and compiles the same source to the same bytes everywhere. The
+library links to nothing: ONNX Runtime passes its interface, and the process already has the needed C library functions.
 """
 
 from __future__ import annotations
@@ -29,21 +29,20 @@ TARGETS = {
     "neon-i8mm": (*_ARM, f"{_DOTPROD}+i8mm+bf16"),
     "neon-dotprod": (*_ARM, _DOTPROD),
 }
-"""What the compiler is told of each set of kernels (artifacts/bundle/kernel_sets.py)."""
+"""Compiler target options of each kernel variant (artifacts/bundle/kernel_sets.py)."""
 FLAGS = (
     "-std=c11", "-O3", "-shared", "-fPIC", "-ffreestanding", "-nostdlib", "-fvisibility=hidden", "-s", "-Wall",
     "-Wextra", "-Werror",
 )  # fmt: skip
-"""What it is told of all of them."""
+"""Compiler options of all variants."""
 CACHE = "ZIG_GLOBAL_CACHE_DIR"
 _SECONDS = 600
 
 
 def build(folder: Path, name: str) -> Path:
-    """Compile the library of the set called `name` in `folder`, an empty one, and return its path.
+    """Compile the library of variant `name` in the empty `folder`, and return its path.
 
-    Raises CompileError with what went wrong. The compiler's own cache is in `folder` too, unless ZIG_GLOBAL_CACHE_DIR
-    says where it is.
+    Raises CompileError with the reason. The compiler's cache is in `folder` unless ZIG_GLOBAL_CACHE_DIR names another.
     """
     library = folder / "kernels.so"
     sources = sorted(path.name for path in SOURCE.glob("*.c"))
@@ -54,7 +53,7 @@ def build(folder: Path, name: str) -> Path:
 
 
 def zig(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run the compiler in SOURCE, with its cache in `folder`; raises CompileError where it cannot run."""
+    """Run the compiler in SOURCE, with its cache in `folder`. Raises CompileError where it cannot run."""
     shared = variables((CACHE,)).get(CACHE, str(folder / "zig"))
     locations = {CACHE: shared, "ZIG_LOCAL_CACHE_DIR": shared}
     try:

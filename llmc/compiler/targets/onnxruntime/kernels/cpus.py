@@ -1,4 +1,4 @@
-"""The kernels that `--cpu` asks for: by the names of CPUs, whose features the kernels' C compiler knows."""
+"""Selects kernel variants for `--cpu` by CPU name, using the features that the kernels' C compiler knows."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _CPU, _FEATURE = re.compile(r"^ (\w+)$", re.MULTILINE), re.compile(r"^\s+\.(\w+)
 _COMPILER_S = {
     "asimddp": "dotprod", "asimdhp": "fullfp16", "amx_tile": "amx_tile", "amx_int8": "amx_int8", "amx_bf16": "amx_bf16",
 }  # fmt: skip
-"""What the compiler calls features whose names are not those of /proc/cpuinfo without underscores."""
+"""The compiler's names of features where they are not /proc/cpuinfo's without underscores."""
 
 
 def sets_for(requested: str, here: Collection[str]) -> tuple[KernelSet, ...]:
-    """The sets of kernels for the CPUs in `requested`, the fastest first: names with commas between them.
+    """Return the kernel variants for the CPUs in `requested`, a comma-separated list, fastest first.
 
-    A name is that of a CPU as compilers have it (znver4, sapphirerapids, x86-64-v3), that of a set (avx2), "native" for
-    a host with the features `here`, or "all". Raises InputError for one that is not known, or whose CPU runs no set.
+    A name is a compiler's CPU name (znver4, sapphirerapids, x86-64-v3), a variant's (avx2), "native" for a host with
+    the features `here`, or "all". Raises InputError for an unknown name, or a CPU that runs no variant.
     """
     found = {one.name for name in requested.split(",") for one in _sets_of(name.strip(), here)}
     return tuple(s for s in KERNEL_SETS if s.name in found)
@@ -38,15 +38,15 @@ def _sets_of(name: str, here: Collection[str]) -> tuple[KernelSet, ...]:
     fits = best_set(here) if name == NATIVE else best_set(features_of(name))
     if fits is None:
         sets = "; ".join(f"{s.name} needs {', '.join(s.features)}" for s in KERNEL_SETS)
-        raise InputError(f"CPU {name}: llmc's kernels have no set for this CPU ({sets}); use --kernels onnxruntime")
+        raise InputError(f"CPU {name}: llmc's kernels have no variant for this CPU ({sets}); use --kernels onnxruntime")
     return (fits,)
 
 
 @cache
 def features_of(name: str) -> frozenset[str]:
-    """The features of the CPU called `name`, and its machine, as /proc/cpuinfo names those that kernels need.
+    """Return the features of CPU `name` and its machine, as /proc/cpuinfo names those that kernels need.
 
-    The machine may stand in front ("aarch64-neoverse-v1"). Raises InputError for a CPU that the compiler does not know.
+    The machine may be a prefix ("aarch64-neoverse-v1"). Raises InputError for a CPU that the compiler does not know.
     """
     near: set[str] = set()
     for machine, called in _spellings(name.lower()):
@@ -60,13 +60,13 @@ def features_of(name: str) -> frozenset[str]:
         near.update(get_close_matches(cpu, _CPU.findall(reported.stderr), 3, 0.6))
     near_by = f" Near it are: {', '.join(sorted(near))}." if near else ""
     raise InputError(
-        f"CPU {name}: no CPU of this name is known.{near_by} Use a compiler's name of a CPU (znver4, haswell, "
-        f"x86-64-v3), a set of kernels ({', '.join(s.name for s in KERNEL_SETS)}), {NATIVE} or {ALL}"
+        f"CPU {name}: unknown CPU name.{near_by} Use a compiler's name of a CPU (znver4, haswell, "
+        f"x86-64-v3), a kernel variant ({', '.join(s.name for s in KERNEL_SETS)}), {NATIVE} or {ALL}"
     )
 
 
 def _spellings(name: str) -> Iterator[tuple[str, str]]:
-    """Machines, and what the CPU may be called there: all of `name`, or what is behind the machine."""
+    """Machines with the possible CPU name on each: all of `name`, or the text after the machine."""
     for machine in sorted({s.machine for s in KERNEL_SETS}):
         yield machine, name
         if name.startswith(f"{machine}-"):

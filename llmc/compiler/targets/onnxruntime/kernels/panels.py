@@ -1,25 +1,25 @@
-"""Matrices in panels, as the kernels read them (source/panels.h), made of the blocks of recipes.py and nbits.py.
+"""Matrices in panels, the kernels' layout (source/panels.h), from the blocks of recipes.py and nbits.py.
 
-Families pq8, pq4, pkept4, pkept6 and pkept8 are q8, q4 and so on with scales and offsets in float16: those of pq8 and
-of tensors without blocks in pkept8 are rounded before codes are. pkeptiq4 and pkeptfloat4 are the checkpoint's own
-blocks whose codes stand for values of a table (BlockForm.table), in 4 bits. A checkpoint's own scales are in float16
-already, but for the float32 ones of K-quants, which are rounded here. Codes of blocks with minimums begin at 0, so that
-their offsets are the minimums as they are. The parts:
-  panels           uint8, one panel after the other, each of 16 rows
-  gated            the same of a matrix [2 · N, K] whose first half gates the second: panels of both in turn
+Families pq8, pq4, pkept4, pkept6 and pkept8 are q8, q4 and so on with scales and offsets in float16. The scales of pq8,
+and in pkept8 those of tensors without blocks, are rounded before weights are quantized. pkeptiq4 and pkeptfloat4 are
+the checkpoint's own 4-bit blocks that index a table of values (BlockForm.table). A checkpoint's own scales are in
+float16 already, except for the float32 ones of K-quants, which are rounded here. Quantized weights of blocks with
+minimums begin at 0, so their offsets are the minimums. The parts:
+  panels           uint8, one panel of 16 rows after the other
+  gated            the same for a matrix [2 · N, K] whose first half gates the second: panels of both alternate
   panels+offsets, gated+offsets   the same with an offset for each block
   panels+zeros, gated+zeros       the same with a whole zero point for each block, which float16 holds exactly
 
 Tensors of experts [E, N, K] have the matrices of all experts one after the other (source/experts.c). Families eachpq8,
 eachpkept4 and so on are pq8, pkept4 and so on of each expert, with the same parts; turnedpq8 and turnedpq4 those of
-tensors [E, K, N], whose blocks, where they have any, are of matrices [N, K] already.
+tensors [E, K, N], whose blocks, if any, are of matrices [N, K] already.
 
-Matrices of LoRA adapters that requests choose have a line for each rank (source/adapted.c). Family
-`lora`, of one A [R, in] and of the B [out, R] of modules that are one above the other. Its parts are
-  low      uint8 [R, in]: the signed codes of A's rows, up to whole vectors of LANES
-  high     uint8 [R, out]: the same of B's columns
-  scales   float32 [R]: what the product of a row's and a column's codes is multiplied by
-Codes are symmetric, with a scale for each line (weights/rows.py), so that no adapter decides how another is rounded.
+Matrices of LoRA adapters that requests choose have a line for each rank (source/adapted.c): family `lora`, for one A
+[R, in] and the stacked B [out, R] of its modules. Its parts are
+  low      uint8 [R, in]: A's rows as signed 8-bit values, padded to whole vectors of LANES
+  high     uint8 [R, out]: the same for B's columns
+  scales   float32 [R]: the factor of the matmul of a row's and a column's quantized values
+They are symmetric, with a scale for each line (weights/rows.py), so that no adapter affects another's rounding.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ QuantizedArray = NDArray[np.uint8]
 Array = NDArray[np.float32]
 LANES = 16
 SCALE_UNIT = 256
-"""Scales are stored so many times larger: small ones keep their precision in float16."""
+"""Factor of stored scales, which keeps the precision of small ones in float16."""
 
 _ALIGNMENT = 64
 _NONE = 255
 CODES = {"iq4": IQ4_CODES, "float4": E2M1_CODES}
-"""128 and each value of TABLES (source/panels.h), by BlockForm.table."""
+"""128 + each value of TABLES (source/panels.h), by BlockForm.table."""
 PARTS = ("panels", "gated", "panels+offsets", "gated+offsets", "panels+zeros", "gated+zeros")
 
 
 class Panels(Mapping[str, NDArray[Any]]):
-    """The parts of a matrix, each made when it is asked for.
+    """The parts of a matrix, each computed on access.
 
     `quantized` uint8 [N, B, block] of `bits` each; w = scales · (code − 2^(bits − 1)) + offsets, both float32 [N, B].
     `names` is for messages.
@@ -114,7 +114,7 @@ class Panels(Mapping[str, NDArray[Any]]):
         return np.concatenate([heads, laid.reshape(len(heads), -1)], axis=1).reshape(-1)
 
     def _beside_scales(self, once: str) -> list[Array]:
-        """What each block has beside its scale, [N, B]: its offset for codes without a zero point, or −zero."""
+        """Each block's value next to its scale, [N, B]: its offset for weights without a zero point, or −zero."""
         middle = np.float32(1 << (self.bits - 1))
         if once == "offsets":
             return [self.offsets - middle * self.scales]
@@ -130,40 +130,42 @@ class Panels(Mapping[str, NDArray[Any]]):
 
 
 def part_of(layout: str, held: MatrixFormat) -> str:
-    """The part of a matrix in that format, panels or gated."""
+    """Return the part name of a matrix in that format, panels or gated."""
     return f"{layout}+{'zeros' if held.zeros else 'offsets'}" if held.offsets else layout
 
 
 def panel_bytes(rows: int, width: int, block: int, bits: int, offsets: bool) -> int:
-    """Bytes of a matrix [rows, width] in panels."""
+    """Return the bytes of a matrix [rows, width] in panels."""
     blocks = -(-width // block)
     head = -(-blocks * LANES * (4 if offsets else 2) // _ALIGNMENT) * _ALIGNMENT
     return -(-rows // LANES) * (head + blocks * block * LANES * bits // 8)
 
 
 def pq8(names: Sequence[str], source: TensorSource, block: int) -> Panels:
-    """The parts of family pq8."""
+    """Build the parts of family pq8."""
     quantized, scales = quantise_q8(np.concatenate([source.tensor(n) for n in names]), block, to_float16)
     return Panels(names, 8, quantized, scales, np.zeros_like(scales))
 
 
 def pq4(names: Sequence[str], source: TensorSource, block: int) -> Panels:
-    """The parts of family pq4."""
+    """Build the parts of family pq4."""
     return Panels(names, 4, *nbits.q4_blocks(names, source, block))
 
 
 def pkept4(names: Sequence[str], source: TensorSource, block: int) -> Panels:
-    """The parts of family pkept4; raises CheckpointError for a source without 4-bit blocks of this size."""
+    """Build the parts of family pkept4. Raises CheckpointError for a source without 4-bit blocks of this size."""
     return Panels(names, 4, *nbits.kept4_blocks(names, source, block, low=True))
 
 
 def pkept6(names: Sequence[str], source: TensorSource, block: int) -> Panels:
-    """The parts of family pkept6; raises CheckpointError for a source without blocks of at most 6 bits of this size."""
+    """Build the parts of family pkept6. Raises CheckpointError for a source without blocks of at most 6 bits of this
+    size.
+    """
     return Panels(names, 6, *nbits.kept6_blocks(names, source, block))
 
 
 def _tabled(table: str, names: Sequence[str], source: TensorSource, block: int) -> Panels:
-    """The parts of a family of blocks with a table; raises CheckpointError for a source that has another."""
+    """Raises CheckpointError for a source with another table."""
     quantized, scales, offsets = nbits.kept8_blocks(names, source, block)
     numbers = np.full(256, _NONE, np.uint8)
     numbers[CODES[table]] = np.arange(16)
@@ -178,19 +180,19 @@ pkeptfloat4 = partial(_tabled, "float4")
 
 
 def pkept8(names: Sequence[str], source: TensorSource, block: int) -> Panels:
-    """The parts of family pkept8."""
+    """Build the parts of family pkept8."""
     return Panels(names, 8, *nbits.kept8_blocks(names, source, block, to_float16, low=True))
 
 
 def to_float16(scales: Array) -> Array:
-    """Scales as they come back from panels: the nearest that float16 holds, in float32; infinite where too large."""
+    """Round scales as panels store them: nearest float16 value, in float32; infinite where too large."""
     with np.errstate(over="ignore"):
         held = (scales * np.float32(SCALE_UNIT)).astype(np.float16)
     return held.astype(np.float32) / np.float32(SCALE_UNIT)
 
 
 def _in_turn(rows: int) -> NDArray[np.int64]:
-    """Rows of both halves, 16 of the first, 16 of the second, and so on."""
+    """Row indices that alternate 16 rows of the first half and 16 of the second."""
     return np.arange(rows).reshape(2, -1, LANES).transpose(1, 0, 2).reshape(-1)
 
 
@@ -198,7 +200,7 @@ _Make = Callable[[Sequence[str], TensorSource, int], Panels]
 
 
 class ExpertPanels(Mapping[str, NDArray[np.uint8]]):
-    """The parts of one tensor of experts, each made when it is asked for, an expert at a time."""
+    """The parts of one tensor of experts, each computed on access, one expert at a time."""
 
     def __init__(
         self, make: _Make, names: Sequence[str], source: TensorSource, block: int, *, turned: bool = False
@@ -231,7 +233,7 @@ eachpkeptfloat4 = partial(ExpertPanels, pkeptfloat4)
 
 
 def lora(names: Sequence[str], source: TensorSource, block: int) -> dict[str, NDArray[Any]]:
-    """The parts of family lora."""
+    """Build the parts of family lora."""
     del block
     low, *high = (source.tensor(name) for name in names)
     columns = np.concatenate(high).T
@@ -240,7 +242,7 @@ def lora(names: Sequence[str], source: TensorSource, block: int) -> dict[str, ND
 
 
 def line(width: int) -> int:
-    """Codes of a line of so many numbers."""
+    """Return the padded length of a line of `width` values."""
     return -(-width // LANES) * LANES
 
 

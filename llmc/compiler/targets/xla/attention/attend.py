@@ -1,12 +1,12 @@
 """The operator `llmc::attend` (frontend/attention.py, dialect `read_only`) in JAX: plain operators, or the kernel.
 
-Portable programs have the plain form, on every platform: JAX keeps them readable for later versions, and promises
-nothing for Triton's IR (jax/_src/export/_export.py of 0.10.2, _CUSTOM_CALL_TARGETS_GUARANTEED_STABLE). What is compiled
-for a card is the same step traced `with_kernel`.
+Portable programs have the plain form on every platform: JAX keeps it readable for later versions, and promises nothing
+for Triton's IR (jax/_src/export/_export.py of 0.10.2, _CUSTOM_CALL_TARGETS_GUARANTEED_STABLE). The executable for a GPU
+is compiled from the same step traced `with_kernel`.
 
-`plain_attention` is what every platform without a kernel computes, and the meaning of the kernel. As in the dialect
-`two_part` (frontend/attention.py): scores over the past and over the new tokens side by side, one softmax in float32,
-two value products.
+`plain_attention` runs on every platform without a kernel, and defines the kernel's results. As in the dialect
+`two_part` (frontend/attention.py), it concatenates scores over the past and the new tokens, and has one softmax in
+float32 and two value matmuls.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ def plain_attention(
     query: Array, key: Array, value: Array, past: Past, past_lengths: Array,
     scale: float, softcap: float, window: int,
 ) -> Array:  # fmt: skip
-    """query [B, Hq, Q, D], key [B, Hkv, Q, D], value [B, Hkv, Q, Dv] → [B, Q, Hq, Dv], over the cached tokens and the
-    new ones."""
+    """query [B, Hq, Q, D], key [B, Hkv, Q, D], value [B, Hkv, Q, Dv] → [B, Q, Hq, Dv], over cached and new tokens."""
     batch, heads, length, size = query.shape
     kv_heads = key.shape[1]
     precision = lax.Precision.HIGHEST if query.dtype == jnp.float32 else lax.Precision.DEFAULT
@@ -44,7 +43,7 @@ def plain_attention(
     if past:
         tokens = _positions(past_lengths[:, None], past[0].offsets, window)
         held = (tokens >= 0) & (tokens < past_lengths[:, None])
-        # what lies past the live length may be NaN, and 0 × NaN is NaN: replaced, not masked
+        # slots beyond the live length may be NaN, and 0 × NaN is NaN: replace, not mask
         cached = [jnp.where(held[:, None, :, None], view.rows(), 0).astype(query.dtype) for view in past]
         keys, values, at = [cached[0], key], [cached[1], value], [tokens, positions]
         live = jnp.concatenate([held, live], 1)
@@ -68,21 +67,24 @@ def plain_attention(
 
 
 def _positions(past: Array, offsets: Any, window: int) -> Array:
-    """Of each row's places [B, places]; with a window the last one before `past` [B, 1] that a ring of so many places
-    has there, below 0 where there is none."""
+    """The token position in each of a row's slots [B, slots].
+
+    With a window, it is the last one before `past` [B, 1] in a ring buffer of so many slots, negative where there is
+    none.
+    """
     index = jnp.broadcast_to(jnp.arange(offsets), (len(past), offsets))
     return index if window <= 0 else past - 1 - jnp.remainder(past - 1 - index, offsets)
 
 
 _RULE = ("scale", "softcap", "window")
-# layers are alike: of all of a step the first is traced
+# layers are alike: only a step's first is traced
 _FLASH = jax.jit(flash_attention, static_argnames=_RULE)
 _PLAIN = jax.jit(plain_attention, static_argnames=_RULE)
 _KERNEL: ContextVar[bool] = ContextVar("llmc_attention_kernel", default=False)
 
 
 def with_kernel(step: Callable[..., Any]) -> Callable[..., Any]:
-    """`step`, whose attention is the kernel when it is traced."""
+    """Return `step`, which uses the attention kernel when it is traced."""
 
     def run(*args: Any) -> Any:
         token = _KERNEL.set(True)
@@ -101,7 +103,7 @@ def attend(
     """query [B, Hq, Q, D], key [B, Hkv, Q, D], value [B, Hkv, Q, Dv] → [B, Q, Hq, Dv].
 
     Under a mesh (sharding.ShardedCore) the kernel runs on each device over its own key/value heads. Where these do not
-    divide over the devices, the cache is whole on each, and the plain form is split as XLA likes.
+    divide over the devices, the cache is replicated, and XLA decides how the plain form is split.
     """
     past = None if past_key is None or past_value is None else (past_key, past_value)
     rule = dict(zip(_RULE, (scale, softcap, window), strict=True))
@@ -120,7 +122,7 @@ def attend(
 
 
 def _specs(past: Past) -> Any:
-    """How keys and values lie: split by heads, as sharding.cache_dims has it."""
+    """The partitioning of keys and values, by heads as in sharding.cache_dims."""
     cache, whole = PartitionSpec(None, None, AXIS), PartitionSpec()
     if past is None:
         return None

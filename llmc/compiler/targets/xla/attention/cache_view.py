@@ -1,4 +1,4 @@
-"""A layer's keys or values of a step's rows, where they lie: for operators that read the cache themselves."""
+"""References to one layer's keys or values in the slot cache, for operators that read the cache themselves."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ _META = ["phase", "offsets", "wraps"]
 @partial(jax.tree_util.register_dataclass, data_fields=["cache", "layer", "slots"], meta_fields=_META)
 @dataclass(frozen=True)
 class CacheView:
-    """One group of the cache's tensors, and which of them are meant: keys or values of several layers [layers, slots,
-    kv_heads, places, head_dim], or states [layers, slots, …]."""
+    """One group of the cache's tensors, and the part that is meant.
+
+    The group has keys or values of several layers [layers, slots, kv_heads, offsets, head_dim], or recurrent states
+    [layers, slots, …].
+    """
 
     cache: Array
     layer: Any
@@ -29,12 +32,16 @@ class CacheView:
     """[B]: the slot of each row, −1 for a dummy row. Row b of a decode step has slot b, or is a dummy row."""
     phase: str
     offsets: int | None
-    """Of a slot, those that the step's context may have tokens in; None of states, which have no tokens."""
+    """Offsets of a slot that the step's context may fill with tokens; None for recurrent states, which have
+    no tokens.
+    """
     wraps: bool = False
-    """Whether there may be more tokens than places, which are a ring's then, all of them (runtime/cache_shape.py)."""
+    """Whether there may be more tokens than offsets, which are then a whole ring buffer (runtime/cache_shape.py)."""
 
     def rows(self) -> Array:
-        """The first `offsets` of each row's slot, [B, kv_heads, places, head_dim], or its state [B, …]."""
+        """Return the first `offsets` of each row's slot, [B, kv_heads, offsets, head_dim], or its recurrent state [B,
+        …].
+        """
         inner = self.cache.shape[2:]
         if self.offsets is not None:
             inner = (inner[0], self.offsets, inner[2])

@@ -1,21 +1,19 @@
-"""Attention of a step as a kernel in Pallas for Triton: each program has some query rows of one key/value head over one
-split.
+"""Attention of a step as a kernel in Pallas for Triton.
 
-Grid (B, kv_heads, tiles · splits). A tile has `rows` query rows of the head's group, ordered by token, then by head:
-row r is token r // group, head r % group of the group. Split s takes the s-th part of the blocks of cached tokens that
-the tile may see; the last split also takes the new tokens. Only live tokens are loaded: a block's loads are masked by
-the row's live length, so that what lies beyond it, NaN included, never enters.
+Grid (B, kv_heads, tiles · splits). A program computes one tile over one split. A tile has `rows` query rows of one
+key/value head's group, ordered by token, then by head: row r is token r // group, head r % group of the group. Split s
+takes the s-th part of the blocks of cached tokens that the tile may see; the last split also takes the new tokens. A
+block's loads are masked by the row's live length, so that nothing beyond it, NaN included, is read.
 
 Softmax is the running one (Milakov and Gimelshein 2018, arXiv:1805.02867), over splits as in flash decoding: with
-several splits the program leaves the unnormalised sum, its largest score and its weight; `merge` adds them up.
+several splits the program outputs the unnormalised sum, its largest score and its weight; `merge` combines them.
 
-`Tiling` divides a step into rows, blocks and splits, from shapes alone. Sizes of tiles are powers of two of at least
-16: Triton's own rule for operands of a product on tensor cores (`tl.dot` in its documentation). Nothing here was tuned
-on a card.
+`Tiling` derives rows, blocks and splits from shapes only. Tile sizes are powers of two of at least 16: Triton's own
+rule for matmul operands on tensor cores (`tl.dot` in its documentation). Nothing here was tuned on a GPU.
 
-`flash_attention` reads the slot cache where it lies, and of each row only its live tokens.
-`jax.experimental.pallas.ops.gpu.decode_attention` would do for one new token, but takes keys and values
-[B, tokens, kv_heads, head_dim]: our cache would be copied into that form in every step.
+`flash_attention` reads the slot cache in place, and only the live tokens of each row.
+`jax.experimental.pallas.ops.gpu.decode_attention` would do for one new token, but takes keys and values [B, tokens,
+kv_heads, head_dim]: our cache would be copied into that form in every step.
 """
 
 from __future__ import annotations
@@ -35,21 +33,22 @@ from llmc.compiler.targets.xla.attention.cache_view import Past
 
 _LEAST = 16
 _BLOCK_BYTES = 16 * 1024
-"""Keys of one block. Two stages of keys and values, with the queries, fit the 99 KiB that a program may have on the
-smallest cards (compute capability 8.6 and 8.9; CUDA C++ Programming Guide, "Technical Specifications")."""
+"""Bytes of one block of keys. Two stages of keys and values, with the queries, fit the 99 KiB of a program on the
+smallest GPUs (compute capability 8.6 and 8.9; CUDA C++ Programming Guide, "Technical Specifications").
+"""
 _ROWS = 64
-"""Query rows of a program at most."""
+"""The most query rows of a program."""
 _SUMS = 64 * 128
-"""Sums of a program, unless its values are wider than 512: 64 registers a thread of 128."""
+"""The most accumulators of a program, unless its values are wider than 512: 64 registers a thread of 128."""
 _PROGRAMS = 264
-"""Programs wanted: two for each of an H100's 132 multiprocessors."""
+"""Desired number of programs: two for each of an H100's 132 multiprocessors."""
 _SPLIT_TOKENS = 256
-"""Places for which a split of its own pays."""
+"""The fewest cached tokens that justify a split of their own."""
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """Sizes of one step's attention, and how programs divide it."""
+    """Sizes of one step's attention, and its division into programs."""
 
     batch: int
     kv_heads: int
@@ -57,15 +56,15 @@ class Tiling:
     """Query heads of a key/value head."""
     query: int
     head_dim: int
-    """Of queries and keys."""
+    """Size of a query or key head."""
     value_dim: int
-    """Of values, and of what comes out."""
+    """Size of a value head, and of a result head."""
     offsets: int
-    """Of a row's cached tokens; 0 without a cache."""
+    """Offsets of a row's cached tokens; 0 without a cache."""
     item_bytes: int
     """Bytes of a number of query, key and value."""
     wraps: bool = False
-    """Whether a row may have more cached tokens than places, of which these are a ring then."""
+    """Whether a row may have more cached tokens than offsets, which are then a ring buffer."""
 
     @property
     def padded_dim(self) -> int:
@@ -89,7 +88,7 @@ class Tiling:
 
     @property
     def block(self) -> int:
-        """Places read at once."""
+        """Cached tokens read at once."""
         widest = max(self.padded_dim, self.padded_value)
         return max(_LEAST, min(128, _BLOCK_BYTES // (widest * self.item_bytes)))
 
@@ -100,13 +99,13 @@ class Tiling:
 
     @property
     def splits(self) -> int:
-        """Programs that share the places of one tile: enough to fill a card, each with a share that pays."""
+        """Programs that share the cached tokens of one tile: enough to fill a GPU, each with a worthwhile share."""
         wanted = _PROGRAMS // (self.batch * self.kv_heads * self.tiles)
         return max(1, min(wanted, -(-self.offsets // _SPLIT_TOKENS)))
 
 
 def _power(number: int) -> int:
-    """The least power of two that is a tile's size and holds `number`."""
+    """The least valid tile size that holds `number`."""
     return max(_LEAST, 1 << (number - 1).bit_length())
 
 
@@ -115,18 +114,18 @@ Array = Any
 _Running = tuple[Array, Array, Array]
 """Largest score and sum of weights [rows], and the weighted sum of values [rows, value_dim]."""
 NOTHING = -1e30
-"""The largest score where none was seen: finite, so that differences of two are numbers."""
+"""Initial largest score: finite, so that differences of two are finite."""
 
 
 def program(
     layer: Ref, slots: Ref, past: Ref, query: Ref, key: Ref, value: Ref, keys: Ref, values: Ref, *outs: Ref,
     tiling: Tiling, scale: float, softcap: float, window: int,
 ) -> None:  # fmt: skip
-    """Shapes are those of `flash_attention`.
+    """Compute one tile over one split; shapes are those of `flash_attention`.
 
-    `layer` [2] (of keys, and of values) and `slots` [B] say where a row's tokens lie in `keys` and `values`, `past` [B]
-    how many are live; these five are None without a cache. `outs` are the result [B, Q, Hq, Dv], or with several splits
-    the sums [splits, B, Q, Hq, Dv], largest scores and weights [splits, B, Q, Hq].
+    `layer` [2] (of keys, and of values) and `slots` [B] locate a row's tokens in `keys` and `values`, `past` [B] counts
+    the live ones; these five are None without a cache. `outs` are the result [B, Q, Hq, Dv], or with several splits the
+    sums [splits, B, Q, Hq, Dv], largest scores and weights [splits, B, Q, Hq].
     """
     t = tiling
     b, head = pl.program_id(0), pl.program_id(1)
@@ -142,7 +141,7 @@ def program(
     q = plt.load(query.at[at], mask=mine & inside[0], other=0.0)
 
     def attend(carried: _Running, positions: Array, there: Array, blocks: Sequence[Ref]) -> _Running:
-        """And a block of keys and values at `positions`, of which `there` are tokens at all."""
+        """Add a block of keys and values at `positions`, of which `there` are tokens at all."""
         own = live + token[:, None]
         seen = (positions[None, :] <= own) & there[None, :]
         if window > 0:
@@ -153,7 +152,7 @@ def program(
 
     def past_block(j: Array, carried: _Running) -> _Running:
         offsets = j * t.block + jnp.arange(t.block)
-        # of a ring's place, the last token that lies there; of those that are not held anything
+        # the last token at each ring-buffer offset; anything for unused ones
         tokens = live - 1 - lax.rem(live - 1 - offsets, t.offsets) if t.wraps else offsets
         blocks = [
             cache.at[layer[i], slots[b], head, offsets[:, None], widths[i]] for i, cache in enumerate((keys, values))
@@ -166,7 +165,7 @@ def program(
         return attend(carried, live + tokens, tokens < t.query, blocks)
 
     first, last = tile * t.rows // t.group, jnp.minimum((tile * t.rows + t.rows - 1) // t.group, t.query - 1)
-    skipped = first - window + 1  # before the first token that the window shows, counted from the first new one
+    skipped = first - window + 1  # tokens before the window's first, counted from the first new one
     begin_new = jnp.maximum(skipped, 0) // t.block_new if window > 0 else 0
     carried = (jnp.full((t.rows,), NOTHING), jnp.zeros((t.rows,)), jnp.zeros((t.rows, t.padded_value)))
     if t.offsets:
@@ -205,10 +204,9 @@ def flash_attention(
     query: Array, key: Array, value: Array, past: Past, past_lengths: Array,
     scale: float, softcap: float, window: int, interpret: bool = False,
 ) -> Array:  # fmt: skip
-    """query [B, Hq, Q, D], key [B, Hkv, Q, D], value [B, Hkv, Q, Dv] → [B, Q, Hq, Dv], over the cached tokens and the
-    new ones.
+    """query [B, Hq, Q, D], key [B, Hkv, Q, D], value [B, Hkv, Q, Dv] → [B, Q, Hq, Dv], over cached and new tokens.
 
-    A dummy row attends to its new tokens alone. `interpret` runs the kernel in NumPy's stead, on any platform.
+    A dummy row attends only to its new tokens. `interpret` runs the kernel in Pallas's interpreter, on any platform.
     """
     batch, heads, length, size = query.shape
     kv_heads, width = key.shape[1], value.shape[3]
@@ -244,7 +242,7 @@ def flash_attention(
 
 
 def merge(sums: Array, tops: Array, weights: Array) -> Array:
-    """The splits' unnormalised sums [splits, …, D], largest scores and weights [splits, …] as one result [… , D]."""
+    """Combine the splits' unnormalised sums [splits, …, D], largest scores and weights [splits, …] to [… , D]."""
     share = jnp.exp(tops - jnp.max(tops, axis=0))
     return jnp.sum(sums * share[..., None], axis=0) / jnp.sum(weights * share, axis=0)[..., None]
 

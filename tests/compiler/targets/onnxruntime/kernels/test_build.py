@@ -172,7 +172,7 @@ def test_kernels_that_cannot_run_are_refused(monkeypatch: pytest.MonkeyPatch) ->
         configured(monkeypatch, ("x86_64", "avx2"), quantize="int8", kernels="llmc")
     with pytest.raises(InputError, match="--kernels llmc is for quantised matrices; --quantize none leaves none"):
         configured(monkeypatch, ISA, quantize="none", kernels="llmc")
-    with pytest.raises(InputError, match="--kernels llmc runs any shape as it is; leave out --specialise"):
+    with pytest.raises(InputError, match="--kernels llmc runs any shape; leave out --specialise"):
         configured(monkeypatch, ISA, quantize="int8", kernels="llmc", specialise=True)
     with pytest.raises(UnknownNameError, match="unknown kernels 'mlas'; known: llmc, onnxruntime"):
         open_target("onnxruntime").configure(CompileOptions.of("onnxruntime", kernels="mlas"))

@@ -49,11 +49,11 @@ def test_cpus_are_known_by_their_names(requested: str, wanted: list[Any]) -> Non
 
 @pytest.mark.parametrize(
     ("requested", "says"),
-    [("sapphirerapid", r"CPU sapphirerapid: no CPU of this name .* Near it are: .*sapphirerapids\."),
-     ("aarch64-haswell", "CPU aarch64-haswell: no CPU of this name .* Near it are: haswell\\."),
-     ("cortex-a53", "CPU cortex-a53: llmc's kernels have no set for this CPU"),
-     ("nehalem", r"no set for this CPU \(amx-int8 needs amx_tile, .*; avx512-bf16 needs .*--kernels onnxruntime"),
-     ("haswell,", r"CPU : no CPU of this name"), ("-o", "CPU -o: no CPU of this name")],
+    [("sapphirerapid", r"CPU sapphirerapid: unknown CPU name.* Near it are: .*sapphirerapids\."),
+     ("aarch64-haswell", "CPU aarch64-haswell: unknown CPU name.* Near it are: haswell\\."),
+     ("cortex-a53", "CPU cortex-a53: llmc's kernels have no variant for this CPU"),
+     ("nehalem", r"no variant for this CPU \(amx-int8 needs amx_tile, .*; avx512-bf16 needs .*--kernels onnxruntime"),
+     ("haswell,", r"CPU : unknown CPU name"), ("-o", "CPU -o: unknown CPU name")],
 )  # fmt: skip
 def test_a_cpu_that_is_not_known_or_runs_no_kernels_is_said(requested: str, says: str) -> None:
     with pytest.raises(InputError, match=says):
@@ -61,7 +61,7 @@ def test_a_cpu_that_is_not_known_or_runs_no_kernels_is_said(requested: str, says
 
 
 def test_native_where_the_host_runs_none_is_said() -> None:
-    with pytest.raises(InputError, match="CPU native: llmc's kernels have no set for this CPU"):
+    with pytest.raises(InputError, match="CPU native: llmc's kernels have no variant for this CPU"):
         sets_for("native", ("x86_64", "avx"))
 
 
@@ -123,7 +123,7 @@ def test_where_no_kernels_give_their_bits_nothing_is_called_verified(
 ) -> None:
     monkeypatch.setattr("llmc.compiler.targets.onnxruntime.target.cpu_features", lambda: here)
     with pytest.raises(
-        InputError, match=rf"--cpu {requested}: this host runs no kernels .* name native too, or .*none"
+        InputError, match=rf"--cpu {requested}: this host cannot run kernels .* name native too, or .*none"
     ):
         configured(cpu=requested, kv_cache_dtype=cache)
     assert configured(cpu=requested, kv_cache_dtype=cache, verify="none").get("kernels") == "llmc"
