@@ -98,8 +98,8 @@ def how_to_install(package: str, *extras: str) -> str:
     """What to do about a missing `package`, which `extras` bring: the line to run, or the platforms it exists for."""
     if exists_here(package):
         return f"install it with: {install_line(*extras)}"
-    made_for = ", ".join(_described(*known) for known in BUILDS[package])
-    return f"it has no build for {_described(*HERE)}, only for {made_for}"
+    built_for = ", ".join(_described(*known) for known in BUILDS[package])
+    return f"it has no build for {_described(*HERE)}, only for {built_for}"
 
 
 def install_line(*extras: str) -> str:

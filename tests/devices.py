@@ -27,14 +27,14 @@ def use(
     target: type[FakeTarget] = FakeTarget,
     executor: type[FakeExecutor] | None = None,
     replay: Replay | None = None,
-    **made_with: Any,
+    **built_with: Any,
 ) -> None:
     """From now on the fake device compiles by `target`, made with these arguments, and runs by `executor` or `replay`.
 
     What is not named stays as it is. An executor that is open already stays what it was.
     """
-    if made_with or target is not FakeTarget:
-        patch.setattr(FakeTarget, "of", lambda detail, settings: target(FakeKind.of(detail), **made_with))
+    if built_with or target is not FakeTarget:
+        patch.setattr(FakeTarget, "of", lambda detail, settings: target(FakeKind.of(detail), **built_with))
     if replay is not None:
         executor = computing(replay)
     if executor is not None:

@@ -66,7 +66,7 @@ class TuneCommand(Command):
 
 
 def _text(result: TuneResult) -> str:
-    card = result.made_for.get("card", result.device)
+    card = result.built_for.get("card", result.device)
     where = f"; in {result.file}" if result.file and result.results else ""
     return (
         f"{result.bundle}: {result.results} products tuned on {card}, {result.new} of them new; {result.tuned} of "

@@ -65,7 +65,7 @@ class Needs:
     compute_capability: tuple[int, int] | None = None
     cuda: int | None = None
     memory: Mapping[str, int] | None = None
-    made_for: str = ""
+    built_for: str = ""
     """The GPU that it was compiled for, for messages: "NVIDIA H100 SXM5 80 GB"."""
 
 
@@ -128,10 +128,10 @@ def _require_driver(source: str, needs: Needs, gpu: Gpu) -> None:
 def _require_capability(source: str, needs: Needs, gpu: Gpu) -> None:
     if needs.compute_capability not in (None, gpu.compute_capability):
         wanted = _dotted(needs.compute_capability or (0, 0))
-        made_for = (
-            f"{needs.made_for}, compute capability {wanted}" if needs.made_for else f"compute capability {wanted}"
+        built_for = (
+            f"{needs.built_for}, compute capability {wanted}" if needs.built_for else f"compute capability {wanted}"
         )
-        raise ArtifactError(f"{source}: compiled for {made_for}; GPU {gpu.index} is {gpu}; compile it for this GPU")
+        raise ArtifactError(f"{source}: compiled for {built_for}; GPU {gpu.index} is {gpu}; compile it for this GPU")
 
 
 def _require_memory(source: str, needs: Needs, gpu: Gpu) -> None:

@@ -33,7 +33,7 @@ class Clock:
         return self.now
 
 
-class MadeUp:
+class Invented:
     """A server's state: loading, until `serve` is called. `load` lets seconds pass in which requests are served."""
 
     def __init__(self) -> None:

@@ -62,8 +62,8 @@ def test_a_server_answers_with_each(served: Served, built: Toy) -> None:
     requested = completion(prompt=prompt, return_token_ids=True)
     with ThreadPoolExecutor() as pool:
         answers = pool.map(lambda name: served.complete(**requested, model=name), (None, *NAMES))
-        made_by = [answer.json()["choices"][0]["token_ids"] for answer in answers]
-    assert made_by == [wanted.greedy(prompt, 4) for wanted in references(built.model)]
+        built_by = [answer.json()["choices"][0]["token_ids"] for answer in answers]
+    assert built_by == [wanted.greedy(prompt, 4) for wanted in references(built.model)]
 
 
 def test_the_model_is_not_called_as_an_adapter_is(built: Toy) -> None:

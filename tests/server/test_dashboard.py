@@ -13,7 +13,7 @@ from llmc.server import replanning
 from llmc.server.state import Progress
 from tests.browsers import chromium
 from tests.server.live import Live, toy_bundle
-from tests.server.pages import MadeUp, Site
+from tests.server.pages import Invented, Site
 
 pytestmark = pytest.mark.full
 
@@ -28,12 +28,12 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def built() -> MadeUp:
-    return MadeUp()
+def built() -> Invented:
+    return Invented()
 
 
 @pytest.fixture
-def site(built: MadeUp) -> Iterator[Site]:
+def site(built: Invented) -> Iterator[Site]:
     with Site(built.app()) as running:
         yield running
 
@@ -64,7 +64,7 @@ def open_page(browser: Browser, site: Site) -> Iterator[Callable[..., Page]]:
     }  # fmt: skip
 
 
-def test_the_grid_shows_what_ran(built: MadeUp, open_page: Callable[..., Page]) -> None:
+def test_the_grid_shows_what_ran(built: Invented, open_page: Callable[..., Page]) -> None:
     built.serve("toy")
     built.load(5)
     for name in ("runs", "waits", "waits, too"):
@@ -91,7 +91,7 @@ def test_the_grid_shows_what_ran(built: MadeUp, open_page: Callable[..., Page]) 
     assert page.locator("#plots polyline.s0").first.get_attribute("points").count(",") == 5  # type: ignore[union-attr]
 
 
-def test_what_runs_later_shows_without_a_reload(built: MadeUp, open_page: Callable[..., Page]) -> None:
+def test_what_runs_later_shows_without_a_reload(built: Invented, open_page: Callable[..., Page]) -> None:
     built.serve("toy")
     page = open_page()
     expect(page.locator("#detail-decode")).to_have_text("0 of 5 buckets used")
@@ -104,7 +104,7 @@ def test_what_runs_later_shows_without_a_reload(built: MadeUp, open_page: Callab
     expect(page.locator("#totals")).to_contain_text(re.compile(r"requests finished\s*2"))
 
 
-def test_loading_shows_how_far_it_is(built: MadeUp, open_page: Callable[..., Page]) -> None:
+def test_loading_shows_how_far_it_is(built: Invented, open_page: Callable[..., Page]) -> None:
     built.loading(Progress("warm", 3, 8, 12.4))
     page = open_page()
     expect(page.locator("#phase")).to_have_text("loading")
@@ -122,7 +122,7 @@ def test_loading_shows_how_far_it_is(built: MadeUp, open_page: Callable[..., Pag
     expect(page.locator("#buckets")).to_be_visible()
 
 
-def test_a_server_that_drains_or_died_says_so(built: MadeUp, open_page: Callable[..., Page]) -> None:
+def test_a_server_that_drains_or_died_says_so(built: Invented, open_page: Callable[..., Page]) -> None:
     built.serve("toy")
     built.state.draining = True
     page = open_page()
@@ -132,7 +132,7 @@ def test_a_server_that_drains_or_died_says_so(built: MadeUp, open_page: Callable
     expect(page.locator("#loading")).to_contain_text("stopped on an error")
 
 
-def test_a_compilation_while_serving_is_red(built: MadeUp, open_page: Callable[..., Page]) -> None:
+def test_a_compilation_while_serving_is_red(built: Invented, open_page: Callable[..., Page]) -> None:
     built.serve("toy")
     page = open_page()
     compilations = page.locator("#tiles > div", has_text="Compilations").locator("dd").first
@@ -146,7 +146,7 @@ def test_a_compilation_while_serving_is_red(built: MadeUp, open_page: Callable[.
 HOSTILE = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>\"'&amp;"
 
 
-def test_a_name_is_text_whatever_it_holds(built: MadeUp, open_page: Callable[..., Page]) -> None:
+def test_a_name_is_text_whatever_it_holds(built: Invented, open_page: Callable[..., Page]) -> None:
     built.serve(HOSTILE)
     built.loading(Progress(HOSTILE))
     built.load(2)
@@ -161,7 +161,7 @@ def test_a_name_is_text_whatever_it_holds(built: MadeUp, open_page: Callable[...
 @pytest.mark.parametrize("width", [400, 1600])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_narrow_and_wide_light_and_dark(
-    built: MadeUp, open_page: Callable[..., Page], width: int, scheme: str
+    built: Invented, open_page: Callable[..., Page], width: int, scheme: str
 ) -> None:
     built.serve("a-model-with-a-long-name-" + "x" * 60)
     built.load(3)
@@ -174,7 +174,7 @@ def test_it_fits_narrow_and_wide_light_and_dark(
         assert _contrast(text, ground) >= 4.5, (of, text, ground)
 
 
-def test_what_another_plan_would_save(built: MadeUp, open_page: Callable[..., Page]) -> None:
+def test_what_another_plan_would_save(built: Invented, open_page: Callable[..., Page]) -> None:
     """Prompts of 9 tokens in buckets of 16."""
     built.serve("toy")
     page = open_page()
@@ -188,7 +188,7 @@ def test_what_another_plan_would_save(built: MadeUp, open_page: Callable[..., Pa
 
 
 def test_a_plan_that_cannot_be_built_says_why(
-    built: MadeUp, open_page: Callable[..., Page], monkeypatch: pytest.MonkeyPatch
+    built: Invented, open_page: Callable[..., Page], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built.serve("toy")
     built.load(2)
@@ -202,7 +202,7 @@ def test_a_plan_that_cannot_be_built_says_why(
     expect(page.locator("#replan-text")).to_contain_text("planning ended with 1", timeout=30_000)
 
 
-def test_cells_are_reached_by_keyboard(built: MadeUp, open_page: Callable[..., Page]) -> None:
+def test_cells_are_reached_by_keyboard(built: Invented, open_page: Callable[..., Page]) -> None:
     built.serve("toy")
     built.load(1)
     page = open_page()
@@ -218,7 +218,7 @@ def test_cells_are_reached_by_keyboard(built: MadeUp, open_page: Callable[..., P
     assert grid.locator("td[tabindex='0']").count() == 1
 
 
-def test_a_server_that_is_gone_is_noticed(built: MadeUp, site: Site, browser: Browser) -> None:
+def test_a_server_that_is_gone_is_noticed(built: Invented, site: Site, browser: Browser) -> None:
     built.serve("toy")
     page = browser.new_page()
     page.goto(f"{site.url}/dashboard")
@@ -228,7 +228,7 @@ def test_a_server_that_is_gone_is_noticed(built: MadeUp, site: Site, browser: Br
     page.close()
 
 
-def test_the_key_is_requested(built: MadeUp, browser: Browser) -> None:
+def test_the_key_is_requested(built: Invented, browser: Browser) -> None:
     built.serve("toy")
     keys = ["first"]
     with Site(built.app(lambda: tuple(keys))) as site:

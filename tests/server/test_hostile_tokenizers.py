@@ -29,7 +29,7 @@ LIMITS = ChildLimits(seconds=0.3, memory_bytes=256 << 20, workers=1)
 BACKTRACKS = "a" * 60_000 + "ddc"
 
 
-def made_with(tokenizer_json: bytes, folder: Path, patch: pytest.MonkeyPatch) -> Path:
+def built_with(tokenizer_json: bytes, folder: Path, patch: pytest.MonkeyPatch) -> Path:
     with patch.context() as within:
         within.setattr(toy, "tokenizer_json", tokenizer_json.decode)
         return toy_bundle(folder)
@@ -38,7 +38,7 @@ def made_with(tokenizer_json: bytes, folder: Path, patch: pytest.MonkeyPatch) ->
 @pytest.fixture
 def backtracking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]:
     """A server whose tokenizer takes time in proportion to the square of some texts."""
-    bundle = made_with(with_steps(pre_tokenizer=split("a*[^a]c")), tmp_path, monkeypatch)
+    bundle = built_with(with_steps(pre_tokenizer=split("a*[^a]c")), tmp_path, monkeypatch)
     monkeypatch.setattr(loading, "ConfinedEncoder", partial(loading.ConfinedEncoder, limits=LIMITS))
     with Live(bundle) as live:
         yield live.ready()
@@ -63,7 +63,7 @@ def growing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with monkeypatch.context() as patch:
         patch.setattr(files, "require_sound", lambda _: None)
         patch.setattr(tokenizer, "bounds_of", lambda _: Bounds(4, True))
-        return made_with(with_steps(normalizer=DOUBLING), tmp_path, monkeypatch)
+        return built_with(with_steps(normalizer=DOUBLING), tmp_path, monkeypatch)
 
 
 def test_a_bundle_whose_tokenizer_grows_texts_is_not_served(growing: Path) -> None:

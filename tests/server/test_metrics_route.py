@@ -12,11 +12,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from llmc.server.state import Progress
 from llmc.server.telemetry.metrics import labelled, together
-from tests.server.pages import MadeUp
+from tests.server.pages import Invented
 from tests.server.served import Served
 
 
-def ask(built: MadeUp, path: str, **headers: str) -> httpx.Response:
+def ask(built: Invented, path: str, **headers: str) -> httpx.Response:
     async def requested() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(built.app()), base_url="http://llmc") as client:
             return await client.get(path, headers=headers)
@@ -35,7 +35,7 @@ def value(answer: httpx.Response, name: str, **labels: str) -> float:
 
 
 def test_metrics_are_there_while_loading() -> None:
-    built = MadeUp()
+    built = Invented()
     built.loading(Progress("warm", 1, 2, 3.0))
     answer = ask(built, "/metrics")
     assert answer.status_code == 200
@@ -45,7 +45,7 @@ def test_metrics_are_there_while_loading() -> None:
 
 
 def test_metrics_of_a_server_that_serves() -> None:
-    built = MadeUp()
+    built = Invented()
     built.serve("toy")
     built.load(3)
     answer = ask(built, "/metrics")
@@ -60,13 +60,13 @@ def test_metrics_of_a_server_that_serves() -> None:
 
 @pytest.mark.parametrize("accept", ["application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2"])
 def test_openmetrics_where_it_is_requested(accept: str) -> None:
-    answer = ask(MadeUp(), "/metrics", accept=accept)
+    answer = ask(Invented(), "/metrics", accept=accept)
     assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
     assert answer.text.endswith("# EOF\n")
 
 
 def test_data_of_the_dashboard() -> None:
-    built = MadeUp()
+    built = Invented()
     built.loading(Progress("warm", 3, 8, 12.5))
     loading = ask(built, "/dashboard/data").json()
     assert (loading["phase"], loading["model"], loading["plan"], loading["stats"]) == ("loading", None, None, None)
@@ -85,7 +85,7 @@ def test_data_of_the_dashboard() -> None:
 
 
 def test_an_engine_that_died_is_not_hidden_and_not_explained() -> None:
-    built = MadeUp()
+    built = Invented()
     built.serve("toy")
     built.engine.error = RuntimeError("/secret/path")
     answer = ask(built, "/dashboard/data")
@@ -94,7 +94,7 @@ def test_an_engine_that_died_is_not_hidden_and_not_explained() -> None:
 
 
 def test_the_page_may_only_run_its_own_script() -> None:
-    built = MadeUp()
+    built = Invented()
     first, second = ask(built, "/dashboard"), ask(built, "/dashboard")
     policy = first.headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; script-src 'nonce-")
@@ -108,7 +108,7 @@ def test_the_page_may_only_run_its_own_script() -> None:
 
 
 def test_of_several_replicas_each_family_is_reported_once_with_every_replica() -> None:
-    built, other = MadeUp(), MadeUp()
+    built, other = Invented(), Invented()
     for replica, tokens in ((built, 3), (other, 1)):
         replica.serve("toy")
         replica.load(tokens)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 DIGEST_VERSION = 2
 """Bump when `Checkpoint.digest` covers something else: every key derived from it changes."""
 
-_PLACES = ("_name_or_path",)
+_PATHS = ("_name_or_path",)
 """Config members that state where the config was saved, and change no result."""
 
 CONFIG = "config.json"
@@ -332,7 +332,7 @@ def coded_names(checkpoint: Checkpoint) -> list[str]:
 
 def without_path(config: Mapping[str, Any]) -> dict[str, Any]:
     """A JSON config without the members that state where it was saved."""
-    return {name: value for name, value in config.items() if name not in _PLACES}
+    return {name: value for name, value in config.items() if name not in _PATHS}
 
 
 def sha256_of(path: Path) -> str:

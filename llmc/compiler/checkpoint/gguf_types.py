@@ -43,7 +43,7 @@ _SIGN = np.uint8(128)
 FIVE_ZERO = 128 - 16
 """Added to 5-bit weights."""
 _IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
-IQ4_CODES = _IQ4_VALUES.view(np.uint8) ^ _SIGN
+IQ4_VALUES = _IQ4_VALUES.view(np.uint8) ^ _SIGN
 """The values of IQ4_NL's and IQ4_XS's 16 codes before their scale, with zero point 128."""
 _STORED = 256
 _TWO_ZERO = 8 - 2
@@ -105,7 +105,7 @@ def _q5_1(blocks: Bytes) -> Parts:
 
 
 def _iq4_nl(blocks: Bytes) -> Parts:
-    return IQ4_CODES[planes(blocks[..., 2:], 16, 4)], halves(blocks, 0), None
+    return IQ4_VALUES[planes(blocks[..., 2:], 16, 4)], halves(blocks, 0), None
 
 
 def _q2_k(blocks: Bytes) -> Parts:
@@ -136,7 +136,7 @@ def _q6_k(blocks: Bytes) -> Parts:
 
 def _iq4_xs(blocks: Bytes) -> Parts:
     numbers = planes(blocks[..., 4:8], 1, 4) | planes(blocks[..., 2:4], 1, 2) << np.uint8(4)
-    return IQ4_CODES[planes(blocks[..., 8:], 16, 4)], halves(blocks, 0) * _less_32(numbers), None
+    return IQ4_VALUES[planes(blocks[..., 8:], 16, 4)], halves(blocks, 0) * _less_32(numbers), None
 
 
 def _scales_and_minimums(blocks: Bytes) -> tuple[FloatArray, FloatArray]:

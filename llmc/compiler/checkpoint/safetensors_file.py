@@ -34,7 +34,7 @@ _ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I64": 8, "I32": 4, "I16": 2,
     "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
 }  # fmt: skip
-_CODES = {"I64": "<i8", "I32": "<i4", "I8": "i1", "U8": "u1", "F8_E4M3": "u1", "F8_E8M0": "u1"}
+_QUANTIZED = {"I64": "<i8", "I32": "<i4", "I8": "i1", "U8": "u1", "F8_E4M3": "u1", "F8_E8M0": "u1"}
 """Types of quantized tensors, which their formats read (quantised/)."""
 _FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
@@ -93,13 +93,14 @@ class SafetensorsFile:
         self._file.forget()
 
     def quantized(self, name: str) -> npt.NDArray[Any]:
-        """A tensor of one of _CODES in its stored shape: a read-only view of integers, or of the bytes of 8-bit floats.
+        """A tensor of one of _QUANTIZED in its stored shape: a read-only view of integers or of 8-bit floats' bytes.
+
         Raises CheckpointError for another type."""
         stored = self._known(name)
-        kind = _CODES.get(stored.dtype)
+        kind = _QUANTIZED.get(stored.dtype)
         if kind is None:
             raise self._file.error(
-                f"tensor {name} has type {stored.dtype}, but quantized weights have one of {', '.join(_CODES)}"
+                f"tensor {name} has type {stored.dtype}, but quantized weights have one of {', '.join(_QUANTIZED)}"
             )
         raw = np.frombuffer(self._file.buffer, kind, math.prod(stored.shape), stored.begin)
         return raw.reshape(stored.shape)

@@ -335,8 +335,8 @@ def _without_gradient_marks(model: nn.Module) -> None:
     them torch.export creates a nested program, which it walks several times."""
     for module in model.modules():
         forward = type(module).forward
-        made_by = getattr(forward, "__wrapped__", None) and getclosurevars(forward).nonlocals.get("ctx_factory")
-        if isinstance(getattr(made_by, "__self__", None), torch.no_grad):
+        built_by = getattr(forward, "__wrapped__", None) and getclosurevars(forward).nonlocals.get("ctx_factory")
+        if isinstance(getattr(built_by, "__self__", None), torch.no_grad):
             module.forward = MethodType(forward.__wrapped__, module)
 
 

@@ -36,7 +36,7 @@ class TuneResult:
 
     bundle: str
     device: str
-    made_for: dict[str, str]
+    built_for: dict[str, str]
     results: int
     new: int
     executables: int
@@ -88,7 +88,7 @@ def tune_bundle(bundle: Bundle, store: Store, file: Path | None, reported: Repor
         pass  # the result says what is left
     found = known or Results({})
     return TuneResult(
-        str(bundle.path), bundle.manifest.device, dict(found.made_for), len(found.found),
+        str(bundle.path), bundle.manifest.device, dict(found.built_for), len(found.found),
         len(found.found.keys() - before), len(executables), tuned, digest, None if file is None else str(file),
         round(time.perf_counter() - began, 3),
     )  # fmt: skip
@@ -100,5 +100,5 @@ def _keep(results: Results, store: Store, file: Path | None) -> str:
     if file is not None:
         write_atomic(file, data, file.parent)
     key = Key(STAGE, {"results": digest})
-    store.publish(key, {RESULTS: store.put_bytes(data)}, {"made_for": dict(results.made_for)})
+    store.publish(key, {RESULTS: store.put_bytes(data)}, {"built_for": dict(results.built_for)})
     return digest

@@ -69,7 +69,7 @@ def _rotary(m: Matcher, value: Value) -> tuple[Value, Value, Value] | None:
 
     Some models rotate [B, Q, H, D]; x is then the transpose of the rotated tensor.
     """
-    turned = m.made_by(value, "transpose")
+    turned = m.built_by(value, "transpose")
     if turned is not None and {turned.attrs["dim0"], turned.attrs["dim1"]} == {1, 2}:
         by_token = turned.inputs[0]
         found = _rotary(m, by_token) if by_token is not None else None
@@ -78,7 +78,7 @@ def _rotary(m: Matcher, value: Value) -> tuple[Value, Value, Value] | None:
         by_head = Value(f"{found[0].name}_by_head", value.shape, value.dtype)
         m.producers[by_head] = Node("transpose", [found[0]], [by_head], dict(turned.attrs))
         return by_head, *found[1:]
-    cat = m.made_by(value, "cat")
+    cat = m.built_by(value, "cat")
     if cat is None:
         return _whole_rotary(m, value)
     if len(cat.inputs) != 2 or cat.attrs.get("dim", 0) not in (-1, 3) or cat.inputs[0] is None:
@@ -86,7 +86,7 @@ def _rotary(m: Matcher, value: Value) -> tuple[Value, Value, Value] | None:
     found = _whole_rotary(m, cat.inputs[0])
     if cat.inputs[1] is not None and cat.inputs[1].shape[3] == 0:
         return found
-    parts = [m.made_by(v, "slice") for v in ((found and found[0]), cat.inputs[1])]
+    parts = [m.built_by(v, "slice") for v in ((found and found[0]), cat.inputs[1])]
     if found is None or parts[0] is None or parts[1] is None or parts[0].inputs[0] is not parts[1].inputs[0]:
         return None
     x, width = parts[0].inputs[0], int(found[0].shape[3])
@@ -105,13 +105,13 @@ def _bounds(node: Node, x: Value) -> tuple[int, int] | None:
 
 
 def _whole_rotary(m: Matcher, value: Value) -> tuple[Value, Value, Value] | None:
-    total = m.made_by(value, "add")
+    total = m.built_by(value, "add")
     if total is None or len(total.inputs) != 2:
         return None
     for plain, turned in (total.inputs, total.inputs[::-1]):
-        a, b = m.made_by(plain, "mul"), m.made_by(turned, "mul")
-        first = either(a, lambda v: m.made_by(v, "position_table")) if a else None
-        second = either(b, lambda v: m.made_by(v, "position_table")) if b else None
+        a, b = m.built_by(plain, "mul"), m.built_by(turned, "mul")
+        first = either(a, lambda v: m.built_by(v, "position_table")) if a else None
+        second = either(b, lambda v: m.built_by(v, "position_table")) if b else None
         if first and second and _is_rotated_half(m, second[1], first[1]):
             return first[1], first[0], second[0]
     return None
@@ -119,12 +119,12 @@ def _whole_rotary(m: Matcher, value: Value) -> tuple[Value, Value, Value] | None
 
 def _is_rotated_half(m: Matcher, rotated: Value, x: Value) -> bool:
     """rotated == concat(−x[D/2:], x[:D/2]) on the last axis."""
-    cat = m.made_by(rotated, "cat")
+    cat = m.built_by(rotated, "cat")
     if cat is None or len(cat.inputs) != 2 or cat.attrs.get("dim", 0) not in (-1, 3):
         return False
-    negated = m.made_by(cat.inputs[0], "neg")
-    upper = m.made_by(negated.inputs[0], "slice") if negated else None
-    lower = m.made_by(cat.inputs[1], "slice")
+    negated = m.built_by(cat.inputs[0], "neg")
+    upper = m.built_by(negated.inputs[0], "slice") if negated else None
+    lower = m.built_by(cat.inputs[1], "slice")
     if upper is None or lower is None or upper.inputs[0] is not x or lower.inputs[0] is not x:
         return False
     half, whole = int(x.shape[3]) // 2, int(x.shape[3])
@@ -153,7 +153,7 @@ def _flat_heads(m: Matcher, value: Value, built: list[Node], known: dict[str, Va
 
     `known` holds the results of earlier attentions by name, because some layers read the keys of another layer.
     """
-    transposed = m.made_by(value, "transpose")
+    transposed = m.built_by(value, "transpose")
     if transposed is not None and {transposed.attrs["dim0"], transposed.attrs["dim1"]} == {1, 2}:
         source = transposed.inputs[0]
         assert source is not None
@@ -166,7 +166,7 @@ def _flat_heads(m: Matcher, value: Value, built: list[Node], known: dict[str, Va
         source = known[name]
     batch, query, heads, head_dim = source.shape
     flat_shape = (batch, query, int(heads) * int(head_dim))
-    viewed = m.made_by(source, "view", "reshape")
+    viewed = m.built_by(source, "view", "reshape")
     if viewed is not None and viewed.inputs[0] is not None and viewed.inputs[0].shape == flat_shape:
         return viewed.inputs[0]
     name = f"{source.name}_flat"
@@ -208,7 +208,7 @@ def fuse_gate_up(graph: Graph) -> None:
     added: dict[int, list[Node]] = {}
     index = {id(n): i for i, n in enumerate(graph.nodes)}
     for node in graph.nodes:
-        if node.op != "mul" or (pair := either(node, lambda v: m.made_by(v, "silu", "gelu"))) is None:
+        if node.op != "mul" or (pair := either(node, lambda v: m.built_by(v, "silu", "gelu"))) is None:
             continue
         gate, up = m.producers[pair[0]].inputs[0], pair[1]
         packed = _packed(m, [gate, up], f"gate_up_{node.out.name}")
@@ -225,11 +225,11 @@ def fuse_gated(graph: Graph, gate_width: int) -> None:
     """Fuse silu(a) · b of a split linear without biases → gated_linear."""
     m = Matcher(graph)
     for node in graph.nodes:
-        if not gate_width or node.op != "mul" or (pair := either(node, lambda v: m.made_by(v, "silu"))) is None:
+        if not gate_width or node.op != "mul" or (pair := either(node, lambda v: m.built_by(v, "silu"))) is None:
             continue
         gate = m.producers[pair[0]].inputs[0]
-        halves = m.made_by(gate, "split")
-        both = m.made_by(halves.inputs[0], "linear") if halves else None
+        halves = m.built_by(gate, "split")
+        both = m.built_by(halves.inputs[0], "linear") if halves else None
         if halves is None or both is None or halves.outputs != [gate, pair[1]]:
             continue
         if len(both.inputs) == 3 and all(w % gate_width == 0 for w in both.attrs["parts"]):
@@ -244,11 +244,11 @@ def _packed(m: Matcher, values: Sequence[Value | None], name: str) -> list[Node]
     """
     if not all(v is not None and m.sole(v) for v in values):
         return []
-    sums = [m.made_by(v, "add") for v in values]
+    sums = [m.built_by(v, "add") for v in values]
     if not any(sums):
-        linears = [m.made_by(v, "linear") for v in values]
+        linears = [m.built_by(v, "linear") for v in values]
         return [_concat_linears([n for n in linears if n], name)] if _alike(linears) else []
-    sides = [[m.made_by(total.optional(at), "linear") if total else None for total in sums] for at in (0, 1)]
+    sides = [[m.built_by(total.optional(at), "linear") if total else None for total in sums] for at in (0, 1)]
     if not all(_alike(side) and all(n and m.sole(n.out) for n in side) for side in sides):
         return []
     built = [_concat_linears([n for n in side if n], f"{name}_{at}") for at, side in enumerate(sides)]
@@ -282,18 +282,18 @@ def fuse_rms_norm(graph: Graph) -> None:
     m = Matcher(graph)
 
     def is_weight(value: Value) -> bool:
-        raised = m.made_by(value, "add")
+        raised = m.built_by(value, "add")
         return value in graph.weights or bool(raised and "other" in raised.attrs and raised.inputs[0] in graph.weights)
 
     def is_root(value: Value) -> bool:
-        power = m.made_by(value, "rsqrt", "pow")
+        power = m.built_by(value, "rsqrt", "pow")
         return power is not None and (power.op == "rsqrt" or power.attrs.get("exponent") == -0.5)
 
     for node in graph.nodes:
         if node.op != "mul" or (pair := either(node, is_weight)) is None:
             continue
         weight, scaled = pair
-        inner = m.made_by(scaled, "mul")
+        inner = m.built_by(scaled, "mul")
         found = either(inner, is_root) if inner else None
         if found is None or len(weight.shape) != 1:
             continue
@@ -304,9 +304,9 @@ def fuse_rms_norm(graph: Graph) -> None:
 
 
 def _mean_square_eps(m: Matcher, value: Value | None, x: Value) -> float | None:
-    added = m.made_by(value, "add")
-    mean = m.made_by(added.inputs[0], "mean") if added and "other" in added.attrs else None
-    power = m.made_by(mean.inputs[0], "pow") if mean else None
+    added = m.built_by(value, "add")
+    mean = m.built_by(added.inputs[0], "mean") if added and "other" in added.attrs else None
+    power = m.built_by(mean.inputs[0], "pow") if mean else None
     if added is None or mean is None or power is None or mean.attrs.get("dim") != [-1]:
         return None
     if power.attrs.get("exponent") != 2 or power.inputs[0] is not x:
@@ -319,7 +319,7 @@ def norm_before_transpose(graph: Graph) -> None:
     longer."""
     m = Matcher(graph)
     for node in graph.nodes:
-        turned = m.made_by(node.inputs[0], "transpose") if node.op == "rms_norm" else None
+        turned = m.built_by(node.inputs[0], "transpose") if node.op == "rms_norm" else None
         if turned is None or not m.sole(turned.out) or {turned.attrs["dim0"], turned.attrs["dim1"]} != {1, 2}:
             continue
         source = turned.inputs[0]
@@ -340,7 +340,7 @@ def fuse_residual(graph: Graph) -> None:
     for node in graph.nodes:
         if node.op != "rms_norm":
             continue
-        total = m.made_by(node.inputs[0], "add")
+        total = m.built_by(node.inputs[0], "add")
         if total is None or len(total.inputs) != 2 or id(total) in fused or total.attrs.get("alpha", 1) != 1:
             continue
         if len(total.out.shape) > 3 or any(v is None or v.shape != total.out.shape for v in total.inputs):
@@ -366,17 +366,17 @@ def fuse_experts(graph: Graph) -> None:
 
 
 def _experts(m: Matcher, node: Node) -> list[Value | None] | None:
-    weighted = m.made_by(node.inputs[0], "mul") if node.op == "sum" and node.attrs.get("dim") == [1] else None
+    weighted = m.built_by(node.inputs[0], "mul") if node.op == "sum" and node.attrs.get("dim") == [1] else None
     if weighted is None or node.attrs.get("keepdim") or len(weighted.inputs) != 2:
         return None
-    down = m.made_by(weighted.inputs[0], "expert_linear")
-    shares = m.made_by(weighted.inputs[1], "unsqueeze")
-    gated = m.made_by(down.inputs[0], "mul") if down else None
+    down = m.built_by(weighted.inputs[0], "expert_linear")
+    shares = m.built_by(weighted.inputs[1], "unsqueeze")
+    gated = m.built_by(down.inputs[0], "mul") if down else None
     if down is None or shares is None or gated is None or len(gated.inputs) != 2 or shares.attrs["dim"] not in (2, -1):
         return None
-    silu = m.made_by(gated.inputs[0], "silu")
-    halves = m.made_by(silu.inputs[0], "chunk", "split") if silu else None
-    into = m.made_by(halves.inputs[0], "expert_linear") if halves else None
+    silu = m.built_by(gated.inputs[0], "silu")
+    halves = m.built_by(silu.inputs[0], "chunk", "split") if silu else None
+    into = m.built_by(halves.inputs[0], "expert_linear") if halves else None
     if silu is None or halves is None or into is None or halves.outputs != [silu.inputs[0], gated.inputs[1]]:
         return None
     x, gate_up, *more = into.inputs
@@ -405,11 +405,11 @@ def fuse_adapters(graph: Graph) -> None:
 
 def _matmul(m: Matcher, value: Value | None) -> tuple[Node, Node, Value] | None:
     """The matmuls with B and with A, and the mask table, of a value that has one reader."""
-    high = m.made_by(value, "linear") if value is not None and m.sole(value) else None
-    masked = m.made_by(high.inputs[0], "mul") if high else None
-    sides = either(masked, lambda v: m.made_by(v, "index")) if masked else None
-    chosen = m.made_by(sides[0], "index") if sides else None
-    low = m.made_by(sides[1], "linear") if sides else None
+    high = m.built_by(value, "linear") if value is not None and m.sole(value) else None
+    masked = m.built_by(high.inputs[0], "mul") if high else None
+    sides = either(masked, lambda v: m.built_by(v, "index")) if masked else None
+    chosen = m.built_by(sides[0], "index") if sides else None
+    low = m.built_by(sides[1], "linear") if sides else None
     if high is None or chosen is None or low is None or chosen.inputs[1:] != [m.graph.inputs[ADAPTERS]]:
         return None
     table = chosen.inputs[0]

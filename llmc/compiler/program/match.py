@@ -16,7 +16,7 @@ class Matcher:
         self.producers = graph.producers()
         self.uses: Counter[Value] = graph.uses()
 
-    def made_by(self, value: Value | None, *ops: str) -> Node | None:
+    def built_by(self, value: Value | None, *ops: str) -> Node | None:
         """The node that computes `value`, if it is one of `ops`."""
         node = self.producers.get(value) if value is not None else None
         return node if node is not None and node.op in ops else None
@@ -40,7 +40,7 @@ def either(node: Node, predicate: Callable[[Value], object]) -> tuple[Value, Val
 
 def after_inputs(nodes: list[Node]) -> list[Node]:
     """Stable topological order, for when a fused node took over an earlier node's output."""
-    made_by = {o: n for n in nodes for o in n.outputs}
+    built_by = {o: n for n in nodes for o in n.outputs}
     ordered: list[Node] = []
     done: set[int] = set()
 
@@ -51,7 +51,7 @@ def after_inputs(nodes: list[Node]) -> list[Node]:
             if id(top) in done:
                 stack.pop()
                 continue
-            missing = [made_by[v] for v in top.inputs if v in made_by and id(made_by[v]) not in done]
+            missing = [built_by[v] for v in top.inputs if v in built_by and id(built_by[v]) not in done]
             if missing:
                 stack.extend(missing)
             else:

@@ -57,7 +57,7 @@ _WRITTEN: dict[str, Any] = {
 }
 _DEFAULT = ("layout", "pin_memory")
 """Arguments that always have their default."""
-_CODES = {getattr(torch, name): code for code, name in DTYPES.items()}
+_SERIAL_DTYPES = {getattr(torch, name): code for code, name in DTYPES.items()}
 
 
 def is_expanded(target: object) -> bool:
@@ -86,7 +86,8 @@ def expanded(node: Mapping[str, Any], given: Sequence[Any]) -> Iterator[Fields]:
 def described(tensor: Tensor) -> Fields:
     """model.json's description of a tensor, except for sizes, strides and offset."""
     return {
-        "dtype": _CODES[tensor.dtype], "requires_grad": False, "device": {"type": "cpu", "index": None}, "layout": 7,
+        "dtype": _SERIAL_DTYPES[tensor.dtype], "requires_grad": False, "layout": 7,
+        "device": {"type": "cpu", "index": None},
     }  # fmt: skip
 
 
@@ -145,7 +146,7 @@ def _argument(value: Any, named: Mapping[fx.Node, str]) -> Fields:
             return {"as_tensors": [{"name": named[v]} for v in value]}
         return {"as_ints": list(value)}
     if isinstance(value, torch.dtype):
-        return {"as_scalar_type": _CODES[value]}
+        return {"as_scalar_type": _SERIAL_DTYPES[value]}
     if isinstance(value, torch.device):
         return {"as_device": {"type": "cpu", "index": None}}
     if value is torch.contiguous_format:

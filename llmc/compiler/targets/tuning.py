@@ -7,7 +7,7 @@ them.
 A file of results is canonical JSON, small enough to be read, compared and kept with a plan.
 
     file     = {"digest": sha256 of the canonical JSON of file without it, "format": "llmc tuning results",
-                "made_for": {name: text, …}, "results": {key: result, …}, "version": 1}
+                "built_for": {name: text, …}, "results": {key: result, …}, "version": 1}
     key      = text of the compiler, at most MAX_KEY characters
     result   = base64 of the compiler's bytes
 
@@ -45,10 +45,10 @@ RESULTS = "results.json"
 class Results:
     """Tuning results: `found` maps the compiler's keys to its results.
 
-    `made_for` names what they hold for: GPU, compiler … .
+    `built_for` names what they hold for: GPU, compiler … .
     """
 
-    made_for: Mapping[str, str]
+    built_for: Mapping[str, str]
     found: Mapping[str, bytes] = field(default_factory=dict)
 
     def merged(self, newer: Results) -> Results:
@@ -56,8 +56,8 @@ class Results:
 
         Raises ArtifactError for results of another GPU or compiler, naming the differences.
         """
-        names = sorted(self.made_for.keys() | newer.made_for.keys())
-        mine, theirs = self.made_for, newer.made_for
+        names = sorted(self.built_for.keys() | newer.built_for.keys())
+        mine, theirs = self.built_for, newer.built_for
         differ = [
             f"{n} {mine.get(n, 'none')}, not {theirs.get(n, 'none')}" for n in names if mine.get(n) != theirs.get(n)
         ]
@@ -65,7 +65,7 @@ class Results:
             raise ArtifactError(
                 f"these results cannot be merged: one is of {'; of '.join(differ)}; keep a file for each"
             )
-        return Results(self.made_for, {**self.found, **newer.found})
+        return Results(self.built_for, {**self.found, **newer.found})
 
 
 class Tuner(ABC):
@@ -89,13 +89,13 @@ FORMAT = "llmc tuning results"
 VERSION = 1
 MAX_BYTES = 64 << 20
 MAX_KEY = 1 << 20
-_MEMBERS = {"digest", "format", "made_for", "results", "version"}
+_MEMBERS = {"digest", "format", "built_for", "results", "version"}
 
 
 def write_results(results: Results) -> bytes:
     """Serialise results; equal results give equal bytes."""
     body: dict[str, Any] = {
-        "format": FORMAT, "version": VERSION, "made_for": dict(results.made_for),
+        "format": FORMAT, "version": VERSION, "built_for": dict(results.built_for),
         "results": {key: base64.b64encode(value).decode() for key, value in results.found.items()},
     }  # fmt: skip
     return canonical_json({**body, "digest": digest_bytes(canonical_json(body))})
@@ -137,13 +137,13 @@ def parse_results(data: bytes, source: str) -> Results:
         intact = False
     if not intact:
         _fail(source, "damaged: it is not what was written")
-    made_for, found = members["made_for"], members["results"]
-    if not _is_texts(made_for) or not _is_texts(found):
-        _fail(source, "'made_for' and 'results' must be {text: text}")
+    built_for, found = members["built_for"], members["results"]
+    if not _is_texts(built_for) or not _is_texts(found):
+        _fail(source, "'built_for' and 'results' must be {text: text}")
     if any(len(key) > MAX_KEY for key in found):
         _fail(source, f"a key of more than {MAX_KEY} characters")
     try:
-        return Results(made_for, {key: base64.b64decode(value, validate=True) for key, value in found.items()})
+        return Results(built_for, {key: base64.b64decode(value, validate=True) for key, value in found.items()})
     except ValueError as error:
         _fail(source, f"a result is not base64 ({error})", error)
 

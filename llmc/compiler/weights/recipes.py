@@ -263,7 +263,7 @@ def _function(where: str) -> Callable[[Sequence[str], TensorSource, int], Mappin
 
 
 _ROW_WISE: Mapping[str, Callable[[NDArray[np.float32]], NDArray[Any]]] = {
-    "dense": np.asarray, "bf16": to_bf16, **rows.CODES, **rows.SCALES,
+    "dense": np.asarray, "bf16": to_bf16, **rows.QUANTIZERS, **rows.SCALES,
 }  # fmt: skip
 """Transforms that can be applied to each source separately."""
 

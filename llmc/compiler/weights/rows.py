@@ -49,5 +49,5 @@ def _scales(name: str) -> Callable[[Floats], Floats]:
 
 SCALES: Mapping[str, Callable[[Floats], Floats]] = {f"{name}_scales": _scales(name) for name in LARGEST}
 """Transforms of a tensor [N, K] to its scales, float32 [N]."""
-CODES: Mapping[str, Callable[[Floats], NDArray[np.int8]]] = {f"{name}_codes": _quantized(name) for name in LARGEST}
+QUANTIZERS: Mapping[str, Callable[[Floats], NDArray[np.int8]]] = {f"{name}_codes": _quantized(name) for name in LARGEST}
 """Transforms of a tensor [N, K] to its quantized weights, 8 bits [N, K]."""

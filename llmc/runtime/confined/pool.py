@@ -135,7 +135,7 @@ class ChildPool:
 
     async def arun(self, job: Any, then: Callable[[ChildJob], Awaitable[T]]) -> T:
         """Like `run`, on an event loop: return the result of `then`, and keep the worker slot until then."""
-        async with _Place(self):
+        async with _Turn(self):
             if frames.is_large(job):
                 request = await asyncio.get_running_loop().run_in_executor(None, frames.pack, job)
             else:
@@ -174,7 +174,7 @@ class ChildPool:
         raise JobError(str(answer.get("failed") or f"the child process ended by signal {answer.get('killed')}"))
 
 
-class _Place:
+class _Turn:
     """One of the pool's worker slots, in order of arrival."""
 
     def __init__(self, pool: ChildPool) -> None:

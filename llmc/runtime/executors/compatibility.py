@@ -23,11 +23,11 @@ _WITHOUT_KERNELS = ("--kernels", "onnxruntime")
 
 def require_version(bundle: Bundle, package: str, here: str, called: str) -> None:
     """Raise ArtifactError unless version `here` of `package` compiled the bundle; messages use the name `called`."""
-    made_with = bundle.manifest.toolchain.get(package)
-    if made_with != here:
+    built_with = bundle.manifest.toolchain.get(package)
+    if built_with != here:
         raise ArtifactError(
-            f"{bundle.path}: compiled with {called} {made_with}, this host has {here}; "
-            f"install {package}=={made_with}, or compile again: {bundle.recompile_hint}"
+            f"{bundle.path}: compiled with {called} {built_with}, this host has {here}; "
+            f"install {package}=={built_with}, or compile again: {bundle.recompile_hint}"
         )
 
 

@@ -11,12 +11,12 @@ import pytest
 from llmc.buckets.planner.replanning import offer
 from llmc.errors import InputError
 from llmc.testing.toy import toy_plan
-from tests.server.pages import MadeUp
+from tests.server.pages import Invented
 
 
 def scrape(requests: int) -> str:
     """Of a server of toy_plan's buckets: prompts of 9 tokens in buckets of 16."""
-    built = MadeUp()
+    built = Invented()
     built.serve()
     built.load(requests)
     return built.state.metrics.render(ready=True)[0].decode()

@@ -22,7 +22,7 @@ from tests.tiers import default_cases
 SOURCES = Path(llmc.__file__).parent
 
 
-def made_by(*kinds: str, devices: tuple[str, ...] = DEVICES) -> dict[str, set[str]]:
+def built_by(*kinds: str, devices: tuple[str, ...] = DEVICES) -> dict[str, set[str]]:
     """Kinds of key on each of the devices."""
     return {device: set(kinds) for device in devices}
 
@@ -31,15 +31,15 @@ CODE = {
     "compiler/targets/fake.py": {"fake": {"trace", "weights", "executable"}},
     "compiler/targets/onnxruntime/target.py": {"cpu": {"lower", "pack", "executable"}},
     "compiler/targets/hpu/target.py": {"hpu": {"executable"}},
-    "compiler/text/files.py": made_by("tokenizer"),
+    "compiler/text/files.py": built_by("tokenizer"),
     "compiler/weights/stage.py": {
         "cpu": {"lower", "weights", "pack", "executable"}, "hpu": {"weights", "executable"},
     },
     "compiler/weights/weightless.py": {"hpu": {"executable"}},
-    "compiler/frontend/attention.py": made_by("trace", devices=("cpu", "hpu")),
-    "compiler/frontend/repeat.py": made_by("trace", devices=("cpu", "hpu")),
-    "compiler/frontend/traceable.py": made_by("trace", devices=("cpu", "hpu")),
-    "compiler/frontend/skeleton.py": made_by("trace", "reference", devices=("cpu", "hpu")),
+    "compiler/frontend/attention.py": built_by("trace", devices=("cpu", "hpu")),
+    "compiler/frontend/repeat.py": built_by("trace", devices=("cpu", "hpu")),
+    "compiler/frontend/traceable.py": built_by("trace", devices=("cpu", "hpu")),
+    "compiler/frontend/skeleton.py": built_by("trace", "reference", devices=("cpu", "hpu")),
     "compiler/program/import_fx.py": {"cpu": {"trace"}},
     "compiler/targets/onnxruntime/to_onnx.py": {"cpu": {"lower"}},
     "compiler/targets/onnxruntime/onnx_model.py": {"cpu": {"lower", "pack", "executable"}},
@@ -48,25 +48,25 @@ CODE = {
     "compiler/targets/onnxruntime/packing.py": {"cpu": {"pack"}},
     "compiler/program/to_export.py": {"hpu": {"trace", "executable"}},
     "compiler/weights/recipes.py": {"cpu": {"lower", "weights", "pack"}, "hpu": {"weights"}},
-    "compiler/checkpoint/huggingface.py": made_by("weights", "tokenizer", "reference"),
-    "compiler/verification/parts.py": made_by("reference", "verify"),
-    "compiler/verification/probes.py": made_by("reference", "verify"),
-    "compiler/verification/texts.py": made_by("reference", "verify"),
-    "compiler/verification/windows.py": made_by("reference", "verify"),
-    "compiler/verification/accuracy.py": made_by("verify"),
-    "compiler/verification/verify.py": made_by("verify"),
+    "compiler/checkpoint/huggingface.py": built_by("weights", "tokenizer", "reference"),
+    "compiler/verification/parts.py": built_by("reference", "verify"),
+    "compiler/verification/probes.py": built_by("reference", "verify"),
+    "compiler/verification/texts.py": built_by("reference", "verify"),
+    "compiler/verification/windows.py": built_by("reference", "verify"),
+    "compiler/verification/accuracy.py": built_by("verify"),
+    "compiler/verification/verify.py": built_by("verify"),
     "compiler/verification/toy_reference.py": {"fake": {"reference"}},
     "runtime/executors/fake/executor.py": {"fake": {"verify"}},
     "runtime/executors/onnxruntime/session.py": {"cpu": {"pack", "executable", "verify"}},
     "runtime/executors/torch/executor.py": {"hpu": {"verify"}},
-    "runtime/engine/sampling/params.py": made_by("verify"),
+    "runtime/engine/sampling/params.py": built_by("verify"),
     "runtime/host.py": {
         "fake": {"reference", "verify"}, "cpu": {"lower", "pack", "executable", "reference", "verify"},
         "hpu": {"reference", "verify"},
     },
-    "runtime/engine/batched_core.py": made_by("verify"),
-    "runtime/text/tokenizer.py": made_by("tokenizer", "reference", "verify"),
-    "buckets/lookup.py": made_by("verify"),
+    "runtime/engine/batched_core.py": built_by("verify"),
+    "runtime/text/tokenizer.py": built_by("tokenizer", "reference", "verify"),
+    "buckets/lookup.py": built_by("verify"),
     "errors.py": {},
     "cli/compile.py": {},
     "buckets/report/plan_page.py": {},

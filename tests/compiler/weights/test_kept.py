@@ -145,8 +145,8 @@ def test_blocks_of_gguf_are_the_values_that_gguf_py_gives(kind: str, tmp_path: P
     held = Kept(Constants(), stored).held([name], 256)
     assert held.group == stored[name].block
     parts = getattr(compression, held.family)([name], checkpoint, held.group)
-    made32 = (four_bits if held.family == "u4kept" else given_back)(parts)
-    np.testing.assert_allclose(made32, wanted, rtol=0, atol=bound)
+    built32 = (four_bits if held.family == "u4kept" else given_back)(parts)
+    np.testing.assert_allclose(built32, wanted, rtol=0, atol=bound)
 
 
 @pytest.mark.parametrize("kind", ["Q5_1", "Q5_K", "Q2_K"])

@@ -79,7 +79,7 @@ def test_an_embedding_whose_rows_are_no_whole_blocks_is_no_group(
 ) -> None:
     model = open_checkpoint(tiny.write_model(tmp_path / "model", "llama"))
     monkeypatch.setattr(embed_lm_head, "BLOCK", 48)
-    with_outer, without = (
+    with_embed_lm_head, without = (
         divergence(model, JUDGED, NONE, PROBE, embed_lm_head=requested) for requested in (True, False)
     )
-    assert with_outer == without
+    assert with_embed_lm_head == without

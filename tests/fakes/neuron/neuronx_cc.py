@@ -60,7 +60,7 @@ def main(argv: list[str]) -> None:
         return
     requested = _arguments(argv)
     data = Path(requested.module).read_bytes()
-    _fail_as_asked(mode, data)
+    _fail_as_requested(mode, data)
     text = _checked(data, requested.target)
     neff = _neff(
         {"target": requested.target, "lnc": requested.lnc or (2 if requested.target == "trn2" else 1), "module": text}
@@ -90,7 +90,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     return requested
 
 
-def _fail_as_asked(mode: str, data: bytes) -> None:
+def _fail_as_requested(mode: str, data: bytes) -> None:
     if mode == "error":
         _error("NCC_INLA001", "An internal error occurred: Assertion failure in LowerActImpl")
     if mode == "hang":

@@ -178,14 +178,14 @@ def test_a_bucket_that_does_not_run_is_named(toys: dict[str, Toy], monkeypatch: 
 
 
 def test_a_request_that_fails_ends_it(toys: dict[str, Toy], monkeypatch: pytest.MonkeyPatch) -> None:
-    class Poisoned(FakeExecutor):
+    class NanFilled(FakeExecutor):
         def run(self, step: Any) -> Any:
             logits = super().run(step)
             if self.compilations.is_ready and step.phase == "decode" and len(step.slots) == 4:
                 logits[:] = np.nan
             return logits
 
-    use(monkeypatch, executor=Poisoned)
+    use(monkeypatch, executor=NanFilled)
     with pytest.raises(VerificationError, match="ended with an error; see the log"):
         certify(toys["static"].bundle)
 

@@ -34,7 +34,7 @@ from llmc.compiler.checkpoint.quantised.groups import WORD, GroupedTensor, Quant
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Index among eight neighbours of each weight in a word."""
 _BITS = 4
-_CODES = ".qweight"
+_QUANTIZED = ".qweight"
 _LAYOUT = "gemm"
 
 
@@ -48,9 +48,9 @@ def read(stated: Mapping[str, Any], stored: StoredTensors) -> Reading:
             f"quantization_config: awq version {layout!r:.60} is not supported; supported: {_LAYOUT}. Use a checkpoint "
             f"in {_LAYOUT}, or the unquantized one"
         )
-    modules = [name.removesuffix(_CODES) for name in stored.names(_CODES)]
+    modules = [name.removesuffix(_QUANTIZED) for name in stored.names(_QUANTIZED)]
     if not modules:
-        raise stored.error(f"quantization_config says awq, but no tensor ends with {_CODES}: fetch it again")
+        raise stored.error(f"quantization_config says awq, but no tensor ends with {_QUANTIZED}: fetch it again")
     return Reading({f"{module}.weight": _Matrix(stored, module, stated) for module in modules})
 
 

@@ -52,7 +52,7 @@ from llmc.compiler.checkpoint.quantised.base import (
 )
 from llmc.compiler.checkpoint.quantised.groups import GroupedTensor, Order, QuantizedArray, order_in, unpack, words_of
 from llmc.compiler.checkpoint.quantised.small_floats import (
-    E2M1_CODES,
+    E2M1_VALUES,
     E4M3,
     FLOAT8,
     Float8Tensor,
@@ -271,7 +271,7 @@ class _Float4(GroupedTensor):
 
     def read_quantized(self) -> QuantizedArray:
         """Twice each value, offset to the middle of 8 bits."""
-        return E2M1_CODES[low_and_high(self.stored.quantized(self._quantized))]
+        return E2M1_VALUES[low_and_high(self.stored.quantized(self._quantized))]
 
     def read_scales(self) -> FloatArray:
         """Half of each scale, divided by the global scale."""

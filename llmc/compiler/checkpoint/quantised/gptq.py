@@ -45,7 +45,7 @@ from llmc.compiler.checkpoint.quantised.groups import (
 
 BITS = (2, 3, 4, 8)
 _ONE, _TWO = "gptq", "gptq_v2"
-_CODES = ".qweight"
+_QUANTIZED = ".qweight"
 
 
 def read(stated: Mapping[str, Any], stored: StoredTensors) -> Reading:
@@ -56,9 +56,9 @@ def read(stated: Mapping[str, Any], stored: StoredTensors) -> Reading:
             f"quantization_config: gptq format {layout!r:.60} is not supported; supported: {_ONE}, {_TWO}. Convert it "
             "with GPTQModel, or use the unquantized checkpoint"
         )
-    modules = [name.removesuffix(_CODES) for name in stored.names(_CODES)]
+    modules = [name.removesuffix(_QUANTIZED) for name in stored.names(_QUANTIZED)]
     if not modules:
-        raise stored.error(f"quantization_config says gptq, but no tensor ends with {_CODES}: fetch it again")
+        raise stored.error(f"quantization_config says gptq, but no tensor ends with {_QUANTIZED}: fetch it again")
     return Reading({f"{m}.weight": _Matrix(stored, m, _stated_for(m, stated, stored), layout == _ONE) for m in modules})
 
 
@@ -73,7 +73,7 @@ def _stated_for(module: str, stated: Mapping[str, Any], stored: StoredTensors) -
         except re.error as error:
             raise stored.error(f"quantization_config: dynamic has {pattern!r:.60}: {error}; fetch it again") from error
         if found and pattern.startswith("-:"):
-            raise stored.error(f"{module}{_CODES} is quantized, but dynamic says {pattern!r:.60}: fetch it again")
+            raise stored.error(f"{module}{_QUANTIZED} is quantized, but dynamic says {pattern!r:.60}: fetch it again")
         if found:
             return {**stated, **own}
     return stated

@@ -19,7 +19,7 @@ import numpy as np
 from llmc.compiler.architectures.shared.block_form import BlockForm
 from llmc.compiler.checkpoint.base import FloatArray, QuantisedBlocks, require_finite
 from llmc.compiler.checkpoint.quantised.base import QuantisedTensor, Reading, StoredTensors
-from llmc.compiler.checkpoint.quantised.small_floats import E2M1_CODES, E8M0_BIAS, E8M0_NO_NUMBER, low_and_high
+from llmc.compiler.checkpoint.quantised.small_floats import E2M1_VALUES, E8M0_BIAS, E8M0_NO_NUMBER, low_and_high
 
 _BLOCKS, _SCALES = "_blocks", "_scales"
 _BYTES = 16
@@ -67,7 +67,7 @@ class _Experts(QuantisedTensor):
             raise self._stored.error(f"{self.parts[1]} holds a scale of {E8M0_NO_NUMBER}, which is NaN: fetch it again")
         experts, _, rows = self.shape
         scale = np.ldexp(np.float32(1), exponents.astype(np.int32) - (E8M0_BIAS + 1)).reshape(experts * rows, -1)
-        q = E2M1_CODES[low_and_high(quantized)].reshape(*scale.shape, _FORM.block)
+        q = E2M1_VALUES[low_and_high(quantized)].reshape(*scale.shape, _FORM.block)
         built = QuantisedBlocks(_FORM.type, _FORM.bits, 128, q, scale, None, experts)
         with np.errstate(over="ignore"):
             extremes = np.stack([q.min(-1), q.max(-1)]).astype(np.float32) - 128

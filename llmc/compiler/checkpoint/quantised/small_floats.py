@@ -19,7 +19,7 @@ from llmc.compiler.checkpoint.quantised.base import QuantisedTensor, StoredTenso
 _HALF = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 E2M1: FloatArray = np.concatenate([_HALF, -_HALF])
 """Values of the 16 codes of e2m1."""
-E2M1_CODES: npt.NDArray[np.uint8] = (2 * E2M1 + 128).astype(np.uint8)
+E2M1_VALUES: npt.NDArray[np.uint8] = (2 * E2M1 + 128).astype(np.uint8)
 """Twice each of these values as an integer, offset to the middle of 8 bits."""
 E8M0_BIAS, E8M0_NO_NUMBER = 127, 255
 FLOAT8 = "F8_E4M3"

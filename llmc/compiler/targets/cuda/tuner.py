@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmc.artifacts.temporaries import temporary_folder
-from llmc.compiler.targets.cuda.tuning import made_for, parse, serialise
+from llmc.compiler.targets.cuda.tuning import built_for, parse, serialise
 from llmc.compiler.targets.tuning import Results, Tuner
 from llmc.errors import CompileError, DeviceError, LlmcError
 from llmc.platforms import how_to_install
@@ -52,7 +52,7 @@ class CudaTuner(Tuner):
         if not entries:
             return known
         device = entries[0].device
-        here = made_for(device, str(devices[0].device_kind), toolchain_version("cuda"))
+        here = built_for(device, str(devices[0].device_kind), toolchain_version("cuda"))
         results = Results(here, {entry.hlo: entry.result for entry in entries if entry.device == device})
         return results if known is None else known.merged(results)
 
@@ -68,7 +68,7 @@ class CudaTuner(Tuner):
             }
             if known is not None:
                 before = Path(folder, "known.pb")
-                before.write_bytes(serialise(known.found, known.made_for.get("device", "")))
+                before.write_bytes(serialise(known.found, known.built_for.get("device", "")))
                 options["xla_gpu_load_autotune_results_from"] = str(before)
             try:
                 compile_exported(blob, header, devices, source, options)

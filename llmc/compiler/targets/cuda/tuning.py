@@ -117,7 +117,7 @@ def _numbers(message: re.Match[str] | None, *names: str) -> str:
     return ".".join(given.get(name, "0") for name in names)
 
 
-def made_for(device: str, card: str, compiler: str) -> dict[str, str]:
+def built_for(device: str, card: str, compiler: str) -> dict[str, str]:
     """Return what results hold for: `device` is XLA's device text, `card` the product name, `compiler` XLA's
     version.
     """
@@ -126,8 +126,8 @@ def made_for(device: str, card: str, compiler: str) -> dict[str, str]:
 
 def require_fits(results: Results, device: str, compiler: str, source: str) -> None:
     """Raise ArtifactError, naming every difference, unless `results` hold for `device` and `compiler`."""
-    given, wanted = _read(results.made_for.get("device", "")), _read(device)
-    made_by = results.made_for.get("compiler", "none")
+    given, wanted = _read(results.built_for.get("device", "")), _read(device)
+    built_by = results.built_for.get("compiler", "none")
     differ = [
         f"{what} {given.get(name, 'none')}, not {wanted[name]}"
         for name, what in (("capability", "compute capability"), ("cores", "multiprocessors"), ("l2", "MB of L2 cache"))
@@ -139,11 +139,11 @@ def require_fits(results: Results, device: str, compiler: str, source: str) -> N
         differ.append(f"GB/s {given.get('bandwidth', 'none')}, not {wanted['bandwidth']}")
     if given.get("cudnn", "").partition(".")[0] != wanted["cudnn"].partition(".")[0]:
         differ.append(f"cuDNN {given.get('cudnn', 'none')}, not {wanted['cudnn'].partition('.')[0]}")
-    if made_by != compiler:
-        differ.append(f"jax, jaxlib and plug-in {made_by}, not {compiler}")
+    if built_by != compiler:
+        differ.append(f"jax, jaxlib and plug-in {built_by}, not {compiler}")
     if differ:
         raise ArtifactError(
-            f"{source}: results of {results.made_for.get('card', 'a card')} that do not hold here: {'; '.join(differ)}"
+            f"{source}: results of {results.built_for.get('card', 'a card')} that do not hold here: {'; '.join(differ)}"
             "; run llmc tune on such a GPU with these versions, or compile with --tuning model"
         )
 
@@ -210,7 +210,7 @@ class Tuning:
     def _in_store(self, stages: Stages) -> bytes | None:
         """All results that hold for the GPU, as one file; the newer of two for one matmul."""
         found: dict[str, bytes] = {}
-        made_for: Mapping[str, str] = {}
+        built_for: Mapping[str, str] = {}
         for entry in sorted(stages.store.entries(STAGE), key=lambda entry: entry.created):
             blob = entry.outputs.get(RESULTS)
             try:
@@ -221,8 +221,8 @@ class Tuning:
             except ArtifactError:
                 continue
             found |= results.found
-            made_for = results.made_for
-        return write_results(Results(made_for, found)) if found else None
+            built_for = results.built_for
+        return write_results(Results(built_for, found)) if found else None
 
     def _require_fits(self, results: Results, source: str) -> None:
         require_fits(results, self.device, toolchain_version("cuda"), source)

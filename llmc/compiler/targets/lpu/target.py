@@ -66,7 +66,7 @@ class LpuLowered(Lowered):
     artifact: Artifact = field(kw_only=True)
 
 
-def build(stages: Stages, wanted: Artifact, made_by: hyperdex.HyperDexToolchain) -> LpuLowered:
+def build(stages: Stages, wanted: Artifact, built_by: hyperdex.HyperDexToolchain) -> LpuLowered:
     """Return the checkpoint's artifact, from the store if possible; `wanted` has everything but its files.
 
     Raises CompileError where HyperDex fails, is killed or hangs, with the path of its log, which is kept.
@@ -76,7 +76,7 @@ def build(stages: Stages, wanted: Artifact, made_by: hyperdex.HyperDexToolchain)
     components = {
         **stages.reading(tokenizer=True),
         **arguments,
-        f"toolchain.{PACKAGE}": made_by.version,
+        f"toolchain.{PACKAGE}": built_by.version,
         "code": code_digest(build, type(stages.checkpoint)),
     }
 
@@ -85,7 +85,7 @@ def build(stages: Stages, wanted: Artifact, made_by: hyperdex.HyperDexToolchain)
         _write_checkpoint(stages.checkpoint, folder / _CHECKPOINT)
         before = _files(folder)
         given = {name: value for name, value in arguments.items() if name != "devices"}
-        with HyperDex(made_by, CompileError) as process:
+        with HyperDex(built_by, CompileError) as process:
             options = {"num_device": wanted.devices, **given}
             process.ask("compile", COMPILE_S, model=str(folder), options=options)
         found = _files(folder)

@@ -223,9 +223,9 @@ class NeuronFinisher(EachExecutable):
 
     def _neffs(self, bundle: Bundle, file: str, name: str) -> bytes:
         portable = NeuronFile.parse(bundle.files.read(file), f"{bundle.path}: {name}")
-        if (made_for := portable.header.topology) != self._chip.name:
+        if (built_for := portable.header.topology) != self._chip.name:
             raise CompileError(
-                f"{bundle.path}: its modules are for {made_for}, this host is for {self._chip.name}; compile it again "
+                f"{bundle.path}: its modules are for {built_for}, this host is for {self._chip.name}; compile it again "
                 f"with --device neuron:{self._chip.name}"
             )
         compiler = neuronx_cc.require()

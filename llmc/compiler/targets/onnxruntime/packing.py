@@ -31,7 +31,7 @@ from llmc.errors import CompileError
 
 _CHUNK = 1 << 20
 _LANES = 16
-_CODES_ALIGNMENT = 64
+_QUANTIZED_ALIGNMENT = 64
 
 
 def pack_weights(
@@ -151,7 +151,7 @@ def _fold(
         at = placements[node.input[1]]
         blobs = [b for key, entry in at.items() if key.startswith("prepacked") for b in str(entry).split("|")[1:]]
         size = matrix.rows * matrix.blocks * matrix.block * matrix.bits // 8
-        start = -(-size // _CODES_ALIGNMENT) * _CODES_ALIGNMENT
+        start = -(-size // _QUANTIZED_ALIGNMENT) * _QUANTIZED_ALIGNMENT
         tensors = [_read(file, placements[name], matrix) for name in (node.input[2], folded[node.input[1]])]
         scales, offsets = map(matrix.laid_out, tensors)
         if len(blobs) != 1 or int(blobs[0].split(";")[1]) < start + scales.nbytes + tensors[0].nbytes:

@@ -49,7 +49,7 @@ class DeviceCompiler:
     device: str
     properties: Mapping[str, str]
     toolchain: Mapping[str, str]
-    made_for: Mapping[str, str]
+    built_for: Mapping[str, str]
 
     def compile(self, ir: bytes, weights: MappedWeights) -> bytes:
         """Compile a model of fixed sizes to a file in the format of blobs.py.
@@ -64,7 +64,7 @@ class DeviceCompiler:
             stream: Any = open_core().compile_model(model, self.device, dict(self.properties)).export_model()
         except RuntimeError as e:
             raise CompileError(f"OpenVINO {version()} cannot compile for {self.device}: {reason_of(e)}") from e
-        return DeviceBlob(kind_of(self.device), self.made_for, ir, stream.getvalue()).to_bytes()
+        return DeviceBlob(kind_of(self.device), self.built_for, ir, stream.getvalue()).to_bytes()
 
 
 def compiler_for(device: str) -> DeviceCompiler | None:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.compiler.checkpoint.quantised.small_floats import E2M1_CODES
+from llmc.compiler.checkpoint.quantised.small_floats import E2M1_VALUES
 from llmc.compiler.weights import rows
 from llmc.compiler.weights.nbits import quantise_q4
 from llmc.compiler.weights.recipes import TensorSource
@@ -47,7 +47,7 @@ _AT_ONCE = 1 << 19
 """Bytes of a matrix that are quantized at once, so that intermediate values stay in a core's cache."""
 _FLOAT4 = np.zeros(256, np.uint8)
 """Maps 128 + twice a value of float4 e2m1 to its encoding."""
-_FLOAT4[E2M1_CODES] = np.arange(16)
+_FLOAT4[E2M1_VALUES] = np.arange(16)
 _Q4_ZERO = np.float32(8)
 
 

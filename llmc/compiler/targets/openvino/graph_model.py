@@ -285,7 +285,7 @@ def widened(graph: Graph, weights: WeightFormat) -> dict[Node, Node]:
     for node in graph.nodes:
         if node.op == "adapted":
             base, low, high = node.inputs[0], node.inputs[3], node.inputs[4:]
-            matmul = m.made_by(base, "linear") if base is not None and m.sole(base) else None
+            matmul = m.built_by(base, "linear") if base is not None and m.sole(base) else None
             if matmul is None or matmul.inputs[0] is not node.inputs[1]:
                 continue
             matrices = matmul.inputs[1 : 1 + len(high)]

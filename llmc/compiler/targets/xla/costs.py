@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from llmc.compiler.targets.costs import WEIGHTS, Costs, Timing, Verifying, traces
-from llmc.compiler.targets.xla.formats import CODES, KV_CACHES, cache_dtype
+from llmc.compiler.targets.xla.formats import KV_CACHES, QUANTIZED_DTYPES, cache_dtype
 from llmc.compiler.targets.xla.target import TENSOR_PARALLEL
 from llmc.compiler.weights.weightless import ITEM_BYTES
 
@@ -34,7 +34,11 @@ class XlaCosts(Costs):
 
     def weight_bits(self, options: CompileOptions, weights: Weights) -> float:
         """8 where they are quantized, which experts are not; row scales add a hundredth or less."""
-        return 8.0 if options.quantize in CODES and not weights.experts else super().weight_bits(options, weights)
+        return (
+            8.0
+            if options.quantize in QUANTIZED_DTYPES and not weights.experts
+            else super().weight_bits(options, weights)
+        )
 
     def cache_bytes(self, options: CompileOptions) -> int:
         return ITEM_BYTES[KV_CACHES[cache_dtype(options)]]
@@ -65,7 +69,7 @@ class XlaCpuCosts(XlaCosts):
         A run's buffers are 0.87 to 1.05 times what memory_analysis states. Quantized weights are copied to float32 for
         a run.
         """
-        copied = 4 * model.parameters if options.quantize in CODES else 0
+        copied = 4 * model.parameters if options.quantize in QUANTIZED_DTYPES else 0
         seen = bucket.context + bucket.query
         each = model.cache_values + model.working_set + model.heads * seen
         return copied + int(HELD * 4 * (each * bucket.tokens + bucket.batch * bucket.context * model.cache_values))

@@ -20,7 +20,7 @@ from llmc.compiler.weights.weightless import SCALE, Described, Stack
 if TYPE_CHECKING:
     from llmc.compiler.options import CompileOptions
 
-CODES: Mapping[str, str] = {"int8": "int8", "fp8": "float8_e4m3fn"}
+QUANTIZED_DTYPES: Mapping[str, str] = {"int8": "int8", "fp8": "float8_e4m3fn"}
 """The dtype of a matrix by quantization."""
 
 KV_CACHES: Mapping[str, str] = {**DTYPES, "fp8": "float8_e4m3fn"}
@@ -74,7 +74,7 @@ def _quantised(described: Sequence[Described], quantize: str) -> list[Described]
             continue
         scales = {"name": tensor["name"] + SCALE, "shape": tensor["shape"][:-1], "dtype": "float32"}
         found += [
-            {**tensor, "transform": f"{quantize}_codes", "dtype": CODES[quantize]},
+            {**tensor, "transform": f"{quantize}_codes", "dtype": QUANTIZED_DTYPES[quantize]},
             {**tensor, "transform": f"{quantize}_scales", **scales},
         ]
     return found

@@ -28,7 +28,7 @@ from llmc.compiler.targets.base import CompiledExecutable, Lowered, Shape, Targe
 from llmc.compiler.targets.description import TRACING, DeviceDescription, Requirements
 from llmc.compiler.targets.workers import Workers
 from llmc.compiler.targets.xla.capacity import CAPACITY_MULTIPLE, array_kind, capacity
-from llmc.compiler.targets.xla.formats import CODES, KV_CACHE_DTYPE, KV_CACHES, cache_dtype, described_as
+from llmc.compiler.targets.xla.formats import KV_CACHE_DTYPE, KV_CACHES, QUANTIZED_DTYPES, cache_dtype, described_as
 from llmc.compiler.weights.weightless import ITEM_BYTES, Described, described_stage, shared_files
 from llmc.errors import InputError
 
@@ -90,7 +90,7 @@ class XlaLowered(Lowered):
 XLA = DeviceDescription(
     "",
     "xla",
-    quantisations=("none", *CODES),
+    quantisations=("none", *QUANTIZED_DTYPES),
     dtypes=tuple(DTYPES),
     options=(TENSOR_PARALLEL, LOWERING, ROLL_LAYERS, CACHE_SLOTS, KV_CACHE_DTYPE),
     why_static="XLA compiles fixed shapes",
@@ -114,7 +114,7 @@ class XlaTarget(Target):
         """Refuses invalid combinations, formats that the device lacks, and a cache dtype wider than its content."""
         if LOWERING.of(options) != "jax" and ROLL_LAYERS.of(options):
             raise InputError("--roll-layers works with --lowering jax; leave one of them out")
-        if LOWERING.of(options) != "jax" and options.quantize in CODES:
+        if LOWERING.of(options) != "jax" and options.quantize in QUANTIZED_DTYPES:
             raise InputError(f"--quantize {options.quantize} works with --lowering jax; leave one of them out")
         options = super().configure(options)
         cache = cache_dtype(options)

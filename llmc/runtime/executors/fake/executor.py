@@ -56,10 +56,10 @@ class FakeExecutor(StaticExecutor):
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
-        made_with = bundle.manifest.toolchain.get("fake")
-        if made_with != FAKE_VERSION:
+        built_with = bundle.manifest.toolchain.get("fake")
+        if built_with != FAKE_VERSION:
             raise ArtifactError(
-                f"{bundle.path}: compiled with the fake device {made_with}, this host has {FAKE_VERSION}; "
+                f"{bundle.path}: compiled with the fake device {built_with}, this host has {FAKE_VERSION}; "
                 f"compile again: {bundle.recompile_hint}"
             )
 
@@ -226,8 +226,8 @@ class FakeExecutor(StaticExecutor):
         if program is None:
             try:
                 fields = json.loads(self.bundle.files.read(executable.blob))
-                if (made_for := fields.get("card")) is not None:
-                    self._require_card(executable, made_for)
+                if (built_for := fields.get("card")) is not None:
+                    self._require_card(executable, built_for)
                 weights = self.bundle.files.path(fields["weights"])
                 program = FakeProgram.load(fields, weights)
                 sizes = self._buffer.shape[1], self.hidden
@@ -249,11 +249,11 @@ class FakeExecutor(StaticExecutor):
             self._programs[executable.blob] = program
         return program
 
-    def _require_card(self, executable: Executable, made_for: object) -> None:
+    def _require_card(self, executable: Executable, built_for: object) -> None:
         """Target-compiled executables are code: reject them in a data-only bundle, and on another fake GPU."""
         self.bundle.files.require_native(f"executable {executable}")
-        if device.here is None or made_for != device.here.name:
-            raise ValueError(f"it is for the GPU {made_for!r:.80}")
+        if device.here is None or built_for != device.here.name:
+            raise ValueError(f"it is for the GPU {built_for!r:.80}")
 
     def _check_past(self, step: Step) -> None:
         if not self.capabilities.ragged:

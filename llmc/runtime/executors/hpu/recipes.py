@@ -106,11 +106,11 @@ def location(bundle: Bundle, mode: str) -> Path | None:
     """
     if RECIPES not in bundle.manifest.files:
         return None
-    made_for = bundle.manifest.options.get(FINISHED_FOR, {}).get("mode", mode)
-    if made_for != mode:
+    built_for = bundle.manifest.options.get(FINISHED_FOR, {}).get("mode", mode)
+    if built_for != mode:
         _log.warning(
             "%s: its recipes are for the mode %s and do not work in %s: graphs are compiled at this start", bundle.path,
-            made_for, mode,
+            built_for, mode,
         )  # fmt: skip
         return None
     bundle.files.require_native(RECIPES)

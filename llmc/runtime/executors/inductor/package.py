@@ -1,11 +1,12 @@
 """A bucket's step compiled by AOTInductor: a code package and the program that it was compiled from.
 
     file        the container of envelope.py, of form "LLMCAOT1"
-    header      {"made_for": {name: value, …}, "sizes": {name: number, …}, "cache": [text, …], "device": "cuda" | "cpu"}
+    header      {"built_for": {name: value, …}, "sizes": {name: number, …}, "cache": [text, …],
+                "device": "cuda" | "cpu"}
     "package"   the .pt2, see below: code; no weights
     "program"   the portable program, a torch.export archive (portable_program.py): data
 
-`made_for` is what the code depends on: `torch`, and on a GPU its `cuda`, `compute_capability`, `card` and `driver`.
+`built_for` is what the code depends on: `torch`, and on a GPU its `cuda`, `compute_capability`, `card` and `driver`.
 `sizes` are the step's batch, query, context, and capacity, the tokens of a slot. `cache` describes each array of the
 cache (whole_step/cache.py) with its kind, dtype and sizes.
 
@@ -85,7 +86,7 @@ class Package:
     """A parsed and checked file; nothing of it ran."""
 
     device: str
-    made_for: Mapping[str, str]
+    built_for: Mapping[str, str]
     sizes: Mapping[str, int]
     cache: tuple[str, ...]
     program: memoryview
@@ -96,24 +97,24 @@ class Package:
         """Parse a file; raises ArtifactError naming `source` if it is invalid."""
         envelope = ExecutableFile.parse(data, source, FORM)
         header = envelope.header
-        device, made_for, sizes, cache = (header.get(name) for name in ("device", "made_for", "sizes", "cache"))
-        words = isinstance(made_for, dict) and all(isinstance(value, str) for value in made_for.values())
+        device, built_for, sizes, cache = (header.get(name) for name in ("device", "built_for", "sizes", "cache"))
+        words = isinstance(built_for, dict) and all(isinstance(value, str) for value in built_for.values())
         numbers = isinstance(sizes, dict) and all(type(sizes.get(name)) is int for name in SIZES)
         arrays = isinstance(cache, list) and all(isinstance(array, str) for array in cache)
         if device not in DEVICES or not words or not numbers or not arrays:
             raise ArtifactError(
-                f"{source}: damaged, or not made by llmc: its header lacks device, made_for, sizes or cache; finish "
+                f"{source}: damaged, or not made by llmc: its header lacks device, built_for, sizes or cache; finish "
                 "the bundle again on its GPU's host"
             )
         sections = envelope.section(PROGRAM), envelope.section(PACKAGE)
-        found = cls(device, made_for, sizes, tuple(cache), *sections)  # type: ignore[arg-type]
+        found = cls(device, built_for, sizes, tuple(cache), *sections)  # type: ignore[arg-type]
         check_archive(found.package, source)
         return found
 
     def to_bytes(self) -> bytes:
         """The file; equal packages give equal bytes."""
         header = {
-            "device": self.device, "made_for": dict(self.made_for), "sizes": dict(self.sizes),
+            "device": self.device, "built_for": dict(self.built_for), "sizes": dict(self.sizes),
             "cache": list(self.cache),
         }  # fmt: skip
         return write_envelope(header, {PACKAGE: bytes(self.package), PROGRAM: bytes(self.program)}, FORM)
@@ -125,15 +126,15 @@ class Package:
         """
         again = "finish the bundle again here: llmc compile --resume -o BUNDLE"
         for name, called in NAMES.items():
-            wanted = self.made_for.get(name)
+            wanted = self.built_for.get(name)
             if wanted is not None and wanted != here.get(name):
                 raise ArtifactError(
                     f"{source}: compiled for {called} {wanted}, this host has {here.get(name) or 'none'}; {again}"
                 )
-        if not is_known(self.made_for.get("torch", "")):
+        if not is_known(self.built_for.get("torch", "")):
             raise ArtifactError(
-                f"{source}: made by torch {self.made_for.get('torch') or 'of an unknown version'}, whose packages llmc "
-                f"does not know; {again}"
+                f"{source}: made by torch {self.built_for.get('torch') or 'of an unknown version'}, whose packages "
+                f"llmc does not know; {again}"
             )
 
     def require_sizes(self, sizes: Mapping[str, int], arrays: Sequence[CardArray], source: str) -> None:

@@ -15,11 +15,11 @@ therefore share one file, and neither they nor their keys contain its path.
 A model for a GPU or an NPU is stored with the portable model that it was compiled from:
 
     file       the container of envelope.py, of form "LLMCOVD2"
-    header     {"device": "GPU" | "NPU", "made_for": {name: value, …}}
+    header     {"device": "GPU" | "NPU", "built_for": {name: value, …}}
     "ir"       OpenVINO's XML over the bundle's weights file, which any host opens on its CPU
     "native"   the output of `export_model`, including weights
 
-`made_for` are the facts of device.py that the native part depends on. A host whose device has other facts is rejected.
+`built_for` are the facts of device.py that the native part depends on. A host whose device has other facts is rejected.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class CpuBlob:
         return _PREFIX.pack(_MAGIC, _FORMAT, len(metadata)) + metadata + header + self.custom + empty + model
 
     @property
-    def made_with(self) -> str:
+    def built_with(self) -> str:
         """OpenVINO's version."""
         return self._stated("ov")
 
@@ -112,10 +112,10 @@ def open_blob(data: bytes, weights: Path, properties: Mapping[str, Any], source:
         blob = CpuBlob.parse(data)
     except ValueError as e:
         raise ArtifactError(f"{source} is not a compiled OpenVINO model: {e}; compile again: {again}") from e
-    if blob.made_with != version():
+    if blob.built_with != version():
         raise ArtifactError(
-            f"{source}: compiled with OpenVINO {blob.made_with or 'of an unknown version'}, this host has {version()}; "
-            f"install openvino=={blob.made_with}, or compile again: {again}"
+            f"{source}: compiled with OpenVINO {blob.built_with or 'of an unknown version'}, this host has "
+            f"{version()}; install openvino=={blob.built_with}, or compile again: {again}"
         )
     plain = {"CACHE_MODE": "OPTIMIZE_SIZE", "WEIGHTS_PATH": str(weights.absolute())}
     plain |= {"CACHE_ENCRYPTION_CALLBACKS": [_same, _same]}  # type: ignore[dict-item]
@@ -142,27 +142,27 @@ class DeviceBlob:
     """A model that was compiled for a GPU or an NPU."""
 
     device: str
-    made_for: Mapping[str, str]
+    built_for: Mapping[str, str]
     ir: bytes
     native: bytes
 
     def to_bytes(self) -> bytes:
         """The file; equal blobs give equal bytes."""
-        header = {"device": self.device, "made_for": dict(self.made_for)}
+        header = {"device": self.device, "built_for": dict(self.built_for)}
         return write_envelope(header, {IR: self.ir, NATIVE: self.native}, FORM)
 
     @classmethod
     def parse(cls, data: bytes, source: str) -> DeviceBlob:
         """Parse a file; raises ArtifactError naming `source` if it is invalid."""
         envelope = ExecutableFile.parse(data, source, FORM)
-        device, made_for = (envelope.header.get(name) for name in ("device", "made_for"))
-        facts = [*made_for.values()] if isinstance(made_for, dict) else [None]
+        device, built_for = (envelope.header.get(name) for name in ("device", "built_for"))
+        facts = [*built_for.values()] if isinstance(built_for, dict) else [None]
         if device not in _KINDS or not all(isinstance(value, str) for value in facts):
             raise ArtifactError(
-                f"{source}: damaged, or not made by llmc: its header lacks device or made_for; compile it again with "
+                f"{source}: damaged, or not made by llmc: its header lacks device or built_for; compile it again with "
                 "`llmc compile`"
             )
-        return cls(str(device), dict(made_for or {}), bytes(envelope.section(IR)), bytes(envelope.section(NATIVE)))
+        return cls(str(device), dict(built_for or {}), bytes(envelope.section(IR)), bytes(envelope.section(NATIVE)))
 
     def open_on(self, device: str, source: str, again: str) -> ov.CompiledModel:
         """Open the native part on this host's device. Nothing is compiled.
@@ -171,7 +171,7 @@ class DeviceBlob:
         platform or driver, and if its plugin rejects the model.
         """
         here = facts_here(device)
-        differs = [f"{name} {value}, here {here[name]}" for name, value in self.made_for.items()
+        differs = [f"{name} {value}, here {here[name]}" for name, value in self.built_for.items()
                    if here.get(name, value) != value]  # fmt: skip
         if kind_of(device) != self.device or differs:
             what = "; ".join(differs) or f"a {self.device}, and opened on {device}"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 BLOCK = 32
 _PARAMETERS = 8
-_CODES = 255
+_LEVELS = 255
 PRECISIONS = {"f32": 4, "bf16": 2, "u8": 1}
 """Cache precisions and their bytes per number."""
 
@@ -88,12 +88,12 @@ class BlockCache:
         if self.precision != "u8":
             block[:, first:] = self._pack(np.full((1, 1, width), value, np.float32))
         elif is_key:
-            block[:, _PARAMETERS + first :] = _CODES
+            block[:, _PARAMETERS + first :] = _LEVELS
             if not first:
                 block[:, :_PARAMETERS] = np.full(width * 2, value, np.float32).view(np.uint8).reshape(_PARAMETERS, -1)
         else:
             block[:, first:, :_PARAMETERS] = np.full(2, value, np.float32).view(np.uint8)
-            block[:, first:, _PARAMETERS:] = _CODES
+            block[:, first:, _PARAMETERS:] = _LEVELS
 
     def _pack(self, plain: Floats) -> NDArray[np.uint8]:
         if self.precision == "f32":
@@ -128,10 +128,10 @@ class BlockCache:
             return block
         axis = 1 if is_key else 2
         low, high = part.min(axis, keepdims=True), part.max(axis, keepdims=True)
-        scale = (high - low) / np.float32(_CODES)
+        scale = (high - low) / np.float32(_LEVELS)
         scale[scale == 0] = np.float32(1e-4)
         zero = -low / scale
-        quantized = np.clip(np.rint(part / scale + zero), 0, _CODES).astype(np.uint8)
+        quantized = np.clip(np.rint(part / scale + zero), 0, _LEVELS).astype(np.uint8)
         parameters = np.ascontiguousarray(np.concatenate([scale, zero], axis), np.float32).view(np.uint8)
         if is_key:
             block[:, :_PARAMETERS] = parameters.reshape(heads, _PARAMETERS, width)

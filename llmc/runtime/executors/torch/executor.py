@@ -50,11 +50,11 @@ class TorchExecutor(StaticExecutor):
     @classmethod
     def check(cls, bundle: Bundle) -> None:
         """Reject a host without torch or with another release (major.minor), within which operators are stable."""
-        made_with, here = torch_releases(bundle)
-        if release(made_with) != release(here):
+        built_with, here = torch_releases(bundle)
+        if release(built_with) != release(here):
             raise ArtifactError(
-                f"{bundle.path}: compiled with torch {made_with or 'of an unknown version'}, this host has {here}; "
-                f"install torch=={'.'.join(release(made_with))}.*, or compile again: {bundle.recompile_hint}"
+                f"{bundle.path}: compiled with torch {built_with or 'of an unknown version'}, this host has {here}; "
+                f"install torch=={'.'.join(release(built_with))}.*, or compile again: {bundle.recompile_hint}"
             )
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
@@ -267,11 +267,11 @@ def warn_of_other_torch(bundle: Bundle, host: str) -> None:
     This is no error on an accelerator: programs are checked operator by operator, and `llmc verify` proves their
     numbers.
     """
-    made_with, here = torch_releases(bundle)
-    if release(made_with) != release(here):
+    built_with, here = torch_releases(bundle)
+    if release(built_with) != release(here):
         _log.warning(
             "%s: compiled with torch %s, this %s has %s: `llmc verify` says whether its numbers hold here",
-            bundle.path, made_with or "of an unknown version", host, here,
+            bundle.path, built_with or "of an unknown version", host, here,
         )  # fmt: skip
 
 

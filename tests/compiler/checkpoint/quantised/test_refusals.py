@@ -57,7 +57,7 @@ GPTQ, AWQ, PACKED = "gptq 4 bits, groups of 32", "awq groups of 32", "pack-quant
 ZEROS = "pack-quantized 4 bits, groups of 64, zero points"
 BYTES, NVFP4, TILES = "int-quantized by channel", "nvfp4-pack-quantized", "fp8 in tiles"
 SCALES = {GPTQ: "scales", AWQ: "scales", PACKED: "weight_scale", BYTES: "weight_scale", TILES: "weight_scale_inv"}
-CODES = {GPTQ: "qweight", AWQ: "qweight", PACKED: "weight_packed", NVFP4: "weight_packed"}
+QUANTIZED = {GPTQ: "qweight", AWQ: "qweight", PACKED: "weight_packed", NVFP4: "weight_packed"}
 
 
 @pytest.mark.parametrize("case", list(SCALES))
@@ -86,11 +86,11 @@ def test_zero_points_and_shapes_that_are_missing(case: str, part: str, tmp_path:
     assert f"has no {AT}.{part}: fetch the checkpoint again" in refusal(tmp_path, case, without(part))
 
 
-@pytest.mark.parametrize("case", list(CODES))
+@pytest.mark.parametrize("case", list(QUANTIZED))
 def test_quantized_weights_of_another_type(case: str, tmp_path: Path) -> None:
-    message = refusal(tmp_path, case, changed(CODES[case], lambda t: t.long()))
+    message = refusal(tmp_path, case, changed(QUANTIZED[case], lambda t: t.long()))
     wanted = "U8" if case == NVFP4 else "I32"
-    assert f"tensor {AT}.{CODES[case]} has type I64, not {wanted} as its format requires" in message
+    assert f"tensor {AT}.{QUANTIZED[case]} has type I64, not {wanted} as its format requires" in message
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.compiler.targets.cuda.cards import card_of
-from llmc.compiler.targets.cuda.tuning import AutotuneEntry, device_text, made_for, parse, require_fits, serialise
+from llmc.compiler.targets.cuda.tuning import AutotuneEntry, built_for, device_text, parse, require_fits, serialise
 from llmc.compiler.targets.tuning import Results
 from llmc.errors import ArtifactError
 from llmc.runtime.executors.xla import wire
@@ -47,7 +47,7 @@ def test_another_version_and_a_torn_file_are_refused(data: bytes) -> None:
 
 
 def test_clock_bandwidth_and_cudnn_of_a_real_card_may_differ_a_little() -> None:
-    require_fits(Results(made_for(REAL, "NVIDIA H100 80GB HBM3", JAX)), H100, JAX, "file")
+    require_fits(Results(built_for(REAL, "NVIDIA H100 80GB HBM3", JAX)), H100, JAX, "file")
 
 
 @pytest.mark.parametrize(
@@ -63,4 +63,4 @@ def test_clock_bandwidth_and_cudnn_of_a_real_card_may_differ_a_little() -> None:
 )
 def test_results_of_another_card_or_version_are_refused(device: str, compiler: str, differs: str) -> None:
     with pytest.raises(ArtifactError, match=f"^file: results of a card .*{differs}.*--tuning model$"):
-        require_fits(Results(made_for(device, "a card", compiler)), H100, JAX, "file")
+        require_fits(Results(built_for(device, "a card", compiler)), H100, JAX, "file")

@@ -75,7 +75,7 @@ def bundle(matmuls: str) -> Any:
 def test_results_say_which_card_they_are_of(card: Card) -> None:
     found = CudaTuner().tune(bundle("qkv down"), STEP, None)
     assert found is not None
-    assert found.made_for == {"card": "NVIDIA H100 80GB HBM3", "device": REAL, "compiler": HEADER.jax}
+    assert found.built_for == {"card": "NVIDIA H100 80GB HBM3", "device": REAL, "compiler": HEADER.jax}
     assert found.found == {"qkv": b"fast", "down": b"fast"}
 
 

@@ -17,14 +17,14 @@ from llmc.compiler.targets.base import Lowered
 from llmc.compiler.targets.cuda import tuning
 from llmc.compiler.targets.cuda.cards import card_of
 from llmc.compiler.targets.cuda.matmuls import Looked
-from llmc.compiler.targets.cuda.tuning import STAGE, Tuning, made_for, parse, reported, summary
+from llmc.compiler.targets.cuda.tuning import STAGE, Tuning, built_for, parse, reported, summary
 from llmc.compiler.targets.tuning import RESULTS, Results, write_results
 from llmc.errors import ArtifactError, InputError
 from tests.compiler.targets.cuda.test_autotuning import H100, JAX, REAL
 from tests.tiers import full
 from tests.toy import Toy
 
-FOUND = Results(made_for(REAL, "NVIDIA H100 80GB HBM3", JAX), {"qkv": b"fast"})
+FOUND = Results(built_for(REAL, "NVIDIA H100 80GB HBM3", JAX), {"qkv": b"fast"})
 EMPTY = Lowered({}, {}, {})
 
 
@@ -86,15 +86,15 @@ def _fresh(card: Tuning) -> Tuning:
 def test_auto_takes_all_that_hold_for_the_card(card: Tuning, stages: Stages) -> None:
     assert card.lowered(stages, EMPTY, requested("auto")) == EMPTY
     keep(stages, FOUND)
-    keep(stages, Results({**FOUND.made_for, "device": REAL.replace("9.0,", "8.9,")}, {"qkv": b"slow"}))
-    keep(stages, Results(FOUND.made_for, {"down": b"fast"}))
+    keep(stages, Results({**FOUND.built_for, "device": REAL.replace("9.0,", "8.9,")}, {"qkv": b"slow"}))
+    keep(stages, Results(FOUND.built_for, {"down": b"fast"}))
     data = card.for_xla(card.lowered(stages, EMPTY, requested("auto")))
     assert data is not None
     assert {entry.hlo: entry.result for entry in parse(data)} == {"qkv": b"fast", "down": b"fast"}
 
 
 def test_results_of_another_version_are_refused_before_anything_is_built(card: Tuning, tmp_path: Path) -> None:
-    file = written(tmp_path, Results({**FOUND.made_for, "compiler": "0.11.0"}))
+    file = written(tmp_path, Results({**FOUND.built_for, "compiler": "0.11.0"}))
     with pytest.raises(ArtifactError, match=r"h100.json: results of NVIDIA H100 80GB HBM3 .*0\.11\.0, not 0\.10\.2"):
         card.configured(requested(file))
 

@@ -808,8 +808,8 @@ def packing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def blobs(packing: Packing) -> list[tuple[int, int]]:
     """(offset, length) of every packed copy."""
     found = []
-    for place_ in packing.moved.values():
-        for key, entry in place_.items():
+    for placement in packing.moved.values():
+        for key, entry in placement.items():
             if key.startswith("prepacked"):
                 found += [tuple(map(int, blob.split(";")[:2])) for blob in entry.split("|")[1:]]
     return found  # type: ignore[return-value]

@@ -75,7 +75,7 @@ def weights(parts: dict[str, NDArray[np.generic]], bits: int) -> Array:
     return values.reshape(len(data), -1).astype(np.float32)
 
 
-def from_codes(quantized: NDArray[np.uint8], scales: Array, offsets: Array) -> Array:
+def from_quantized(quantized: NDArray[np.uint8], scales: Array, offsets: Array) -> Array:
     return ((quantized.astype(np.float32) - 8) * scales[..., None] + offsets[..., None]).reshape(len(quantized), -1)
 
 
@@ -92,7 +92,7 @@ def test_four_bits_are_half_a_step_off_where_the_range_is_kept_and_better_on_the
         (40, 128 // block),
     )
     assert quantized.max() == 15
-    error = np.square(from_codes(quantized, scales, offsets) - weight).mean()
+    error = np.square(from_quantized(quantized, scales, offsets) - weight).mean()
     blocks = weight.reshape(quantized.shape)
     low, step = blocks.min(-1, keepdims=True), np.ptp(blocks, axis=-1, keepdims=True) / 15
     rounded = np.rint((blocks - low) / step) * step + low
@@ -103,20 +103,20 @@ def test_what_is_on_a_grid_of_sixteen_steps_is_exact() -> None:
     grid = stored("Q4_1", 40, 128)
     grid.q[..., :2] = [0, 15]
     weight = grid.dequantise()
-    np.testing.assert_allclose(from_codes(*quantise_q4(weight, 32)), weight, atol=2e-7)
+    np.testing.assert_allclose(from_quantized(*quantise_q4(weight, 32)), weight, atol=2e-7)
 
 
 def test_blocks_of_one_value_and_of_nothing_are_exact() -> None:
     weight = np.zeros((3, 64), np.float32)
     weight[1], weight[2, :32] = 3.5, -1e-41
-    assert np.abs(from_codes(*quantise_q4(weight, 32)) - weight).max() < 1e-36
+    assert np.abs(from_quantized(*quantise_q4(weight, 32)) - weight).max() < 1e-36
 
 
 def test_errors_count_as_important_as_their_inputs_are() -> None:
     random = np.random.default_rng(7)
     weight, importance = random.normal(size=(40, 64)).astype(np.float32), np.exp(random.normal(size=64) * 2)
     plain, weighted = (
-        np.square(weight - from_codes(*quantise_q4(weight, 32, counts))) @ importance
+        np.square(weight - from_quantized(*quantise_q4(weight, 32, counts))) @ importance
         for counts in (None, importance.astype(np.float32))
     )
     assert weighted.sum() < 0.7 * plain.sum()
@@ -136,7 +136,7 @@ def test_inputs_that_do_not_fill_a_block_are_padded_with_zeros() -> None:
 @example([0.0] * 31 + [float(np.finfo(np.float32).tiny)])
 def test_any_numbers_are_no_worse_off_than_rounded_within_their_extremes(values: list[float]) -> None:
     weight = np.array([values], np.float32)
-    built = from_codes(*quantise_q4(weight, 32)).astype(np.float64)
+    built = from_quantized(*quantise_q4(weight, 32)).astype(np.float64)
     exact = weight.astype(np.float64)  # squares of float32's smallest numbers are 0 in float32
     step = (exact.max() - exact.min()) / 15
     rounded = np.rint((exact - exact.min()) / step) * step + exact.min() if step > 0 else exact

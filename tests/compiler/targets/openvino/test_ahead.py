@@ -33,7 +33,7 @@ def test_intels_library_compiles_for_a_named_platform_on_any_host(host: Host, pl
     assert found.device == "NPU"
     assert found.properties == {"NPU_COMPILER_TYPE": "PLUGIN", "NPU_PLATFORM": platform}
     assert found.toolchain == {"npu_platform": platform, "npu_compiler": digest_bytes(b"compiler 8.3")}
-    assert found.made_for == {"platform": platform}, "any driver of the platform takes it"
+    assert found.built_for == {"platform": platform}, "any driver of the platform takes it"
     assert ahead.lacking(f"NPU.{platform}") == ""
 
 
@@ -58,7 +58,7 @@ def test_the_npu_that_is_here_is_compiled_for_by_its_driver_and_named_with_it(ho
         found = ahead.compiler_for(name)
         assert found is not None
         assert found.properties == {}
-        assert found.made_for == {"platform": "4000", "driver": "1711"}
+        assert found.built_for == {"platform": "4000", "driver": "1711"}
         assert found.toolchain == {"device_platform": "4000", "device_driver": "1711"}
     assert ahead.compiler_for("NPU.5010") is None, "a driver compiles for its own NPU"
     host(npu="5010", library=b"x")
@@ -71,7 +71,7 @@ def test_a_gpu_is_compiled_for_where_it_is(host: Host) -> None:
     host(gpu="25.18")
     found = ahead.compiler_for("GPU")
     assert found is not None
-    assert found.made_for["driver"] == "25.18"
+    assert found.built_for["driver"] == "25.18"
     assert ahead.compiler_for("GPU.1") is None
 
 

@@ -18,7 +18,7 @@ from llmc.runtime.executors.openvino.device import MappedWeights, open_core, rea
 
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0", "INFERENCE_NUM_THREADS": "1"}
 ROWS, WIDTH, GROUP = 48, 64, 32
-CODES = np.random.default_rng(1).integers(0, 256, ROWS * WIDTH // 2, np.uint8)
+QUANTIZED = np.random.default_rng(1).integers(0, 256, ROWS * WIDTH // 2, np.uint8)
 Floats = NDArray[np.float32]
 
 
@@ -32,7 +32,7 @@ def scales_in(kind: str) -> Floats:
 
 def model(scales: Floats, looked_up: bool) -> ov.Model:
     """x · Wᵀ with codes of 4 bits, and rows of W."""
-    data = ov.Tensor(CODES, ov.Shape((ROWS, WIDTH // GROUP, GROUP)), ov.Type.u4)
+    data = ov.Tensor(QUANTIZED, ov.Shape((ROWS, WIDTH // GROUP, GROUP)), ov.Type.u4)
     built = ops.subtract(ops.convert(ops.constant(data), ov.Type.f32), ops.constant(np.float32(7.5)))
     built = ops.multiply(built, ops.constant(scales[..., None]))
     matrix = ops.reshape(built, ops.constant(np.array([ROWS, WIDTH])), False)

@@ -18,7 +18,7 @@ from llmc.compiler.pipeline.bind import bind
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.declared import declared
-from llmc.compiler.targets.xla.formats import CODES, described_as
+from llmc.compiler.targets.xla.formats import QUANTIZED_DTYPES, described_as
 from llmc.compiler.targets.xla.sharding import AXIS, describe, weight_shardings
 from llmc.compiler.verification.verify import beyond
 from llmc.compiler.weights.rows import quantized, scales
@@ -77,7 +77,7 @@ class TestWhatIsQuantised:
         assert described_as(rolled=False, quantize="none") is None
 
 
-@pytest.mark.parametrize("name", sorted(CODES))
+@pytest.mark.parametrize("name", sorted(QUANTIZED_DTYPES))
 def test_a_step_computes_what_it_computes_with_the_weights_that_quantized_weights_and_scales_stand_for(
     name: str,
 ) -> None:
@@ -95,7 +95,7 @@ def test_a_step_computes_what_it_computes_with_the_weights_that_quantized_weight
             rounded.append(array)
             continue
         scale = scales(np.asarray(array), name)
-        built = jnp.asarray(quantized(np.asarray(array), scale, name)).view(CODES[name])
+        built = jnp.asarray(quantized(np.asarray(array), scale, name)).view(QUANTIZED_DTYPES[name])
         names.append(weight + SCALE)
         held += [built, jnp.asarray(scale)]
         rounded.append(built.astype(jnp.float32) * scale[:, None])

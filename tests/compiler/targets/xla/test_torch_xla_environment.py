@@ -22,7 +22,7 @@ pytestmark = pytest.mark.torch_xla
 
 
 @cache
-def made_by_torch_xla(bucket: str) -> tuple[Any, bytes]:
+def built_by_torch_xla(bucket: str) -> tuple[Any, bytes]:
     """The core, and the module in it."""
     from llmc.compiler.targets.xla.torch_xla import TorchXlaCore, export, find_python
 
@@ -39,18 +39,18 @@ def module_text(core: Any) -> str:
 
 @pytest.mark.parametrize("bucket", BUCKETS)
 def test_torch_xlas_module_computes_what_jaxs_computes(bucket: str) -> None:
-    assert_right(compiled(made_by_torch_xla(bucket)[0], bucket)(*inputs(bucket)), bucket)
+    assert_right(compiled(built_by_torch_xla(bucket)[0], bucket)(*inputs(bucket)), bucket)
 
 
 def test_torch_xla_makes_the_same_bytes_again() -> None:
-    before = made_by_torch_xla("decode")[1]
-    made_by_torch_xla.cache_clear()
-    assert made_by_torch_xla("decode")[1] == before
+    before = built_by_torch_xla("decode")[1]
+    built_by_torch_xla.cache_clear()
+    assert built_by_torch_xla("decode")[1] == before
 
 
 @pytest.mark.parametrize("bucket", BUCKETS)
 def test_torch_xlas_module_has_no_constant_of_a_weights_size_and_no_custom_call(bucket: str) -> None:
-    core, _ = made_by_torch_xla(bucket)
+    core, _ = built_by_torch_xla(bucket)
     smallest = min(weight.size for weight in inputs(bucket)[6:] if weight.ndim > 1)
     text = module_text(core)
     for dims in re.findall(r"stablehlo\.constant dense<[\"\[].*tensor<((?:\d+x)*)[a-z]", text):
@@ -63,7 +63,7 @@ def test_torch_xlas_module_has_no_constant_of_a_weights_size_and_no_custom_call(
 
 @pytest.mark.parametrize("bucket", ["decode", "chunk"])
 def test_of_equal_logits_the_lower_id_comes_first(bucket: str) -> None:
-    core, _ = made_by_torch_xla(bucket)
+    core, _ = built_by_torch_xla(bucket)
     given = inputs(bucket)
     head = 6 + core.weights.index("lm_head.weight")
     given[head] = given[head] * 0
@@ -84,7 +84,7 @@ def test_the_tpu_compiler_takes_torch_xlas_step(bucket: str, monkeypatch: pytest
     slice_ = topologies.get_topology_desc(platform="tpu", topology_name="v5e:1x1", chips_per_host_bounds=[1, 1, 1])
     index = SingleDeviceSharding(slice_.devices[0])
     given = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=index) for a in inputs(bucket)]
-    step = jax.jit(step_of(made_by_torch_xla(bucket)[0], bucket), donate_argnums=(4, 5), keep_unused=True)
+    step = jax.jit(step_of(built_by_torch_xla(bucket)[0], bucket), donate_argnums=(4, 5), keep_unused=True)
     executable = step.trace(*given).lower(lowering_platforms=("tpu",)).compile()
     assert executable.memory_analysis().alias_size_in_bytes >= 2 * inputs(bucket)[4].nbytes
     assert len(executable.runtime_executable().serialize()) > 0

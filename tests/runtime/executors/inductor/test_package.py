@@ -22,8 +22,8 @@ CACHE = [CardArray("kv", "f32", (4, 1, 16), (0, 1)), CardArray("state", "bf16", 
 TEXTS = ["kv f32 [2, slots, 4, 1, 16]", "state bf16 [1, slots, 3, 96]"]
 
 
-def package(**made_for: str) -> Package:
-    built = {**HERE, **made_for}
+def package(**built_for: str) -> Package:
+    built = {**HERE, **built_for}
     return Package("cuda", built, NUMBERS, tuple(TEXTS), memoryview(b"a program"), memoryview(PACKAGE))
 
 
@@ -36,19 +36,19 @@ def test_it_is_read_as_it_was_written_and_counts_as_code() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"device": "rocm"}, {"device": None}, {"device": ["cuda"]}, {"made_for": None}, {"made_for": {"torch": 2}},
+        {"device": "rocm"}, {"device": None}, {"device": ["cuda"]}, {"built_for": None}, {"built_for": {"torch": 2}},
         {"sizes": []}, {"sizes": {**NUMBERS, "capacity": "4"}}, {"sizes": {"batch": 4}}, {"cache": TEXTS[0]},
         {"cache": [4]},
     ],
 )  # fmt: skip
 def test_a_header_with_something_else_is_refused(change: dict[str, Any]) -> None:
-    header = {"device": "cuda", "made_for": HERE, "sizes": NUMBERS, "cache": TEXTS} | change
+    header = {"device": "cuda", "built_for": HERE, "sizes": NUMBERS, "cache": TEXTS} | change
     with pytest.raises(ArtifactError, match=r"^bundle/1: damaged, .*lacks device, .* sizes or cache; finish"):
         Package.parse(write_envelope(header, {"package": PACKAGE, "program": b""}, FORM), "bundle/1")
 
 
 def test_a_section_that_is_no_package_is_refused_before_torch_sees_it() -> None:
-    header = {"device": "cuda", "made_for": HERE, "sizes": NUMBERS, "cache": TEXTS}
+    header = {"device": "cuda", "built_for": HERE, "sizes": NUMBERS, "cache": TEXTS}
     for content in (b"", b"\x7fELF", PACKAGE[:-1]):
         with pytest.raises(ArtifactError, match="bundle/1: not an AOTInductor package of llmc"):
             Package.parse(write_envelope(header, {"package": content, "program": b""}, FORM), "bundle/1")

@@ -27,12 +27,12 @@ def test_it_is_read_as_it_was_written(blob: DeviceBlob) -> None:
 @pytest.mark.parametrize(
     "header",
     [
-        {}, {"device": "CPU", "made_for": {}}, {"device": "NPU"}, {"device": "NPU", "made_for": {"platform": 4000}},
-        {"device": ["NPU"], "made_for": {}},
+        {}, {"device": "CPU", "built_for": {}}, {"device": "NPU"}, {"device": "NPU", "built_for": {"platform": 4000}},
+        {"device": ["NPU"], "built_for": {}},
     ],
 )  # fmt: skip
 def test_a_header_with_something_else_is_refused(header: dict[str, Any]) -> None:
-    with pytest.raises(ArtifactError, match=r"^bundle/1: damaged, .*its header lacks device or made_for"):
+    with pytest.raises(ArtifactError, match=r"^bundle/1: damaged, .*its header lacks device or built_for"):
         DeviceBlob.parse(write_envelope(header, {"ir": b"", "native": b""}, FORM), "bundle/1")
 
 

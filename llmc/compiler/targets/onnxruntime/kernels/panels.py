@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.compiler.checkpoint.gguf_types import IQ4_CODES
-from llmc.compiler.checkpoint.quantised.small_floats import E2M1_CODES
+from llmc.compiler.checkpoint.gguf_types import IQ4_VALUES
+from llmc.compiler.checkpoint.quantised.small_floats import E2M1_VALUES
 from llmc.compiler.targets.onnxruntime.options import unfit_for_kernels
 from llmc.compiler.weights import nbits
 from llmc.compiler.weights.experts import each_expert
@@ -52,7 +52,7 @@ SCALE_UNIT = 256
 
 _ALIGNMENT = 64
 _NONE = 255
-CODES = {"iq4": IQ4_CODES, "float4": E2M1_CODES}
+CODEBOOKS = {"iq4": IQ4_VALUES, "float4": E2M1_VALUES}
 """128 + each value of TABLES (source/panels.h), by BlockForm.table."""
 PARTS = ("panels", "gated", "panels+offsets", "gated+offsets", "panels+zeros", "gated+zeros")
 
@@ -168,7 +168,7 @@ def _tabled(table: str, names: Sequence[str], source: TensorSource, block: int) 
     """Raises CheckpointError for a source with another table."""
     quantized, scales, offsets = nbits.kept8_blocks(names, source, block)
     numbers = np.full(256, _NONE, np.uint8)
-    numbers[CODES[table]] = np.arange(16)
+    numbers[CODEBOOKS[table]] = np.arange(16)
     found = numbers[quantized]
     if offsets.any() or (found == _NONE).any():
         raise nbits.changed("+".join(names), f"blocks of {table}", block)

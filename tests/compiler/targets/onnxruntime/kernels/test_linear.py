@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from llmc.compiler.targets.onnxruntime.formats import TABLES
-from llmc.compiler.targets.onnxruntime.kernels.panels import CODES, LANES, Panels, panel_bytes, to_float16
+from llmc.compiler.targets.onnxruntime.kernels.panels import CODEBOOKS, LANES, Panels, panel_bytes, to_float16
 from tests.compiler.targets.onnxruntime.kernels.single import quantised, run
 from tests.tiers import default_cases
 
@@ -56,7 +56,7 @@ def formats(sizes: list[tuple[int, int, int]]) -> list[tuple[tuple[int, int, int
 def tabled(rows: int, width: int, group: int, table: str) -> tuple[Panels, Array]:
     """Panels of random codes with a table, and the weights that they stand for."""
     held, _ = matrix(rows, width, group, 4, offsets=False)
-    values = CODES[table][held.quantized].reshape(rows, -1)[:, :width].astype(np.float32) - 128
+    values = CODEBOOKS[table][held.quantized].reshape(rows, -1)[:, :width].astype(np.float32) - 128
     return held, values * np.repeat(held.scales, group, axis=1)[:, :width]
 
 
@@ -100,7 +100,7 @@ def test_a_gate_lets_through_what_it_should(library: Path, bits: int, half: int)
         assert close(built, wanted.astype(np.float32)), count
 
 
-@pytest.mark.parametrize("table", list(CODES))
+@pytest.mark.parametrize("table", list(CODEBOOKS))
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_quantized_weights_with_a_table(library: Path, size: tuple[int, int, int], table: str) -> None:
     held, weights = tabled(*size, table)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from llmc.compiler.targets.onnxruntime.formats import TABLES
-from llmc.compiler.targets.onnxruntime.kernels.panels import CODES
+from llmc.compiler.targets.onnxruntime.kernels.panels import CODEBOOKS
 from llmc.runtime.executors.onnxruntime.session import Team
 from tests.compiler.targets.onnxruntime.kernels.single import Library, run
 from tests.compiler.targets.onnxruntime.kernels.test_emulated import to_bf16
@@ -60,7 +60,7 @@ def test_matmuls_of_every_number_of_rows(library: Path, size: tuple[int, int, in
             assert near(built, wanted + (0 if b is None else b)), (count, b is None)
 
 
-@pytest.mark.parametrize("table", list(CODES))
+@pytest.mark.parametrize("table", list(CODEBOOKS))
 def test_quantized_weights_with_a_table(library: Path, table: str) -> None:
     held, weights = tabled(100, 96, 16, table)
     x = np.random.default_rng(1).normal(0, 1, (37, 96)).astype(np.float32)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS
 from llmc.compiler.targets.onnxruntime.formats import TABLES
-from llmc.compiler.targets.onnxruntime.kernels.panels import CODES
+from llmc.compiler.targets.onnxruntime.kernels.panels import CODEBOOKS
 from llmc.runtime.executors.onnxruntime.session import Team
 from tests.compiler.targets.onnxruntime.kernels import test_adapted
 from tests.compiler.targets.onnxruntime.kernels.host import own_set
@@ -104,7 +104,7 @@ def test_what_prompts_hand_on_in_bfloat16(library: Path, others: dict[str, Libra
     same_everywhere(library, others, handed_on)
 
 
-@pytest.mark.parametrize("table", list(CODES))
+@pytest.mark.parametrize("table", list(CODEBOOKS))
 def test_matmuls_of_prompts_with_a_table(library: Path, others: dict[str, Library], table: str) -> None:
     held, _ = tabled(100, 96, 16, table)
     attrs = attributes(100, 96, 16, 4, 0, TABLES.index(table))
@@ -141,7 +141,7 @@ def test_quantized_weights_that_are_the_furthest_from_zero(library: Path, others
         )
 
 
-@pytest.mark.parametrize("table", list(CODES))
+@pytest.mark.parametrize("table", list(CODEBOOKS))
 def test_quantized_weights_with_a_table(library: Path, others: dict[str, Library], table: str) -> None:
     held, _ = tabled(100, 96, 16, table)
     attrs = attributes(100, 96, 16, 4, 0, TABLES.index(table))
