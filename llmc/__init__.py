@@ -1,7 +1,7 @@
 """llmc: ahead-of-time compilation of LLM graphs.
 
-`llmc.plan(...)`, `llmc.compile(...)`, `llmc.Bundle.open(...)`, `llmc.LLM(...).generate(...)`. Names are imported when
-first used, so that `import llmc` costs nothing.
+`llmc.plan(...)`, `llmc.compile(...)`, `llmc.Bundle.open(...)`, `llmc.LLM(...).generate(...)`. Names are imported on
+first use, so that `import llmc` is fast.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m llmc`."""
+"""Entry point of `python -m llmc`."""
 
 from llmc.cli.main import run
 

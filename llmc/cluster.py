@@ -1,4 +1,4 @@
-"""A connection to a Ray cluster, for what compiles and serves over it."""
+"""Connections to a Ray cluster, for compiling and serving on it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from llmc.errors import DeviceError, InputError
 from llmc.platforms import missing
 
 AUTO = "auto"
-"""The cluster that runs on this host."""
+"""Address of the cluster that runs on this host."""
 CONNECT_S = 5.0
 
 
 @contextmanager
 def connected(address: str, environment: Mapping[str, Any] | None = None) -> Iterator[Any]:
-    """Ray, connected to the cluster at HOST:PORT, or AUTO; left as it was, if it was connected before.
+    """Connect to the Ray cluster at HOST:PORT or AUTO, and yield the `ray` module. An existing connection is reused.
 
-    `environment` is the runtime environment, as Ray calls it, of the workers that this process has started there.
-    Raises DeviceError where the cluster cannot be reached or has other versions of Ray or Python, or Ray is not
-    installed, and InputError for what is no address.
+    `environment` is the Ray runtime environment of the workers that this process starts. Raises DeviceError if the
+    cluster cannot be reached, runs another Ray or Python version, or Ray is not installed; InputError if `address` is
+    malformed.
     """
     try:
         import ray
@@ -43,7 +43,7 @@ def connected(address: str, environment: Mapping[str, Any] | None = None) -> Ite
     except (ConnectionError, RuntimeError, ValueError) as e:
         if str(e).startswith("Version mismatch"):
             said = " ".join(str(e).split())
-            raise DeviceError(f"{said} Install the same Ray and Python on all nodes, and where llmc runs") from e
+            raise DeviceError(f"{said} Install the same Ray and Python versions on all nodes and on this host") from e
         raise _away(address, str(e).partition("\n")[0]) from e
     finally:
         if main:
@@ -55,7 +55,7 @@ def connected(address: str, environment: Mapping[str, Any] | None = None) -> Ite
 
 
 def _reach(address: str) -> None:
-    """Raise DeviceError where nobody listens: Ray itself would wait for minutes, and then end the process."""
+    """Raise DeviceError if nothing listens. Ray itself would wait for minutes and then end the process."""
     if address == AUTO:
         return
     host, _, port = address.rpartition("://")[2].rpartition(":")

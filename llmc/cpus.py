@@ -1,8 +1,8 @@
-"""The number of CPUs of this process: those that it may run on, limited by its control groups.
+"""The number of CPUs that this process may use, limited by its affinity mask and its control groups.
 
-A quota of processor time (cgroup v1: cpu.cfs_quota_us over cpu.cfs_period_us, v2: cpu.max) holds for a group and all
-below it, so every ancestor's quota counts too. With more threads than the quota, all threads stop for the rest of each
-period. A group that cannot be read has no quota.
+A CPU quota (cgroup v1: cpu.cfs_quota_us over cpu.cfs_period_us, v2: cpu.max) applies to a group and its descendants, so
+every ancestor's quota counts. With more threads than the quota, all threads stop for the rest of each period. A group
+that cannot be read counts as having no quota.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ _ROOT = Path("/")
 
 
 def usable_cpus() -> int:
-    """Threads that each have a CPU, at least 1: the smaller of the CPUs allowed and the quota, rounded up."""
+    """Number of threads that each have a CPU, at least 1: the smaller of the allowed CPUs and the quota, rounded up."""
     allowed = len(allowed_cpus())
     return min(allowed, quota() or allowed)
 
 
 def allowed_cpus() -> frozenset[int]:
-    """The CPUs that this process may run on."""
+    """CPUs in this process's affinity mask."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
 
 
 def shares(count: int, root: Path = _ROOT) -> list[frozenset[int]]:
-    """The CPUs allowed in `count` parts, as even as can be, which part cores and nodes as seldom as can be."""
+    """Split the allowed CPUs into `count` even parts, splitting cores and NUMA nodes as rarely as possible."""
     allowed, devices = allowed_cpus(), root / "sys/devices/system"
     nodes = [_listed(text) for path in sorted(devices.glob("node/node[0-9]*/cpulist")) if (text := _text(path))]
 
@@ -43,14 +43,17 @@ def shares(count: int, root: Path = _ROOT) -> list[frozenset[int]]:
 
 
 def quota(root: Path = _ROOT) -> int | None:
-    """CPUs' worth of time that the control groups of this process give it, rounded up; None: no bound."""
+    """CPU quota of this process's control groups in CPUs, rounded up; None if there is none."""
     return min((bound for folder in _groups(root) if (bound := _bound(folder)) is not None), default=None)
 
 
 def may_pin(threads: int, root: Path = _ROOT) -> bool:
-    """Whether this many threads may be pinned to CPUs. They may if no quota limits the CPUs, and if each CPU has a
-    thread, or each thread has its own core on a single NUMA node. Otherwise the system places them better: pinned
-    threads that share a core, or use another node's memory, would never move."""
+    """Whether this many threads may be pinned to CPUs.
+
+    Pinning requires that no quota limits the CPUs, and that each CPU has a thread or each thread has its own core on a
+    single NUMA node. Otherwise the operating system places threads better: pinned threads that share a core, or use
+    another node's memory, would never move.
+    """
     allowed = allowed_cpus()
     bound = quota(root)
     if bound is not None and bound < len(allowed):
@@ -60,23 +63,23 @@ def may_pin(threads: int, root: Path = _ROOT) -> bool:
 
 
 def _cores(cpus: frozenset[int], devices: Path) -> int:
-    """Cores that the CPUs are of; each its own where nothing is known."""
+    """Number of cores of these CPUs; each CPU counts as a core if the topology is unknown."""
     return len({_siblings(n, devices) for n in cpus})
 
 
 def _siblings(cpu: int, devices: Path) -> str:
-    """The list of the CPUs of its core; itself where nothing is known."""
+    """The CPU list of the core of `cpu`; the CPU itself if the topology is unknown."""
     return _text(devices / f"cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu)
 
 
 def _nodes(cpus: frozenset[int], devices: Path) -> int:
-    """NUMA nodes that have some of the CPUs; 1 where nothing is known."""
+    """Number of NUMA nodes with some of these CPUs; 1 if unknown."""
     lists = (_text(path) for path in devices.glob("node/node[0-9]*/cpulist"))
     return sum(bool(cpus & _listed(text)) for text in lists if text) or 1
 
 
 def _listed(text: str) -> set[int]:
-    """The numbers of "0-3,8"."""
+    """Parse a CPU list such as "0-3,8"."""
     found: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -86,7 +89,7 @@ def _listed(text: str) -> set[int]:
 
 
 def _groups(root: Path) -> Iterator[Path]:
-    """Folders of this process's groups with a quota of processor time, and of their ancestors."""
+    """Yield the folders of this process's CPU control groups and of their ancestors."""
     paths = {}
     for line in (_text(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
@@ -100,7 +103,7 @@ def _groups(root: Path) -> Iterator[Path]:
             continue
         above, mounted = fields[3:5]
         top = root / mounted.lstrip("/")
-        within = os.path.relpath(paths[kind[0]], above)  # only a part may be mounted: a container's group
+        within = os.path.relpath(paths[kind[0]], above)  # a container may mount only a subtree
         folder = top if ".." in within.split("/") else top / within
         yield folder
         while folder != top:
@@ -109,7 +112,7 @@ def _groups(root: Path) -> Iterator[Path]:
 
 
 def _bound(folder: Path) -> int | None:
-    """CPUs' worth of time, rounded up, at least 1; None where there is no bound."""
+    """The quota of one group in CPUs, rounded up, at least 1; None if there is none."""
     given = (_text(folder / "cpu.max") or "").split()
     if not given:
         given = [_text(folder / f"cpu.cfs_{name}_us") or "" for name in ("quota", "period")]

@@ -1,17 +1,17 @@
-"""Every error llmc raises on purpose.
+"""Every error that llmc raises on purpose.
 
 LlmcError                  exit 1   anything below; the message says what, where and what to do
 ├── InputError             exit 2   a flag, argument, prompt or plan that cannot be used
-│   └── UnknownNameError   exit 2   an unknown device, strategy, quantisation…; lists the known ones
+│   └── UnknownNameError   exit 2   an unknown device, strategy, quantization…; lists the known ones
 ├── CheckpointError        exit 1   a checkpoint that is missing, damaged or of an unsupported architecture
 ├── CompileError           exit 1   lowering or compilation failed
 ├── DeviceError            exit 3   a device or toolchain is missing, or --require-native is unmet
 ├── VerificationError      exit 4   compiled graphs disagree with the reference model
 ├── ArtifactError          exit 5   a bundle or stored object is missing, damaged, incompatible or untrusted
 ├── CapacityError          exit 1   disk full or a quota reached; nothing was published
-├── OutOfDeviceMemoryError exit 1   the device's memory is full; what it held before is still there
+├── OutOfDeviceMemoryError exit 1   the device's memory is full; what it held before is unchanged
 ├── OverloadedError        exit 1   the engine's queue is full, or it is draining: try again later
-└── EngineDeadError        exit 1   the engine stopped on an error; the server has to be started again
+└── EngineDeadError        exit 1   the engine stopped on an error; restart the server
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from llmc.shown import without_logins
 
 
 class LlmcError(Exception):
-    """Base of all errors raised on purpose; `exit_code` is the command line's exit status."""
+    """Base class of all errors raised on purpose; `exit_code` is the exit status of the command line."""
 
     exit_code = 1
 
     def __str__(self) -> str:
-        """The message, without the user and password of a URL in it."""
+        """The message, with users and passwords removed from URLs."""
         return without_logins(super().__str__())
 
 
@@ -38,9 +38,9 @@ class InputError(LlmcError):
 
 
 class UnknownNameError(InputError):
-    """A name that no registry holds; the message lists the names it does hold, and which of them may be meant.
+    """A name that no registry has; the message lists the known names and suggests the nearest.
 
-    `others`: what else people call one of these → its name.
+    `others` maps other common terms to names in the registry.
     """
 
     def __init__(self, kind: str, name: str, known: Iterable[str], others: Mapping[str, str] | None = None) -> None:
@@ -50,7 +50,8 @@ class UnknownNameError(InputError):
 
 
 def did_you_mean(name: str, known: Iterable[str], others: Mapping[str, str] | None = None) -> str:
-    """The end of a message that names the nearest of the `known` names; "" where none is near. `others`: see above."""
+    """Message suffix that suggests the nearest of the `known` names, or "" if none is near. `others`: see
+    UnknownNameError."""
     from difflib import get_close_matches
 
     called = {n.lower(): n for n in known} | dict(others or {})
@@ -63,7 +64,7 @@ class CheckpointError(LlmcError):
 
 
 class NoTokenizerError(CheckpointError):
-    """A checkpoint without a tokenizer that llmc can use; a bundle of it takes token ids."""
+    """A checkpoint without a tokenizer that llmc can use; a bundle of it only accepts token ids."""
 
 
 class CompileError(LlmcError):
@@ -93,11 +94,11 @@ class CapacityError(LlmcError):
 
 
 class OutOfDeviceMemoryError(LlmcError):
-    """The device has no room for what was asked of it; what it held before is still there."""
+    """The device has no memory for the request; what it held before is unchanged."""
 
 
 class OverloadedError(LlmcError):
-    """The engine takes no further request now; `retry_after_s` is when to try again, in seconds."""
+    """The engine accepts no further request now; `retry_after_s` says when to retry, in seconds."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -105,4 +106,4 @@ class OverloadedError(LlmcError):
 
 
 class EngineDeadError(LlmcError):
-    """The engine stopped on an error, and nothing runs any more."""
+    """The engine stopped on an error, and no request runs any more."""

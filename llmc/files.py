@@ -1,4 +1,4 @@
-"""Reading and writing the small files of this package: errors name the file, a write is all or nothing."""
+"""Read and write small files: errors name the file, and writes are atomic."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from llmc.errors import InputError
 
 
 def write_text(path: str | os.PathLike[str], text: str, what: str) -> None:
-    """Write `text` to `path` in UTF-8, as `write_bytes` does."""
+    """Write `text` to `path` atomically in UTF-8. Raises InputError naming `what` and the path."""
     write_bytes(path, text.encode(), what)
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes, what: str) -> None:
-    """Write `content` to `path`, as `writing` does."""
+    """Write `content` to `path` atomically. Raises InputError naming `what` and the path."""
     with writing(path, what) as file:
         file.write(content)
 
 
 @contextmanager
 def writing(path: str | os.PathLike[str], what: str) -> Iterator[BinaryIO]:
-    """A file whose content is at `path` with mode 0644 at the end, all of it or nothing; an older file is replaced.
+    """Open a file that atomically becomes `path`, with mode 0644, when the block ends. An existing file is replaced.
 
-    Raises InputError, naming `what` ("plan") and the path, when it cannot be written.
+    Raises InputError, naming `what` (such as "plan") and the path, if it cannot be written.
     """
-    import tempfile  # imported here, because every start reads a plan and does not need it
+    import tempfile  # imported here because every start reads files but few write any
 
     target = Path(path)
     try:
@@ -46,7 +46,7 @@ def writing(path: str | os.PathLike[str], what: str) -> Iterator[BinaryIO]:
 
 
 def read_text(path: str | os.PathLike[str], what: str) -> str:
-    """The text of `path`, which is UTF-8. Raises InputError, naming `what` and the path, when it cannot be read."""
+    """Read `path` as UTF-8. Raises InputError, naming `what` and the path, if it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -54,12 +54,12 @@ def read_text(path: str | os.PathLike[str], what: str) -> str:
 
 
 def write_texts(folder: Path, texts: Mapping[str, str], what: str) -> list[str]:
-    """Write texts by path below `folder`, which is made, and return the paths. Raises InputError, naming `what`."""
+    """Write texts by path below `folder`, which is created, and return the paths. Raises InputError naming `what`."""
     for path in {folder, *((folder / name).parent for name in texts)}:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"cannot make the folder {path}: {error.strerror or error}") from None
+            raise InputError(f"cannot create the folder {path}: {error.strerror or error}") from None
     for name, text in texts.items():
         write_text(folder / name, text, what)
     return list(texts)

@@ -1,16 +1,16 @@
-"""A server's bundle follows its traffic: rounds of record, evaluate, plan, compile and swap.
+"""Keep a server's bundle fitted to its traffic, in rounds of record, evaluate, plan, compile and swap.
 
-Each stage may end a round, and says why. The gain is what the new plan saves of a phase's padded tokens, on the same
-traffic: 1 - new / old. The costs of the two phases are in different units (buckets/cost.py), so they are not added: a
-plan is worth it where it saves at least `min_gain` of one phase, and costs the other less than that.
+Any stage may end a round and says why. The gain is the share of a phase's padded tokens that the new plan saves on the
+same traffic: 1 - new / old. The two phases' costs have different units (buckets/cost.py), so they are not added: a plan
+is worth it if it saves at least `min_gain` of one phase and costs the other less than that.
 
 The folder of a loop:
 
-<folder>/current            a link to the bundle that is served
-<folder>/bundles/<12 hex>   a bundle, by its plan's digest; the newest two stay
+<folder>/current            a link to the served bundle
+<folder>/bundles/<12 hex>   a bundle, named by its plan's digest; the newest two are kept
 <folder>/last.prom          the scrape that ended the last round
-<folder>/now.prom           that and a scrape of now: what the server was asked in between
-<folder>/loop.jsonl         the log: one object a round (`Round`)
+<folder>/now.prom           that scrape and a new one: the requests in between
+<folder>/loop.jsonl         the log: one object per round (`Round`)
 """
 
 from __future__ import annotations
@@ -48,31 +48,34 @@ SWAP_S = 1800.0
 """Seconds that a server may take to open and warm up a bundle."""
 ADMIN_PATH = "/admin/bundle"
 KEPT = 2
-"""Bundles of a folder that stay."""
+"""Number of bundles to keep."""
 RoundOutcome = Literal["swapped", "ready", "nothing", "planned", "stopped", "refused", "failed", "interrupted"]
 LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "max_prompt_len")
 
 
 @dataclass(frozen=True)
 class AdminClient:
-    """Of the server at `url`, with its admin token. All raise InputError for one that does not answer as it should."""
+    """Client for the server at `url` with its admin token. Methods raise InputError if the server does not answer
+    properly."""
 
     url: str
     token: str
 
     def metrics(self) -> str:
-        """Its /metrics now."""
+        """Fetch /metrics."""
         return fetch(self.url.rstrip("/") + "/metrics")
 
     def bundle(self) -> Path:
-        """The folder of the bundle that it serves. Raises InputError where this host has no such folder."""
+        """The folder of the served bundle. Raises InputError if this host has no such folder."""
         folder = Path(str(self._ask("GET", None, ANSWER_S)["bundle"]))
         if not folder.is_dir():
-            raise InputError(f"{self.url} serves {folder}, which is not here; run llmc loop on the server's own host")
+            raise InputError(
+                f"{self.url} serves {folder}, which does not exist here; run llmc loop on the server's host"
+            )
         return folder
 
     def swap(self, bundle: Path) -> dict[str, Any]:
-        """Have it serve another bundle. Raises ArtifactError, in the server's words, where it refuses."""
+        """Make the server serve another bundle. Raises ArtifactError with the server's message if it refuses."""
         return self._ask("POST", {"bundle": str(bundle)}, SWAP_S)
 
     def _ask(self, method: str, body: Mapping[str, str] | None, seconds: float) -> dict[str, Any]:
@@ -98,7 +101,7 @@ class AdminClient:
 
 
 class LoopFolder:
-    """What a loop keeps between its rounds. A kill at any time leaves all of it whole."""
+    """The files that a loop keeps between rounds. They stay consistent if the process is killed at any time."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(os.path.abspath(path))  # noqa: PTH100 - links are the user's business
@@ -107,23 +110,25 @@ class LoopFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other loops out. Raises InputError where one holds it, and OSError."""
+        """Lock the folder against other loops. Raises InputError if another loop holds it, and OSError."""
         self._bundles.mkdir(parents=True, exist_ok=True)
         fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             if flock(fd) is False:
-                raise InputError(f"{self.path}: another llmc loop works here; give each a folder of its own with -o")
+                raise InputError(f"{self.path}: another llmc loop uses this folder; give each loop its own with -o")
             yield
         finally:
             os.close(fd)
 
     def bundle(self, plan_digest: str) -> Path:
-        """Where the bundle of a plan lies."""
+        """The folder for a plan's bundle."""
         return self._bundles / plan_digest[:12]
 
     def scraped(self, metrics: str) -> Path | None:
-        """A file of what came since the last round, by a scrape of now; None where nothing did. Raises InputError for
-        what is no scrape."""
+        """Write the traffic since the last round to a file, given a scrape of now; None if there was none.
+
+        Raises InputError if `metrics` is not a scrape.
+        """
         before = self._last.read_text() if self._last.exists() else ""
         found = Increase(str(self.now))
         for scrape in (before, metrics) if before else (metrics,):
@@ -134,14 +139,14 @@ class LoopFolder:
         return self.now
 
     def over(self, metrics: str | None, line: Mapping[str, Any]) -> None:
-        """A round is over: log it, and let the next one begin behind this scrape."""
+        """End a round: log it, and let the next one start after this scrape."""
         with self.log.open("a") as file:
             file.write(json.dumps(line) + "\n")
         if metrics is not None:
             write_atomic(self._last, metrics.encode(), self.path)
 
     def point(self, bundle: Path) -> None:
-        """Let `current` name `bundle`."""
+        """Make `current` a link to `bundle`."""
         with suppress(OSError):
             if self.current.readlink() == bundle:
                 return
@@ -150,7 +155,7 @@ class LoopFolder:
         fresh.replace(self.current)
 
     def trim(self, *used: Path) -> None:
-        """Remove bundles but `used` and the newest KEPT."""
+        """Remove all bundles except `used` and the newest KEPT."""
         found = sorted(self._bundles.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
         for bundle in found[KEPT:]:
             if bundle not in used:
@@ -158,16 +163,17 @@ class LoopFolder:
 
 
 class OverBudgetError(LlmcError):
-    """A compile took longer than a round may; what is done is in the store."""
+    """A compile took longer than a round may; finished work stays in the store."""
 
 
 @dataclass(frozen=True)
 class LoopOptions:
-    """What a loop was told. Times in seconds.
+    """Options of a loop. Times are in seconds.
 
-    `client`: the server; or None, and `bundle` is what is re-planned. `traffic`: a recording; None: the server's own
-    histograms since the last round. `budget_s`: compile time of a round. `min_gain`: see above, 0 … 1. `max_graphs`:
-    None: as many as the bundle has now. `model`: its checkpoint; None: where it was compiled from.
+    `client` is the server; without one, `bundle` is re-planned. `traffic` is a recording, by default the server's own
+    histograms since the last round. `budget_s` is the compile time per round. `min_gain`: see the module, 0 … 1.
+    `max_graphs` defaults to the bundle's current number. `model` is the checkpoint, by default the one that the bundle
+    was compiled from.
     """
 
     folder: LoopFolder
@@ -183,9 +189,9 @@ class LoopOptions:
 
 @dataclass
 class Round:
-    """What a round did, as far as it came: `stage` is the last one that began, `why` it ended there.
+    """Result of a round. `stage` is the last stage that began, `why` says why the round ended there.
 
-    `gain` by phase; `built` and `reused` executables; seconds of the compile, and the estimate of it.
+    `gain` is per phase; `built` and `reused` count executables; `compile_s` and `estimated_s` are seconds.
     """
 
     time: float
@@ -203,11 +209,11 @@ class Round:
     digest: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As the log holds it."""
+        """Convert to a log entry."""
         return asdict(self)
 
     def ended(self, outcome: RoundOutcome, why: str = "") -> Round:
-        """It is over."""
+        """Record how the round ended."""
         self.outcome, self.why = outcome, why
         return self
 
@@ -215,9 +221,10 @@ class Round:
 def run_round(
     requested: LoopOptions, store: Store, settings: Settings, report: Callable[[Event], None], now: float | None = None
 ) -> Round:
-    """Do one round, and log it unless it is a dry run. The server is left as it was unless it took the new bundle.
+    """Run one round, and log it unless it is a dry run. The server is unchanged unless it accepted the new bundle.
 
-    Raises KeyboardInterrupt, logged; errors of llmc end the round as "failed", or "refused" by the server.
+    Logs and re-raises KeyboardInterrupt. Errors of llmc end the round as "failed", or as "refused" if the server
+    refuses.
     """
     done = Round(time.time() if now is None else now)
     metrics: str | None = None
@@ -254,7 +261,7 @@ def _do(
     folder, client = requested.folder, requested.client
     running = Bundle.open((client.bundle() if client else Path(requested.bundle or folder.current)).resolve(), settings)
     if client and not requested.dry_run:
-        folder.point(running.path)  # a kill between a swap and the link is made good
+        folder.point(running.path)  # repairs the link after a kill between swap and link
     recorded = requested.traffic or folder.scraped(metrics or "")
     if recorded is None:
         return done.ended("nothing", "no request since the last round")
@@ -294,7 +301,7 @@ def _do(
 
 
 def worth(gain: dict[str, float], least: float) -> bool:
-    """Whether one phase gains at least `least`, and the other loses less than that."""
+    """Whether one phase gains at least `least` and the other loses less than that."""
     return max(gain.values()) >= max(least, 1e-9) and min(gain.values()) > -max(least, 1e-9)
 
 
@@ -307,7 +314,7 @@ def _client(requested: LoopOptions) -> AdminClient:
 def _source(
     requested: LoopOptions, running: Bundle, store: Store, settings: Settings
 ) -> tuple[Checkpoint, CompileOptions]:  # fmt: skip
-    """The checkpoint and options that the running bundle was compiled with. Raises CheckpointError, InputError."""
+    """The checkpoint and options of the running bundle. Raises CheckpointError and InputError."""
     from llmc.compiler.checkpoint import open_checkpoint
     from llmc.compiler.pipeline.provenance import find_model
     from llmc.compiler.pipeline.resolve import recorded_options
@@ -328,7 +335,6 @@ def _planned(
     traffic: Any,
     settings: Settings,
 ) -> Plan:
-    """The plan for this traffic, of the running bundle's limits."""
     from llmc.compiler.pipeline.planning import plan_for
 
     limits = running.plan.limits.to_dict()
@@ -340,11 +346,11 @@ def _planned(
 
 
 def _within(budget_s: float | None, began: float, report: Callable[[Event], None]) -> Callable[[Event], None]:
-    """Passes events on, and ends the compile once the budget is spent."""
+    """Pass events on, and end the compile once the budget is spent."""
 
     def passed(event: Event) -> None:
         report(event)
         if budget_s is not None and time.monotonic() - began > budget_s:
-            raise OverBudgetError(f"a round may compile for {budget_s:.0f} s; what is done is kept for the next one")
+            raise OverBudgetError(f"a round may compile for {budget_s:.0f} s; finished work is kept for the next one")
 
     return passed

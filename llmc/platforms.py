@@ -1,6 +1,6 @@
-"""The platforms of packages, in words, for errors about a package that does not exist on this one.
+"""Which platforms packages are built for, and how to install missing ones.
 
-pyproject.toml's markers say the same to pip.
+The markers in pyproject.toml tell pip the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from llmc.errors import DeviceError
 
 DISTRIBUTION = "llmc-compiler"
-"""What pip calls llmc. On PyPI the name llmc is another project's."""
+"""llmc's distribution name. On PyPI the name llmc belongs to another project."""
 
 HERE = (sys.platform, platform.machine())
 _NAMES = {"linux": "Linux", "darwin": "macOS", "win32": "Windows"}
@@ -33,9 +33,9 @@ BUILDS: Mapping[str, tuple[tuple[str, str], ...]] = {
         (("linux", "x86_64"), ("linux", "aarch64")),
     ),
 }
-"""Packages that are not built for every platform: (sys.platform, machine) of each that they are built for.
+"""Packages that are not built for every platform, with the (sys.platform, machine) pairs that they are built for.
 
-ziglang has more; llmc's kernels, which it compiles, are for this one.
+ziglang has more builds; llmc's kernels, which it compiles, are only for this one.
 """
 
 EXTRAS: Mapping[str, str] = {
@@ -58,25 +58,25 @@ EXTRAS: Mapping[str, str] = {
     **dict.fromkeys(("fastapi", "starlette", "uvicorn", "uvloop", "httptools"), "serve"),
     **dict.fromkeys(("pydantic", "pydantic_core", "prometheus_client", "llguidance"), "serve"),
 }
-"""Modules that only an extra of llmc brings, and the name of the extra."""
+"""Modules that only an extra of llmc installs, and that extra."""
 
 
 def not_installed(error: ModuleNotFoundError) -> DeviceError | None:
-    """The message for an import that failed: the extra to install, or None for a module of no extra."""
+    """The error for a failed import, naming the extra to install; None if no extra has the module."""
     module = (error.name or "").partition(".")[0]
     return missing(module) if module in EXTRAS else None
 
 
 def missing(module: str) -> DeviceError:
-    """The message for a module of `EXTRAS` that is not installed."""
+    """The error for a module of `EXTRAS` that is not installed."""
     return DeviceError(f"{module} is not installed; " + how_to_install(module, EXTRAS[module]))
 
 
 def require_names(package: str, owner: type, *names: str) -> None:
-    """Raise DeviceError unless `owner`, a class of `package`, defines each of `names` or its constructor uses it.
+    """Raise DeviceError unless `owner`, a class of `package`, defines each of `names` or uses it in its constructor.
 
-    Call it beside code that relies on what a package does not document: an override that nothing calls, or an attribute
-    that nothing reads, would fail without a word.
+    Use it where code relies on undocumented names: an override that nothing calls, or an attribute that nothing reads,
+    would fail silently.
     """
     known = {*dir(owner), *vars(owner)["__init__"].__code__.co_names}
     lacking = [f"{owner.__name__}.{name}" for name in names if name not in known]
@@ -95,7 +95,7 @@ def exists_here(package: str) -> bool:
 
 
 def how_to_install(package: str, *extras: str) -> str:
-    """What to do about a missing `package`, which `extras` bring: the line to run, or the platforms it exists for."""
+    """What to do about a missing `package` of `extras`: the install command, or the platforms that it is built for."""
     if exists_here(package):
         return f"install it with: {install_line(*extras)}"
     built_for = ", ".join(_described(*known) for known in BUILDS[package])
@@ -103,8 +103,7 @@ def how_to_install(package: str, *extras: str) -> str:
 
 
 def install_line(*extras: str) -> str:
-    """The command that adds `extras` to llmc in the way that llmc was installed: from a folder, a file, a repository or
-    an index."""
+    """The pip command that adds `extras` to llmc from where it was installed: a folder, file, repository or index."""
     import shlex
     from pathlib import Path
     from urllib.parse import urlsplit
@@ -114,7 +113,7 @@ def install_line(*extras: str) -> str:
     url = str(origin.get("url", ""))
     if url.startswith("file:"):
         path = url2pathname(urlsplit(url).path)
-        if not Path(path).exists():  # a wheel that an image's build had
+        if not Path(path).exists():  # a wheel that only existed while the image was built
             url = ""
         else:
             editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
@@ -128,7 +127,7 @@ def install_line(*extras: str) -> str:
 def _origin() -> Mapping[str, Any]:
     """Where pip installed llmc from, if not from an index (PEP 610, direct_url.json).
 
-    A checkout on the path may hold metadata of its own, which say nothing of that.
+    A checkout on sys.path may have its own metadata, which does not record this.
     """
     from importlib import metadata
 
@@ -150,7 +149,7 @@ def require_posix() -> None:
 
 
 def _supported(package: str) -> str:
-    """What llmc's own metadata says of a package: "uvicorn>=0.48"."""
+    """The requirement for a package in llmc's own metadata, such as "uvicorn>=0.48"."""
     from importlib import metadata
 
     requested = (line.partition(";")[0].strip() for line in metadata.requires(DISTRIBUTION) or ())

@@ -1,11 +1,11 @@
-"""Implementations by name: llmc's own, and those that other installed packages bring.
+"""Registries of implementations by name: llmc's own and those of other installed packages.
 
-A package names its own in an entry-point group (`GROUPS`):
+A package registers its own in an entry-point group (`GROUPS`):
 
     [project.entry-points."llmc.targets"]
     lpu = "llmc_lpu.target:LpuTarget"
 
-Each is imported when it is first asked for. A name of llmc's own always means llmc's.
+Implementations are imported on first use. llmc's own names take precedence.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GROUPS = (
 
 @cache
 def _brought(group: str) -> EntryPoints:
-    """The entry points of installed packages in a group; listing them reads one file of each package."""
+    """Entry points of installed packages in a group. Listing them reads one file per package."""
     from importlib.metadata import entry_points
 
     return entry_points(group=group)
@@ -35,13 +35,16 @@ def _brought(group: str) -> EntryPoints:
 
 @cache
 def packages() -> frozenset[str]:
-    """The top-level packages, or modules, of all that other distributions bring."""
+    """Top-level packages or modules that other distributions register."""
     return frozenset(point.module.partition(".")[0] for group in GROUPS for point in _brought(group))
 
 
 class Registry:
-    """`what` one is, in words; `group` of entry points; `own`: name to "module:attribute". `untold`: names for tests,
-    which work and which no list for people has. `parts` names a function that returns more of both kinds."""
+    """A registry of one kind of implementation.
+
+    `what` is its name in error messages and `group` its entry-point group. `own` maps names to "module:attribute".
+    Names in `untold` work but are not listed; they are for tests. `parts` names a function that returns more entries.
+    """
 
     def __init__(
         self, what: str, group: str = "", own: Mapping[str, str] | None = None, untold: Collection[str] = (),
@@ -51,7 +54,7 @@ class Registry:
 
     @cached_property
     def _others(self) -> dict[str, tuple[str, str]]:
-        """Name to ("module:attribute", distribution) of other packages'. Raises InputError where two share a name."""
+        """Other packages' entries: name → ("module:attribute", distribution). Raises InputError for a duplicate."""
         found: dict[str, tuple[str, str]] = {}
         if self._parts:
             module, _, attribute = self._parts.partition(":")
@@ -61,21 +64,21 @@ class Registry:
             if point.name in found and found[point.name] != (point.value, package):
                 both = " and ".join(sorted({found[point.name][1], package}))
                 raise InputError(
-                    f"two installed packages bring a {self._what} {point.name!r}, {both}; uninstall one of them"
+                    f"two installed packages provide a {self._what} {point.name!r}, {both}; uninstall one of them"
                 )
             found[point.name] = (point.value, package)
         return {name: value for name, value in found.items() if name not in self._own}
 
     def names(self) -> list[str]:
-        """All of them, sorted."""
+        """All names, sorted."""
         return sorted({*self._own, *self._others})
 
     def reported(self) -> list[str]:
-        """Those of `names` that people are told of."""
+        """The names listed for people."""
         return [name for name in self.names() if name not in self._untold]
 
     def location(self, name: str) -> str:
-        """The "module:attribute" of a name; raises UnknownNameError listing the known ones."""
+        """The "module:attribute" of a name. Raises UnknownNameError listing the known names."""
         if name in self._own:
             return self._own[name]
         if name in self._others:
@@ -83,10 +86,11 @@ class Registry:
         raise UnknownNameError(self._what, name, self.reported())
 
     def module(self, name: str) -> str:
-        """The module of a name; raises UnknownNameError listing the known ones."""
+        """The module of a name. Raises UnknownNameError listing the known names."""
         return self.location(name).partition(":")[0]
 
     def get(self, name: str) -> Any:
-        """The class of a name; raises UnknownNameError listing the known ones, ModuleNotFoundError for a package."""
+        """Import the class of a name. Raises UnknownNameError listing the known names, ModuleNotFoundError if a package
+        is missing."""
         module, _, attribute = self.location(name).partition(":")
         return getattr(import_module(module), attribute)

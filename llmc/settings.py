@@ -1,113 +1,108 @@
 """Everything llmc reads from the environment.
 
-Other modules at most set variables for a library that reads them when it is imported, and pass the environment on to
-child processes.
+Other modules only set variables that a library reads when it is imported, and pass the environment to child processes.
 
 Variables:
 
-    LLMC_CACHE_DIR   folder of the artifact store; default: the platform's user cache folder for "llmc"
-    LLMC_SHARED_CACHE   folders of further stores that are only read, separated as in PATH: a read-only network mount
-    LLMC_REMOTE_CACHE   URL of a remote store that is asked for what is not here, before it is built (s3://…, gs://…)
-    LLMC_CACHE_MAX_SIZE     size that `llmc compile` trims the store to when it ends, as in 20G; default: no limit
-    LLMC_SIGNING_KEY        file of the Ed25519 private key that signs what is pushed
-    LLMC_SIGNING_PASSPHRASE that key's passphrase, where it has one
-    LLMC_TRUSTED_KEYS       folder of the public keys that are trusted; default: in the user's configuration folder
+    LLMC_CACHE_DIR          folder of the artifact store; default: the platform's user cache folder for "llmc"
+    LLMC_SHARED_CACHE       folders of more stores, read only, separated as in PATH: for example a network mount
+    LLMC_REMOTE_CACHE       URL of a remote store (s3://…, gs://…) to look up before building something
+    LLMC_CACHE_MAX_SIZE     size to which `llmc compile` trims the store when it ends, as in 20G; default: no limit
+    LLMC_SIGNING_KEY        file of the Ed25519 private key that signs pushed artifacts
+    LLMC_SIGNING_PASSPHRASE passphrase of that key
+    LLMC_TRUSTED_KEYS       folder of the trusted public keys; default: in the user's configuration folder
     LLMC_TRUSTED_FOLDERS    folders, separated as in PATH, from which native code is loaded although others may write
                             there, as in a volume of a container that has one user
-    LLMC_TOKEN_HOSTS        hosts of token services, separated by commas, that the account of a registry may be sent
-                            to; default: the registry's own host, and its parent domains
-    LLMC_ALLOW_UNSIGNED     true | 1: native code of a remote is taken without a signature
-    LLMC_REQUIRE_SIGNATURES true | 1: every bundle, and everything that comes from a remote, has to be signed
-    NEURON_COMPILED_ARTIFACTS    folder of a compiled bundle: loaded when it is there; else compiled and put there
-    NEURON_PLATFORM_TARGET_OVERRIDE    trn1 | inf2 | trn2: the chip of `--device neuron`, where that names none
-    NEURON_QUANT_DTYPE, NEURON_QUANT_DEVICE    have no effect, which a warning says at a compile for neuron
-    VLLM_NEURON_FRAMEWORK        neuronx-distributed-inference | transformers-neuronx: for which of vLLM's paths the
-                                 files beside a bundle for neuron are; default: vLLM Neuron's own
-    NEURON_LOGICAL_NC_CONFIG     1 | 2: NeuronCores that make a logical one on trn2; default: 2
-    VLLM_XLA_CACHE_PATH     folder of compiled XLA graphs: the artifact store of compiles for tpu and xla, where
+    LLMC_TOKEN_HOSTS        token service hosts, separated by commas, that may receive a registry's credentials;
+                            default: the registry's own host and its parent domains
+    LLMC_ALLOW_UNSIGNED     true | 1: accept native code from a remote without a signature
+    LLMC_REQUIRE_SIGNATURES true | 1: require a signature on every bundle and everything from a remote
+    NEURON_COMPILED_ARTIFACTS    folder of a compiled bundle: loaded if it exists, otherwise compiled there
+    NEURON_PLATFORM_TARGET_OVERRIDE    trn1 | inf2 | trn2: the chip of `--device neuron`, if the device names none
+    NEURON_QUANT_DTYPE, NEURON_QUANT_DEVICE    no effect; a compile for neuron warns about them
+    VLLM_NEURON_FRAMEWORK        neuronx-distributed-inference | transformers-neuronx: vLLM backend that the files next
+                                 to a bundle for neuron are for; default: vLLM Neuron's own
+    NEURON_LOGICAL_NC_CONFIG     1 | 2: NeuronCores per logical core on trn2; default: 2
+    VLLM_XLA_CACHE_PATH     folder of compiled XLA graphs: the artifact store of compiles for tpu and xla, if
                             LLMC_CACHE_DIR is not set
-    VLLM_OPENVINO_DEVICE    what `--device openvino` stands for: CPU (default), GPU, GPU.1, NPU, NPU.4000
-    VLLM_OPENVINO_KVCACHE_SPACE GiB that the KV cache may take, shared by all sequences; 0 or unset: room for each to
-                            reach max_model_len, of which memory is taken as it is used
-    VLLM_OPENVINO_CPU_KV_CACHE_PRECISION u8 | f32 | bf16: precision of the KV cache of bundles compiled for
-                            openvino, unless --kv-cache-dtype says
-    VLLM_OPENVINO_ENABLE_QUANTIZED_WEIGHTS  on | off: int8 weights, or none quantised, in bundles compiled for openvino,
-                            unless --quantize says
-    NUM_LPU_DEVICES         LPUs that `--device lpu` compiles for, a power of two; where it is set, lpu is the device of
-                            compiles that name none
-    NUM_GPU_DEVICES         GPUs that compute the prompts of an lpu bundle, whose LPUs then decode; default: 0
-    LLMC_HYPERDEX_PYTHON    the Python of an environment with HyperDex; default: the one that runs llmc
-    LLMC_HYPERDEX_SECONDS   seconds after which an LPU that gives no token counts as hung; default: 120
-    VLLM_XLA_CHECK_RECOMPILATION true | 1: a graph that would have to be compiled while serving is an error
-    CUDA_VISIBLE_DEVICES    the NVIDIA cards that this process may use; set to the empty string, none (CUDA's own)
+    VLLM_OPENVINO_DEVICE    device behind `--device openvino`: CPU (default), GPU, GPU.1, NPU, NPU.4000
+    VLLM_OPENVINO_KVCACHE_SPACE    GiB for the KV cache of all sequences; 0 or unset: room for every sequence to reach
+                            max_model_len, with memory taken as it is used
+    VLLM_OPENVINO_CPU_KV_CACHE_PRECISION    u8 | f32 | bf16: KV cache precision of bundles compiled for openvino,
+                            unless --kv-cache-dtype is given
+    VLLM_OPENVINO_ENABLE_QUANTIZED_WEIGHTS  on | off: int8 or unquantized weights in bundles compiled for openvino,
+                            unless --quantize is given
+    NUM_LPU_DEVICES         number of LPUs for `--device lpu`, a power of two; if set, lpu is the default device
+    NUM_GPU_DEVICES         GPUs that run prefill for an lpu bundle, whose LPUs then decode; default: 0
+    LLMC_HYPERDEX_PYTHON    Python of an environment with HyperDex; default: the one that runs llmc
+    LLMC_HYPERDEX_SECONDS   seconds after which an LPU that returns no token counts as hung; default: 120
+    VLLM_XLA_CHECK_RECOMPILATION true | 1: compiling a graph while serving is an error
+    CUDA_VISIBLE_DEVICES    NVIDIA GPUs that this process may use; the empty string hides all (CUDA's own variable)
     XLA_CLIENT_MEM_FRACTION, XLA_PYTHON_CLIENT_MEM_FRACTION
-                            share of an NVIDIA card's memory that XLA may take, for bundles of cuda; default: 0.9 (XLA's
-                            own, whose default is 0.75)
+                            share of GPU memory that XLA may take for bundles of cuda; default: 0.9 (XLA's own
+                            variables, whose default is 0.75)
     XLA_FLAGS, LIBTPU_INIT_ARGS
-                            flags that XLA and libtpu read: part of the key of what they compile
-    LLMC_TORCH_XLA_PYTHON   the Python of an environment with torch-xla, for --lowering torch-xla; default:
+                            flags of XLA and libtpu: part of the key of compiled graphs
+    LLMC_TORCH_XLA_PYTHON   Python of an environment with torch-xla, for --lowering torch-xla; default:
                             .venv-torch-xla/bin/python here (make torch-xla-env)
     ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA, DNNL_MAX_CPU_ISA, MKL_ENABLE_INSTRUCTIONS, NPY_DISABLE_CPU_FEATURES
-                            not acted on here: they make torch, oneDNN, MKL or numpy run other kernels than the host's
-                            best, so what was verified under them counts for such runs only
-    LLMC_OPEN_PORTABLE      true | 1: a bundle that was finished on its device's host is opened as the portable one it
-                            was made of, which other hosts run on their CPU
-    LLMC_API_KEY     key that `llmc serve` asks requests for, unless --api-key gives keys; default: none
-    PT_HPU_LAZY_MODE 1: Gaudi's lazy mode, with HPU graphs; 0, the default: its eager mode, with torch.compile
-    LLMC_ENFORCE_EAGER  true | 1: as --enforce-eager: a device that can run steps without compiling or capturing graphs
-                     does so (hpu, inductor)
-    LLMC_CUDA_GRAPHS    false | 0: bundles for inductor run compiled, with no CUDA graph captured; default: true
+                            make torch, oneDNN, MKL or numpy use other kernels than the host's best; llmc only records
+                            them, because a verification under them does not hold for other runs
+    LLMC_OPEN_PORTABLE      true | 1: open a bundle that was completed on its device's host in its portable form, which
+                            other hosts run on their CPU
+    LLMC_API_KEY            key that `llmc serve` requires of requests, unless --api-key is given; default: none
+    PT_HPU_LAZY_MODE        1: Gaudi's lazy mode, with HPU graphs; 0, the default: its eager mode, with torch.compile
+    LLMC_ENFORCE_EAGER      true | 1: same as --enforce-eager: devices that can run steps without compiling or capturing
+                            graphs do so (hpu, inductor)
+    LLMC_CUDA_GRAPHS        false | 0: bundles for inductor run compiled, without CUDA graphs; default: true
     VLLM_HPU_LOG_STEP_GRAPH_COMPILATION, VLLM_HPU_LOG_STEP_CPU_FALLBACKS
-                     true | 1: each step on Gaudi that compiled graphs, or ran operators on the host, is logged; with
-                     _ALL behind the name every step is
+                            true | 1: log each step on Gaudi that compiled graphs, or ran operators on the host; with
+                            the suffix _ALL every step
     PT_HPU_METRICS_GC_DETAILS, PT_HPU_RECIPE_CACHE_CONFIG
-                     read by the Gaudi software itself
-    VLLM_API_KEY     the same, as other servers spell it; LLMC_API_KEY wins
-    LLMC_ADMIN_TOKEN        token of `llmc serve` for POST /admin/bundle, unless --admin-token gives one, and of `llmc
-                            loop`; default: none, and the server takes no other bundle that way
-    LLMC_PREFILL_KEY        key that `llmc prefill` and who sends prompts to it prove to each other; default: none
-    LLMC_GRAMMAR_SECONDS    processor time that compiling one request's schema, expression or grammar may take;
-                            default: 3
-    LLMC_GRAMMAR_MEMORY     MiB of memory that it may take; default: 128
-    LLMC_CPU_ISA     amx | avx512-bf16 | avx512-vnni | avx-vnni | avx2 | neon-i8mm | neon-dotprod: llmc behaves as on a
-                     CPU with no more than this set of its kernels needs, which this CPU must run (docs/cpu.md);
-                     default: all that this CPU has
-    LLMC_THREADS     threads that compiling and running may use, at least 1; default: the CPUs this process
-                     may use, and what the quotas of its control groups give it of them
-    RAY_ADDRESS      the Ray cluster of `--executor ray`, unless --address names one (Ray's own)
+                            read by the Gaudi software itself
+    VLLM_API_KEY            another name of LLMC_API_KEY, which takes precedence
+    LLMC_ADMIN_TOKEN        token for POST /admin/bundle of `llmc serve`, unless --admin-token is given, and of `llmc
+                            loop`; default: none, which turns bundle swaps over HTTP off
+    LLMC_PREFILL_KEY        key shared by `llmc prefill` and its clients; default: none
+    LLMC_GRAMMAR_SECONDS    CPU time for compiling one request's schema, expression or grammar; default: 3
+    LLMC_GRAMMAR_MEMORY     MiB of memory for that; default: 128
+    LLMC_CPU_ISA            amx | avx512-bf16 | avx512-vnni | avx-vnni | avx2 | neon-i8mm | neon-dotprod: highest ISA
+                            variant of llmc's kernels to use; this CPU must support it (docs/cpu.md); default: the best
+    LLMC_THREADS            threads for compiling and running, at least 1; default: the CPUs this process may use,
+                            limited by the quotas of its control groups
+    RAY_ADDRESS             Ray cluster of `--executor ray`, unless --address is given (Ray's own variable)
     ORT_DISABLE_TELEMETRY, HF_HUB_DISABLE_TELEMETRY, DO_NOT_TRACK
-                     set to 1 where they are not set, before what reads them is imported: nothing that llmc runs
-                     reports to its makers (quiet.py)
+                            set to 1 unless already set, before the libraries that read them are imported, so that no
+                            library reports usage (quiet.py)
     VLLM_BUCKETING_STRATEGY     lin | exp | pad, for both phases
-    VLLM_{PROMPT|DECODE}_BUCKETING_STRATEGY    the same for one phase; wins over the one for both
-    VLLM_EXPONENTIAL_BUCKETING  older spelling of VLLM_BUCKETING_STRATEGY: true | 1 is exp, false | 0 is lin
+    VLLM_{PROMPT|DECODE}_BUCKETING_STRATEGY    the strategy of one phase; overrides the one for both
+    VLLM_EXPONENTIAL_BUCKETING  older form of VLLM_BUCKETING_STRATEGY: true | 1 is exp, false | 0 is lin
     VLLM_BUCKETING_FROM_FILE    a bucket file
-    VLLM_{PROMPT|DECODE}_BS_BUCKET_{NUMBER}    one number of the range of batch sizes, in sequences
-    VLLM_PROMPT_{QUERY|SEQ}_BUCKET_{NUMBER}    … of query lengths, in tokens; SEQ is the older spelling
-    VLLM_{PROMPT|DECODE}_{CTX|BLOCK}_BUCKET_{NUMBER}    … of contexts, in KV cache blocks; BLOCK is the older spelling
-    VLLM_DECODE_SEQ_BUCKET_{NUMBER}            … of decode contexts, in tokens; older than both
-        {NUMBER} is MIN, STEP or MAX; LIMIT, how many values (exp); PAD_MAX, the most padding, and PAD_PERCENT, its
-        most in percent of the bucket (pad). LIMIT and PAD_PERCENT count neither blocks nor tokens.
-    MAX_MODEL_LEN, MAX_NUM_SEQS                the limits of these names, as vendors' serving images spell them
-    MAX_SEQ_LEN_TO_CAPTURE                     tokens up to which lengths get buckets of their own; longer requests run
-                                               through the few that coverage needs
-    VLLM_TPU_BUCKET_PADDING_GAP    tokens from which the query lengths of powers-of-two-tpu grow by as much instead of
+    VLLM_{PROMPT|DECODE}_BS_BUCKET_{NUMBER}    one number of the batch size range, in sequences
+    VLLM_PROMPT_{QUERY|SEQ}_BUCKET_{NUMBER}    … of the query length range, in tokens; SEQ is the older name
+    VLLM_{PROMPT|DECODE}_{CTX|BLOCK}_BUCKET_{NUMBER}    … of the context range, in KV cache blocks; BLOCK is older
+    VLLM_DECODE_SEQ_BUCKET_{NUMBER}            … of the decode context range, in tokens; older than both
+        {NUMBER} is MIN, STEP or MAX; LIMIT, the number of values (exp); PAD_MAX, the most padding; or PAD_PERCENT, the
+        most padding in percent of the bucket (pad). LIMIT and PAD_PERCENT are neither blocks nor tokens.
+    MAX_MODEL_LEN, MAX_NUM_SEQS                the limits, as named by vendors' serving images
+    MAX_SEQ_LEN_TO_CAPTURE                     longest length in tokens that gets its own buckets; longer requests use
+                                               the few buckets that coverage needs
+    VLLM_TPU_BUCKET_PADDING_GAP    tokens from which query lengths of powers-of-two-tpu grow by this many instead of
                                    doubling; 0: never
-    VLLM_ENABLE_BUCKETING       false | 0 has no effect, which a warning says: every graph here is a bucket
-    ZIG_GLOBAL_CACHE_DIR        the cache of the C compiler that builds kernels for onnxruntime; default: none is kept
+    VLLM_ENABLE_BUCKETING       false | 0 has no effect and a warning says so: every graph here is a bucket
+    ZIG_GLOBAL_CACHE_DIR        cache of the C compiler that builds kernels for onnxruntime; default: no cache
     VLLM_CACHE_ROOT, XDG_CACHE_HOME, HOME, TRITON_CACHE_DIR, TRITON_HOME, NEURON_PLATFORM_TARGET_OVERRIDE,
     PT_HPU_RECIPE_CACHE_CONFIG, JAX_COMPILATION_CACHE_DIR, VLLM_XLA_CACHE_PATH
-                                where other servers keep their compile caches, and for what chip: `llmc cache unpack`
-                                puts a packed one there
-    VLLM_SKIP_WARMUP            true | 1: `llmc serve` opens every graph and runs only two before it is ready; has no
-                                effect on a plan, which a warning says
-    VLLM_GRAPH_RESERVED_MEM     share of the usable memory that captured graphs may take, 0 … 1; default: 0.1
-    VLLM_GRAPH_PROMPT_RATIO     share of that which prompt graphs may take first, 0 … 1; default: 0.3
+                                where other servers keep their compile caches, and for which chip: the targets of
+                                `llmc cache unpack`
+    VLLM_SKIP_WARMUP            true | 1: `llmc serve` opens every graph but runs only two before it is ready; no effect
+                                on plans, which a warning says
+    VLLM_GRAPH_RESERVED_MEM     share of the usable memory for captured graphs, 0 … 1; default: 0.1
+    VLLM_GRAPH_PROMPT_RATIO     share of that which prefill graphs may take first, 0 … 1; default: 0.3
     VLLM_GRAPH_{PROMPT|DECODE}_STRATEGY         min_tokens | max_bs: which graphs of a phase are captured first
 
-A variable set to the empty string counts as unset. One that looks like a bucket range's and is none of these leaves a
-warning. Only the standard library is imported here, and only its light parts, because every command pays for this
-module.
+A variable set to the empty string counts as unset. Unknown variables that look like a bucket range's cause a warning.
+Only light parts of the standard library are imported here, because every command imports this module.
 """
 
 from __future__ import annotations
@@ -125,23 +120,23 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 STRATEGY_SPELLINGS = {"lin": "linear", "exp": "exponential", "pad": "padding-aware"}
-"""VLLM_BUCKETING_STRATEGY value → the strategy's name here."""
+"""VLLM_BUCKETING_STRATEGY value → llmc's name of the strategy."""
 
 _EXPONENTIAL_SPELLINGS = {"true": "exponential", "1": "exponential", "false": "linear", "0": "linear"}
 
 XLA_DEVICES = ("tpu", "xla")
-"""Devices whose compiles VLLM_XLA_CACHE_PATH is about."""
+"""Devices to which VLLM_XLA_CACHE_PATH applies."""
 
 BOUNDS = ("min", "step", "max")
 PARAMETERS = (*BOUNDS, "limit", "pad_max", "pad_percent")
-"""The numbers of one bucket range, as named in VLLM_*_BUCKET_{MIN|…}; the last three belong to one rule each."""
+"""Parameters of one bucket range, as named in VLLM_*_BUCKET_{MIN|…}; the last three belong to one strategy each."""
 
 LIMIT_VARIABLES = {
     "max_model_len": "MAX_MODEL_LEN",
     "max_num_seqs": "MAX_NUM_SEQS",
     "max_seq_len_to_capture": "MAX_SEQ_LEN_TO_CAPTURE",
 }
-"""A server's argument → the variable that serving images set it by. BLOCK_SIZE is left to the core utilities."""
+"""Server argument → the variable that serving images use for it. BLOCK_SIZE is left to the core utilities."""
 
 CPU_ISA = "LLMC_CPU_ISA"
 
@@ -149,13 +144,13 @@ KERNEL_VARIABLES = (
     "ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "NPY_DISABLE_CPU_FEATURES",
     "ONEDNN_MAX_CPU_ISA", CPU_ISA,
 )  # fmt: skip
-"""Variables by which libraries, and llmc, choose other CPU kernels than the best."""
+"""Variables that make libraries, or llmc, use CPU kernels other than the best."""
 
 MEMORY_FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
-"""The share of a card's memory that XLA may take, and its older spelling (jaxlib 0.10.2, xla_client.py)."""
+"""Share of GPU memory that XLA may take: the variable and its older name (jaxlib 0.10.2, xla_client.py)."""
 
 Steps = Literal["none", "some", "all"]
-"""Which steps a log is about."""
+"""Which steps to log."""
 
 NEURON_FRAMEWORKS = ("neuronx-distributed-inference", "transformers-neuronx")
 _NEURON_QUANT = ("NEURON_QUANT_DTYPE", "NEURON_QUANT_DEVICE")
@@ -166,7 +161,7 @@ _SWITCHES = {
 _PHASES = ("prompt", "decode")
 _COUNTED_IN_BLOCKS = (*BOUNDS, "pad_max")
 
-# (dimension, spellings from newest to oldest, as (name between phase and _BUCKET_, counted in blocks?))
+# (dimension, names from newest to oldest, as (part between VLLM_ and _BUCKET_, whether it counts blocks))
 _SPELLINGS: tuple[tuple[str, tuple[tuple[str, bool], ...]], ...] = (
     ("prompt_batch", (("PROMPT_BS", False),)),
     ("prompt_query", (("PROMPT_QUERY", False), ("PROMPT_SEQ", False))),
@@ -177,43 +172,41 @@ _SPELLINGS: tuple[tuple[str, tuple[tuple[str, bool], ...]], ...] = (
 
 
 def variables(names: Iterable[str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Those of these variables that are set: other programs' own, which say where they keep their caches."""
+    """The given variables that are set, for other programs' cache locations."""
     return {name: environ[name] for name in names if environ.get(name)}
 
 
 def cuda_visible_devices(environ: Mapping[str, str] = os.environ) -> str | None:
-    """CUDA_VISIBLE_DEVICES as it is set; None where it is not. Here the empty string counts: it hides every card."""
+    """CUDA_VISIBLE_DEVICES, or None if unset. The empty string counts as set, because it hides every GPU."""
     return environ.get("CUDA_VISIBLE_DEVICES")
 
 
 def token_hosts(environ: Mapping[str, str] = os.environ) -> frozenset[str]:
-    """The hosts that LLMC_TOKEN_HOSTS names, as artifacts/oci/login.py compares them."""
+    """The hosts in LLMC_TOKEN_HOSTS, in the form that artifacts/oci/login.py compares."""
     return frozenset(filter(None, (host.strip().lower() for host in environ.get("LLMC_TOKEN_HOSTS", "").split(","))))
 
 
 def cpu_isa(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The set of kernels that LLMC_CPU_ISA limits llmc to; None: it is not limited. `host.cpu_features` checks it."""
+    """The ISA variant that LLMC_CPU_ISA limits llmc to, or None. `host.cpu_features` validates it."""
     return environ.get(CPU_ISA, "").strip().lower() or None
 
 
 def xla_memory_fraction(environ: Mapping[str, str] = os.environ) -> float | None:
-    """The share of a card's memory that XLA may take, as the user states it; None: it is not stated.
+    """The share of GPU memory that XLA may take, or None if the user sets none.
 
-    Raises InputError for what is no share, and for both spellings of the variable at once, as jaxlib does.
+    Raises InputError for an invalid share, and for both names of the variable at once, as jaxlib does.
     """
     given = variables(MEMORY_FRACTIONS, environ)
     if len(given) > 1:
-        raise InputError(
-            f"{' and '.join(given)} are both set; unset {MEMORY_FRACTIONS[1]}, which is the older spelling"
-        )
+        raise InputError(f"{' and '.join(given)} are both set; unset {MEMORY_FRACTIONS[1]}, which is the older name")
     return next((_share(environ, name) for name in given), None)
 
 
 @dataclass(frozen=True)
 class BucketNumber:
-    """One number of a bucket range as the environment gives it.
+    """One number of a bucket range from the environment.
 
-    `blocks` is true when `value` counts KV cache blocks (of `block_size` tokens) and not tokens.
+    `blocks` is true if `value` counts KV cache blocks (of `block_size` tokens) instead of tokens.
     """
 
     value: int
@@ -227,14 +220,13 @@ class BucketNumber:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the environment asks for; build it once, with `from_environment`, and pass it down.
+    """Settings from the environment; build them once with `from_environment` and pass them on.
 
-    `strategy` comes from `strategy_variable`, and both are None where no variable names one for both phases;
-    `phase_strategies` maps "prompt" or "decode" to a strategy for it alone. `bucket_numbers` maps (dimension,
-    parameter), for example ("prompt_batch", "max"), to the number set for it. `tpu_padding_gap` is None for no gap.
-    `limit_numbers` maps a name of `LIMIT_VARIABLES` to the number set for it, `kernel_limits` one of
-    `KERNEL_VARIABLES` to its value.
-    `warnings` are sentences for the user about variables that are overruled, without effect or not understood.
+    `strategy` comes from `strategy_variable`; both are None if no variable sets one for both phases. `phase_strategies`
+    maps "prompt" or "decode" to that phase's strategy. `bucket_numbers` maps (dimension, parameter), such as
+    ("prompt_batch", "max"), to its number. `tpu_padding_gap` is None for no gap. `limit_numbers` maps names of
+    `LIMIT_VARIABLES` to their numbers, `kernel_limits` names of `KERNEL_VARIABLES` to their values. `warnings` are
+    sentences for the user about variables that are overridden, without effect or unknown.
     """
 
     cache_override: str | None = None
@@ -295,11 +287,10 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Settings:
-        """Read every variable this module documents.
+        """Read every variable that this module documents.
 
-        Raises InputError, naming the variable and its value, for a number that is not an integer, a thread
-        count below 1, a padding gap below 0, a share outside 0 … 1, or a strategy that is not one of
-        `STRATEGY_SPELLINGS`.
+        Raises InputError, naming the variable and its value, for a number that is not an integer, a thread count below
+        1, a padding gap below 0, a share outside 0 … 1, or a strategy that is not one of `STRATEGY_SPELLINGS`.
         """
         warnings: list[str] = []
         numbers = _bucket_numbers(environ, warnings)
@@ -366,29 +357,29 @@ class Settings:
 
     @property
     def device(self) -> str:
-        """The device of compiles that name none."""
+        """The default device."""
         return "cpu" if self.num_lpu_devices is None else "lpu"
 
     @property
     def cache_dir(self) -> Path:
-        """The artifact store's folder; it may not exist yet."""
+        """The artifact store's folder, which may not exist yet."""
         if self.cache_override is not None:
             return expanded(self.cache_override)
         return self.user_cache_dir
 
     @property
     def user_cache_dir(self) -> Path:
-        """The folder for this user's caches of llmc, whatever store is named; it may not exist yet."""
+        """The folder for this user's caches, independent of the store's folder; it may not exist yet."""
         from pathlib import Path
 
         if sys.platform == "linux" and not os.environ.get("XDG_CACHE_HOME"):
-            return expanded("~/.cache/llmc")  # as platformdirs has it, which takes longer to import
+            return expanded("~/.cache/llmc")  # same as platformdirs, which is slow to import
         from platformdirs import user_cache_dir
 
         return Path(user_cache_dir("llmc"))
 
     def cache_dir_for(self, device: str | None) -> Path:
-        """The artifact store's folder for compiles for a device: for XLA devices, where another one is named."""
+        """The artifact store's folder for a device: VLLM_XLA_CACHE_PATH for XLA, unless LLMC_CACHE_DIR is set."""
         named = device is not None and device.partition(":")[0] in XLA_DEVICES
         if named and self.cache_override is None and self.xla_cache is not None:
             return expanded(self.xla_cache)
@@ -396,7 +387,7 @@ class Settings:
 
     @property
     def trusted_keys(self) -> Path:
-        """The folder of trusted public keys; it may not exist."""
+        """The folder of trusted public keys, which may not exist."""
         from pathlib import Path
 
         if self.trusted_keys_override is not None:
@@ -407,7 +398,7 @@ class Settings:
 
     @property
     def threads(self) -> int:
-        """Threads to use, at least 1: LLMC_THREADS, or else the CPUs that this process has (cpus.py)."""
+        """Threads to use, at least 1: LLMC_THREADS, else the CPUs of this process (cpus.py)."""
         if self.threads_override is not None:
             return self.threads_override
         from llmc.cpus import usable_cpus
@@ -427,7 +418,6 @@ def _neuron_framework(environ: Mapping[str, str]) -> str | None:
 
 
 def _steps(environ: Mapping[str, str], variable: str) -> Steps:
-    """Which steps a log is about: those that have something to tell, all, or none."""
     if _switch(environ, f"{variable}_ALL"):
         return "all"
     return "some" if _switch(environ, variable) else "none"
@@ -445,7 +435,6 @@ def _strategy(environ: Mapping[str, str], variable: str) -> str | None:
 
 
 def _common_strategy(environ: Mapping[str, str], warnings: list[str]) -> tuple[str | None, str | None]:
-    """The strategy for both phases and the variable it comes from."""
     variable, older = "VLLM_BUCKETING_STRATEGY", "VLLM_EXPONENTIAL_BUCKETING"
     strategy = _strategy(environ, variable)
     text = environ.get(older, "").strip()
@@ -453,18 +442,17 @@ def _common_strategy(environ: Mapping[str, str], warnings: list[str]) -> tuple[s
         raise InputError(f"{older}={text!r} is not true or false; set {variable} to lin or exp instead")
     if strategy is not None:
         if text:
-            warnings.append(f"{older} is ignored: {variable} is set, and is its newer spelling")
+            warnings.append(f"{older} is ignored: its newer name {variable} is set")
         return strategy, variable
     return (_EXPONENTIAL_SPELLINGS[text.lower()], older) if text else (None, None)
 
 
 def _without_effect(environ: Mapping[str, str]) -> list[str]:
-    """Warnings about settings of the vendor's planner that change nothing here."""
     found = []
     if environ.get("VLLM_ENABLE_BUCKETING", "").strip().lower() in {"false", "0"}:
-        found.append("VLLM_ENABLE_BUCKETING has no effect: every graph of a plan is a bucket, there is no other kind")
+        found.append("VLLM_ENABLE_BUCKETING has no effect: every graph of a plan is a bucket")
     if environ.get("VLLM_SKIP_WARMUP", "").strip().lower() in {"true", "1"}:
-        found.append("VLLM_SKIP_WARMUP has no effect on a plan: it lists every graph, warmed up or not")
+        found.append("VLLM_SKIP_WARMUP has no effect on a plan, which lists every graph")
     return found
 
 
@@ -501,11 +489,11 @@ def _bucket_numbers(environ: Mapping[str, str], warnings: list[str]) -> dict[tup
                 number = BucketNumber(value, variable, in_blocks and parameter in _COUNTED_IN_BLOCKS)
                 winner = numbers.setdefault((dimension, parameter), number)
                 if winner.variable != variable:
-                    warnings.append(f"{variable} is ignored: {winner.variable} is set, and is its newer spelling")
+                    warnings.append(f"{variable} is ignored: its newer name {winner.variable} is set")
     for variable in sorted(set(environ) - understood):
         if variable.startswith(("VLLM_PROMPT_", "VLLM_DECODE_")) and "_BUCKET_" in variable:
             nearest = _nearest(variable, understood)
-            warnings.append(f"{variable} is ignored: llmc plans nothing from it; the nearest it knows is {nearest}")
+            warnings.append(f"{variable} is ignored: llmc does not know it; the nearest known variable is {nearest}")
     return numbers
 
 
@@ -516,7 +504,6 @@ def _nearest(variable: str, known: set[str]) -> str:
 
 
 def _switch(environ: Mapping[str, str], variable: str) -> bool:
-    """Whether a variable says true, 1 …; raises InputError for what is neither that nor false."""
     text = environ.get(variable, "").strip().lower()
     if text not in _SWITCHES:
         raise InputError(f"{variable}={text!r} is not true or false; set 1, or unset it")
@@ -524,12 +511,10 @@ def _switch(environ: Mapping[str, str], variable: str) -> bool:
 
 
 def _optional_switch(environ: Mapping[str, str], variable: str) -> bool | None:
-    """As `_switch`; None where it is not set."""
     return _switch(environ, variable) if environ.get(variable, "").strip() else None
 
 
 def _integer(environ: Mapping[str, str], variable: str) -> int | None:
-    """A whole number; None where it is not set. Raises InputError."""
     text = environ.get(variable, "").strip()
     if not text:
         return None
@@ -540,7 +525,6 @@ def _integer(environ: Mapping[str, str], variable: str) -> int | None:
 
 
 def _count(environ: Mapping[str, str], variable: str) -> int:
-    """A whole number from 0, 0 where it is not set. Raises InputError."""
     value = _integer(environ, variable) or 0
     if value < 0:
         raise InputError(f"{variable}={value} must not be negative; unset it for none")
@@ -548,7 +532,6 @@ def _count(environ: Mapping[str, str], variable: str) -> int:
 
 
 def _at_least_one(environ: Mapping[str, str], variable: str, remedy: str) -> int | None:
-    """A whole number from 1; None where it is not set. Raises InputError, which ends in `remedy`."""
     number = _integer(environ, variable)
     if number is not None and number < 1:
         raise InputError(f"{variable}={number} must be at least 1; {remedy}")
@@ -556,7 +539,7 @@ def _at_least_one(environ: Mapping[str, str], variable: str, remedy: str) -> int
 
 
 def _gibibytes(environ: Mapping[str, str], variable: str) -> float | None:
-    """A size in GiB; None for 0, which asks for the default."""
+    """A size in GiB; None for 0 or unset, which both mean the default."""
     text = environ.get(variable, "").strip()
     try:
         space = float(text or 0)
@@ -568,7 +551,6 @@ def _gibibytes(environ: Mapping[str, str], variable: str) -> float | None:
 
 
 def _seconds(environ: Mapping[str, str], variable: str, default: float) -> float:
-    """Seconds above 0. Raises InputError."""
     text = environ.get(variable, "").strip()
     try:
         found = float(text or default)
@@ -580,7 +562,6 @@ def _seconds(environ: Mapping[str, str], variable: str, default: float) -> float
 
 
 def _share(environ: Mapping[str, str], variable: str) -> float | None:
-    """A number from 0 to 1; None where it is not set. Raises InputError."""
     text = environ.get(variable, "").strip()
     try:
         found = float(text) if text else None

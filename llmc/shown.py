@@ -1,4 +1,4 @@
-"""Text of strangers (names in a manifest, a checkpoint, a log), and URLs, as a terminal or a log may show them."""
+"""Escape untrusted text (names in manifests, checkpoints or logs) and URLs for terminals and logs."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import re
 _LOGIN = re.compile(r"(://)[^/\s@]+@")
 
 _HARMFUL = (
-    *range(0x20), 0x7F, *range(0x80, 0xA0),  # controls: they move the cursor, colour, set titles, answer
-    0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A),  # they turn the direction of what follows
-    0x2028, 0x2029, *range(0xD800, 0xE000),  # line ends, and halves of characters, which no stream takes
+    *range(0x20), 0x7F, *range(0x80, 0xA0),  # controls: move the cursor, set colours or titles
+    0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A),  # change the text direction
+    0x2028, 0x2029, *range(0xD800, 0xE000),  # line ends, and surrogates, which streams cannot encode
 )  # fmt: skip
 _ESCAPES = {code: chr(code).encode("unicode_escape").decode() for code in _HARMFUL}
 _OF_LINES = {code: text for code, text in _ESCAPES.items() if chr(code) not in "\n\t"}
 
 
 def shown(text: str) -> str:
-    """A part of a line, with what a terminal would obey, and line ends, as Python's escapes: "\\x1b[2J"."""
+    """Escape control characters and line ends in part of a line, as Python does: "\\x1b[2J"."""
     return text.translate(_ESCAPES)
 
 
 def without_logins(text: str) -> str:
-    """A text without the user and password of the URLs in it: "https://***@host/path"."""
+    """Remove the user and password from URLs in a text: "https://***@host/path"."""
     return _LOGIN.sub(r"\1***@", text)
 
 
 def shown_lines(text: str) -> str:
-    """Text of several lines, escaped as `shown` does, but for line ends and tabs."""
+    """Escape multi-line text as `shown` does, keeping line ends and tabs."""
     return text.translate(_OF_LINES)

@@ -1,4 +1,4 @@
-"""JSON with only one reading: text that two readers could read differently is refused."""
+"""Strict JSON: text that two parsers could read differently is refused."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, NoReturn
 
 
 class AmbiguousError(ValueError):
-    """JSON that Python accepts, and that another reader reads differently or refuses."""
+    """JSON that Python accepts but other parsers read differently or refuse."""
 
 
 def loads(data: bytes | str) -> Any:
-    """The value in `data`. Raises ValueError, and nothing else: AmbiguousError for what Python alone would take.
+    """Parse `data`. Raises only ValueError, as AmbiguousError for text that only Python accepts.
 
-    That is a member that occurs twice, NaN, an infinity, a number too large for a float, nesting beyond Python's limit.
+    That is a duplicate member, NaN, infinity, a number too large for a float, or nesting beyond Python's limit.
     """
     try:
         return json.loads(data, object_pairs_hook=_members, parse_constant=_constant, parse_float=_number)
@@ -23,7 +23,7 @@ def loads(data: bytes | str) -> Any:
 
 
 def loads_object(data: bytes) -> dict[str, Any]:
-    """The JSON object in UTF-8 `data`; errors as `loads`."""
+    """Parse the JSON object in UTF-8 `data`. Raises what `loads` raises."""
     found = loads(data.decode())
     if not isinstance(found, dict):
         raise ValueError("not a JSON object")

@@ -1,4 +1,4 @@
-"""The version of llmc, which manifests, servers and metrics say, and the Python that it needs."""
+"""llmc's version, recorded in manifests, servers and metrics, and the Python version that it requires."""
 
 import sys
 
@@ -8,5 +8,5 @@ LEAST_PYTHON = (3, 11)
 if sys.version_info[:2] < LEAST_PYTHON:
     raise ImportError(
         f"llmc needs Python {'.'.join(map(str, LEAST_PYTHON))} or newer, and this is {sys.version.split()[0]} "
-        f"({sys.executable}): make an environment with a newer one"
+        f"({sys.executable}): create an environment with a newer one"
     )

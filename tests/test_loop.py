@@ -189,7 +189,7 @@ def test_a_wrong_token_says_what_to_do(live: Live, toy: Toy, recording: Path) ->
 
 def test_two_loops_do_not_share_a_folder(toy: Toy) -> None:
     folder = LoopFolder(toy.bundle.with_name("loop"))
-    with folder.held(), pytest.raises(InputError, match="another llmc loop works here"), folder.held():
+    with folder.held(), pytest.raises(InputError, match="another llmc loop uses this folder"), folder.held():
         pass
 
 

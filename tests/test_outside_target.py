@@ -144,4 +144,4 @@ def test_two_packages_with_a_device_of_one_name_are_refused(installed: Path, run
         "sys.exit(main(['compile', 'toy', '--device', 'pocket']))",
     )
     assert ran.returncode == 2
-    assert "two installed packages bring a device 'pocket', llmc-pocket and other-pocket; uninstall one" in ran.stderr
+    assert "two installed packages provide a device 'pocket', llmc-pocket and other-pocket; uninstall one" in ran.stderr

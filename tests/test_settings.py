@@ -198,7 +198,7 @@ def test_a_misspelt_bucket_variable_is_reported_with_the_nearest_known(variable,
     settings = read(**{variable: "4"})
     assert settings.bucket_numbers == {}
     assert settings.warnings == (
-        f"{variable} is ignored: llmc plans nothing from it; the nearest it knows is {nearest}",
+        f"{variable} is ignored: llmc does not know it; the nearest known variable is {nearest}",
     )
 
 

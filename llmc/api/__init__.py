@@ -1,4 +1,4 @@
-"""The Python surface: plan, compile, open and generate. `from llmc import LLM, SamplingParams`."""
+"""The Python API: plan, compile, open and generate. `from llmc import LLM, SamplingParams`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def plan(model: str | Path | None = None, **flags: Any) -> Plan:
     max_num_batched_tokens, block_size, max_prompt_len (ints), strategy (a name), the ranges prompt_batch, prompt_seq,
     prompt_context, decode_batch, decode_seq as (min, step, max), from_file, traffic and bench (paths), max_graphs,
     max_padding (a fraction), max_compile_time (seconds), max_graph_memory (bytes) and others. Raises InputError for
-    values that cannot be used, CheckpointError when the model cannot be read.
+    unusable values, CheckpointError if the model cannot be read.
     """
     from llmc.compiler.pipeline.planning import plan_for
 
@@ -51,14 +51,15 @@ def prepare(
     lora_modules: Mapping[str, str | Path] | None = None,
     **more: Any,
 ) -> Compilation:
-    """A compile before it runs: its `key`, a `dry_run`, its `programs`; `compile` runs it. Needs the extra `compile`.
+    """Prepare a compile: inspect its `key`, `dry_run` and `programs`, then run it with `compile`.
 
-    `model` may be a config.json: weights are bound when the bundle is opened. `lora`: folders of LoRA adapters that are
-    merged into it; `lora_modules`: those that each request chooses, by name (docs/lora.md). The options that devices
-    declare are keywords too: `tensor_parallel`, `kv_cache_dtype`, `kernels` …, as the flags that `llmc compile --help`
-    lists by device. `device` is by default what the environment says (`Settings.device`: cpu on most hosts). `plan`, or
-    its file, or the keywords of `llmc.plan` say which buckets; `store` is used in place of the one in `cache_dir`.
-    `task`: "generate", "embed" or "score"; default: what the checkpoint's own files say (docs/encoders.md).
+    Needs the extra `compile`. A config.json as `model` compiles without weights, which are bound when the bundle is
+    opened. `lora` lists folders of LoRA adapters to merge; `lora_modules` maps names to adapters that requests choose
+    (docs/lora.md). Options that devices declare are keywords too: `tensor_parallel`, `kv_cache_dtype`, `kernels` …, as
+    in `llmc compile --help`. `device` defaults to the environment's (`Settings.device`: cpu on most hosts). The buckets
+    come from `plan`, its file, or the keywords of `llmc.plan`. `store` replaces the one in `cache_dir`. `task` is
+    "generate", "embed" or "score", by default what the checkpoint's files say (docs/encoders.md).
+
     Raises CheckpointError, InputError and DeviceError.
     """
     from llmc.artifacts.local.opening import open_store
@@ -85,23 +86,22 @@ def prepare(
 def compile(  # noqa: A001 - llmc.compile is the verb of this package
     model: str | Path, output: str | Path, *, report: Reporter | None = None, **arguments: Any
 ) -> CompileResult:
-    """Compile a checkpoint into the bundle folder `output`; `arguments` are those of `prepare`.
+    """Compile a checkpoint into the bundle folder `output`. `arguments` are those of `prepare`.
 
-    `report` is called with each stage and executable. Raises CheckpointError, CompileError, VerificationError,
-    DeviceError, CapacityError or ArtifactError, and then leaves `output` as it was.
+    `report` is called for each stage and executable. Raises CheckpointError, CompileError, VerificationError,
+    DeviceError, CapacityError or ArtifactError, and then leaves `output` unchanged.
     """
     return prepare(model, **arguments).compile(Path(output), report or (lambda _: None))
 
 
 class LLM(BundleLLM):
-    """Offline inference with vLLM's names: `LLM(model=…).generate(prompts, SamplingParams(…))`.
+    """Offline inference with vLLM's interface: `LLM(model=…).generate(prompts, SamplingParams(…))`.
 
-    `model` is a bundle (a folder, or a reference to one, see artifacts/local/references.py), or a checkpoint, which is
-    compiled first (from the store when it was before) with the given device, limits and options of `llmc.compile`. A
-    bundle, also one in NEURON_COMPILED_ARTIFACTS for device neuron, is loaded with its own options; a warning names
-    each option that differs from the arguments. `weights` is the checkpoint whose weights a bundle of a configuration
-    alone takes, see docs/models.md. Further arguments: those of EngineOptions, and vLLM's, see
-    api/vllm_arguments.py.
+    `model` is a bundle (a folder or a reference, see artifacts/local/references.py) or a checkpoint. A checkpoint is
+    compiled first, or taken from the store, with the given device, limits and options of `llmc.compile`. A bundle, also
+    one in NEURON_COMPILED_ARTIFACTS for device neuron, keeps its own options; a warning names each option that differs.
+    `weights` is the checkpoint for a bundle compiled without weights (docs/models.md). Further arguments are those of
+    EngineOptions and vLLM's (api/vllm_arguments.py).
     """
 
     def __init__(
@@ -117,9 +117,9 @@ def bundle_of(
     model: str, device: str | None = None, options: dict[str, Any] | None = None, report: Reporter | None = None,
     store: Store | None = None, weights: str | None = None,
 ) -> Path:  # fmt: skip
-    """The bundle folder that `model` is or becomes, compiled with `options` of `compile` where it is a checkpoint.
+    """The bundle folder of `model`. A checkpoint is compiled first with `options` of `compile`.
 
-    With `weights`, the folder of that bundle bound to the checkpoint of that name. Raises what `compile`, `resolve` and
+    With `weights`, the bundle is bound to that checkpoint. Raises what `compile`, `resolve` and
     `llmc.compiler.pipeline.bind.bound` raise.
     """
     bundle = _bundle_of(model, device, options, report, store)
@@ -169,8 +169,7 @@ def _bundle_of(
 
 
 def names_bundle(model: str) -> bool:
-    """Whether `model` can only be a bundle: a folder that is none of a checkpoint, its manifest, or a
-    reference."""
+    """Whether `model` can only be a bundle: a reference, a manifest, or a folder that is not a checkpoint."""
     from llmc.artifacts.local.references import is_reference
 
     path = Path(model)
@@ -182,7 +181,7 @@ def _is_bundle(folder: Path) -> bool:
 
 
 def _matching(path: Path, device: str | None, options: dict[str, Any], model: str | None = None) -> Path:
-    """A bundle that is loaded and never compiled; arguments that differ from its options are a warning."""
+    """Return `path`; warn if the arguments differ from the options that the bundle was compiled with."""
     if device is None and not options:
         return path
     from llmc.artifacts.bundle.manifest import read_manifest
@@ -193,5 +192,7 @@ def _matching(path: Path, device: str | None, options: dict[str, Any], model: st
     manifest = read_manifest(path)
     found = differences(manifest, requested_members(manifest, device, options, model))
     if found:
-        logger().warning("%s is loaded as it was compiled, asked for otherwise: %s", path, describe_differences(found))
+        logger().warning(
+            "%s is loaded as it was compiled, although requested otherwise: %s", path, describe_differences(found)
+        )
     return path

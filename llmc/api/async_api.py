@@ -1,4 +1,4 @@
-"""The Python surface for asyncio; apart from api/__init__.py, so that offline use does not import asyncio."""
+"""The Python API for asyncio, separate from api/__init__.py so that offline use does not import asyncio."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from llmc.runtime.async_llm import BundleAsyncLLM
 
 
 class AsyncEngineArgs:
-    """Arguments of AsyncLLM, kept for `from_engine_args`."""
+    """Arguments of AsyncLLM, for `from_engine_args`."""
 
     def __init__(self, model: str | Path, **arguments: Any) -> None:
         self.arguments = {"model": model, **arguments}
 
 
 class AsyncLLM(BundleAsyncLLM):
-    """As llmc.LLM, in continuous batches for asyncio: `async for output in AsyncLLM(model=…).generate(prompt, params)`.
+    """llmc.LLM for asyncio, with continuous batching: `async for output in AsyncLLM(model=…).generate(prompt, params)`.
 
-    Opening, and compiling a checkpoint, happen here and take their time: make it before the event loop serves others.
+    The constructor opens the bundle, or compiles a checkpoint, and blocks meanwhile: create it before the event loop
+    serves requests.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class AsyncLLM(BundleAsyncLLM):
 
     @classmethod
     def from_engine_args(cls, engine_args: AsyncEngineArgs) -> AsyncLLM:
-        """vLLM's way to make one."""
+        """Create an instance from arguments, as in vLLM."""
         return cls(**engine_args.arguments)
 
 

@@ -1,4 +1,4 @@
-"""`llmc.certify`: what `llmc warmup --certify` does, from Python."""
+"""`llmc.certify`: the Python form of `llmc warmup --certify`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ def certify(
 ) -> Certificate:
     """Warm a bundle up, run random requests of every kind, and certify that nothing was compiled meanwhile.
 
-    The certificate is written to `output`, signed with the private key file `sign` (None: not signed). `weights` is the
-    checkpoint of a bundle of a configuration alone. `report` hears of each stage, what was done, how much is done, and
-    of how much. What the whole process compiles counts, in any thread: run nothing beside.
+    The certificate is written to `output` and signed with the private key file `sign`, or not signed if None. `weights`
+    is the checkpoint for a bundle compiled without weights. `report` is called with the stage, a text, and how much of
+    how much is done. Compilations of any thread in this process count, so run nothing else in it.
 
-    Raises CompiledError where something was compiled, LlmcError where a bucket does not run, VerificationError where a
-    request fails, InputError for a key that cannot be used, and what opening the
-    bundle raises. Then nothing is written.
+    Raises CompiledError if something was compiled, LlmcError if a bucket does not run, VerificationError if a request
+    fails, InputError for an unusable key, and what opening the bundle raises. In these cases nothing is written.
     """
     from llmc.api import bundle_of
     from llmc.artifacts.signing.signer import Signer

@@ -1,4 +1,4 @@
-"""`llmc.evaluate` and `llmc.measure`: what `llmc plan evaluate` and `llmc bench` do, from Python."""
+"""`llmc.evaluate` and `llmc.measure`: the Python forms of `llmc plan evaluate` and `llmc bench`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ def evaluate(
     plan: Plan | str | os.PathLike[str], traffic: Traffic | str | os.PathLike[str], *,
     bench: Bench | str | os.PathLike[str] | None = None, clip: bool = False, arrival_rate: float | None = None,
 ) -> Evaluation:  # fmt: skip
-    """Replay recorded requests on a plan: what each bucket pads, which are not used, and what none covers.
+    """Replay recorded requests on a plan: each bucket's padding, unused buckets, and steps that none covers.
 
-    `plan` and `bench` may be files. `traffic` is a trace file, its requests arriving as recorded or at `arrival_rate`
-    requests a second; requests above the plan's limits are left out, or with `clip` cut to them; or a
-    `llmc.buckets.traffic.source.Traffic`, which says all that itself. With `bench` the seconds of all steps are known.
-    A notebook shows the result as tables. Raises InputError for what cannot be read, and for a bench or a rate beside a
-    Traffic.
+    `plan` and `bench` may be files. `traffic` is a trace file or a `llmc.buckets.traffic.source.Traffic`. Requests of a
+    file arrive as recorded or at `arrival_rate` requests per second; those above the plan's limits are skipped, or
+    clipped with `clip`. With `bench` the steps are also timed in seconds. Notebooks show the result as tables.
+
+    Raises InputError for files that cannot be read, and for bench, clip or arrival_rate with a Traffic, which has its
+    own.
     """
     from llmc.buckets.cost.bench import Bench
     from llmc.buckets.evaluation.replay import replay
@@ -36,7 +37,7 @@ def evaluate(
     built = plan if isinstance(plan, Plan) else Plan.load(plan)
     if isinstance(traffic, Traffic):
         if bench is not None or clip or arrival_rate is not None:
-            raise InputError("bench, clip and arrival_rate are the Traffic's own: give them to it")
+            raise InputError("a Traffic has its own bench, clip and arrival_rate: set them there")
         return replay(built, traffic)
     measured = bench if bench is None or isinstance(bench, Bench) else Bench.load(bench)
     return replay(built, Traffic(traffic, arrival_rate, clip=clip, bench=measured))
@@ -45,12 +46,13 @@ def evaluate(
 def measure(
     bundle: Bundle | str | Path, *, seconds: float = 0.3, threads: int | None = None, report: Progress | None = None
 ) -> Bench:
-    """Seconds that each bucket of a bundle takes on this host, each run for about `seconds` with `threads` threads.
+    """Measure the seconds of each bucket of a bundle on this host, running each for about `seconds` with `threads`
+    threads.
 
-    `bundle` may be a folder or a reference. `report` is called after each bucket with it, its seconds, and how many of
-    how many are done; an interrupt keeps what was measured (`Bench.unmeasured` names the rest). `Bench.save` writes a
-    file for `llmc plan --bench`; a notebook shows a table. Raises ArtifactError or DeviceError when this host cannot
-    run the bundle.
+    `bundle` may be a folder or a reference. `report` is called after each bucket with the bucket, its seconds, and how
+    many of how many are done. An interrupt keeps what was measured; `Bench.unmeasured` names the rest. `Bench.save`
+    writes a file for `llmc plan --bench`; notebooks show a table. Raises ArtifactError or DeviceError if this host
+    cannot run the bundle.
     """
     from llmc.bench.bucket_times import measure as time_buckets
     from llmc.runtime.bundle import Bundle

@@ -1,4 +1,4 @@
-"""Plans for the servers that people run, from Python: what `llmc plan tune|evaluate|export --server` does.
+"""Plans for other servers: the Python form of `llmc plan tune|evaluate|export --server`.
 
 With this module as `servers`:
 
@@ -29,12 +29,12 @@ def tune(
     arrival_rate: float | None = None, max_graphs: int | None = None, max_warmup: float | None = None,
     max_graph_memory: int | None = None, **limits: int,
 ) -> Tuned:  # fmt: skip
-    """The lists of `server` that pad the requests in `traffic` least, and its own, on the same steps.
+    """Choose the lists of `server` that pad the requests in `traffic` least; the result also has its default lists.
 
-    `server` may name a release: "vllm@0.24". `limits`: max_model_len, and where the server's defaults do not hold
-    max_num_seqs, max_num_batched_tokens and block_size; `settings` are the server's own, by name. `max_warmup` is in
-    seconds, `max_graph_memory` in bytes; without a bound there are as many graphs as the server's own. Raises
-    InputError for what cannot be used, and UnknownNameError for an unknown server.
+    `server` may name a release: "vllm@0.24". `limits` are max_model_len and, where they differ from the server's
+    defaults, max_num_seqs, max_num_batched_tokens and block_size. `settings` are server-specific, by name. `max_warmup`
+    is in seconds, `max_graph_memory` in bytes; without a bound there are as many graphs as by default. Raises
+    InputError for unusable input, UnknownNameError for an unknown server.
     """
     from llmc.integrations import bucket_rules, released
     from llmc.integrations.configuration import setup_for
@@ -53,10 +53,10 @@ def tune(
 def load(
     server: str, source: Named, *, settings: Mapping[str, Value] | None = None, **limits: int
 ) -> ServerPlan:  # fmt: skip
-    """What `server` makes of the configuration at `source`: a folder, file, command line, plan or log.
+    """Read the configuration at `source` by the rules of `server`: a folder, file, command line, plan or log.
 
-    `limits` and `settings` as in `tune`, for what the source does not state. Raises InputError as tune does, and for
-    what the server refuses.
+    `limits` and `settings` are as in `tune`, for values that the source does not state. Raises what `tune` raises, and
+    InputError for what the server refuses.
     """
     from llmc.integrations import bucket_rules, released
     from llmc.integrations.configuration import load as read
@@ -71,7 +71,7 @@ def load(
 def evaluate(
     plan: ServerPlan, traffic: Named, *, clip: bool = False, arrival_rate: float | None = None
 ) -> ServerEvaluation:
-    """What `plan` does on `traffic` by its server's rules. Raises InputError where the traffic cannot be read."""
+    """Evaluate `plan` on `traffic` by its server's rules. Raises InputError if the traffic cannot be read."""
     from llmc.integrations.evaluation import evaluate as judge
     from llmc.integrations.observed import TrafficSource, observe
 
@@ -81,5 +81,5 @@ def evaluate(
 
 
 def export(plan: ServerPlan) -> Export:
-    """`plan` in its server's own form: variables, flags and files by name."""
+    """Export `plan` in its server's format: variables, flags and files by name."""
     return plan.model().export(plan.setup, plan.lists)

@@ -1,4 +1,4 @@
-"""How a server finds its bundle, or compiles it, and what it reports meanwhile."""
+"""How a server finds or compiles its bundle, and reports progress meanwhile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A bundle, or a checkpoint that is compiled with `options` of `llmc.compile`, as `bundle_of` takes them."""
+    """A bundle, or a checkpoint to compile with `options` of `llmc.compile`, as `bundle_of` takes them."""
 
     model: str
     device: str | None
@@ -28,7 +28,7 @@ class ServedModel:
     weights: str | None = None
 
     def open(self, tell: Callable[[Progress], None], shown: Reporter = lambda _: None) -> Path:
-        """The bundle folder; a compile reports its progress to `tell`, and each event to `shown`."""
+        """The bundle folder. A compile reports progress to `tell` and each event to `shown`."""
         reported = _reported_by(tell)
 
         def report(event: Any) -> None:
@@ -38,7 +38,7 @@ class ServedModel:
         return bundle_of(self.model, self.device, dict(self.options), report, self.store, self.weights)
 
     def reopen(self, named: str | None, tell: Callable[[Progress], None]) -> Path:
-        """The folder of a bundle, by default of what `model` is by now: a server compiles nothing while it serves."""
+        """The folder of the bundle `named`, by default of the current target of `model`. Never compiles."""
         from llmc.artifacts.bundle.manifest import read_manifest
         from llmc.artifacts.local.references import resolve
         from llmc.settings import Settings
@@ -48,7 +48,7 @@ class ServedModel:
         return bundle_of(str(folder), self.device, dict(self.options), _reported_by(tell), self.store, self.weights)
 
     def require_there(self, settings: Settings) -> None:
-        """Raise what opening would of a bundle or checkpoint that is not there; nothing is compiled."""
+        """Raise what opening a missing bundle or checkpoint would raise, without compiling anything."""
         from llmc.artifacts.bundle.manifest import read_manifest
         from llmc.artifacts.local.precompiled import path_for
         from llmc.artifacts.local.references import resolve
@@ -61,7 +61,7 @@ class ServedModel:
 
 
 def _reported_by(tell: Callable[[Progress], None]) -> Callable[[Any], None]:
-    """A reporter of a compile that tells its stages, with the seconds left of one from the time of its parts so far."""
+    """A compile reporter that passes stages to `tell`, with the time left estimated from the parts so far."""
     from llmc.compiler.pipeline.compile import BeginReport, ExecutableReport, VerifyReport
     from llmc.server.state import Progress
 

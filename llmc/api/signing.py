@@ -1,4 +1,4 @@
-"""Signing bundles and stored results, and what is said of a bundle's signature: what `llmc cache sign` does."""
+"""Sign bundles and stored results, and describe a bundle's signature (`llmc cache sign`)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Signed:
-    """What was signed: a bundle folder, or an entry of the store by its kind and key; its digest; whether the store has
-    the signature too, and why not."""
+    """What was signed: a bundle folder, or a store entry by kind and key. `stored` is whether the store has the
+    signature too; `not_stored` says why it does not."""
 
     what: str
     kind: str
@@ -48,13 +48,15 @@ def sign_bundle(signer: Signer, store: Store, folder: str) -> Signed:
 
 
 def sign_entry(signer: Signer, store: Store, prefix: str) -> Signed:
-    """Sign what is in the store under a key, or its first digits. Raises ArtifactError and InputError."""
+    """Sign the store entry with a key or its first digits. Raises ArtifactError and InputError."""
     from llmc.artifacts.bundle.stored import KIND, publish_bundle, read_bundle
     from llmc.artifacts.store.entries import Entries, entry_body
 
     entry = store.find(prefix)
     if entry.key.is_local:
-        raise InputError(f"{entry.key.kind} {entry.key.short} never leaves this machine, so nobody needs it signed")
+        raise InputError(
+            f"{entry.key.kind} {entry.key.short} never leaves this machine and needs no signature; leave it out"
+        )
     if entry.key.kind == KIND:
         manifest, there = read_bundle(store, entry)
         publish_bundle(store, manifest, signer.sign(manifest.to_bytes(), there))
@@ -65,7 +67,7 @@ def sign_entry(signer: Signer, store: Store, prefix: str) -> Signed:
 
 
 def signature_status(files: BundleFiles) -> tuple[dict[str, Any], list[str]]:
-    """A bundle's signature status, and what is wrong with it, also if it is missing.
+    """The status of a bundle's signature, and a list of problems with it, such as a missing one that is required.
 
     `{"status": "trusted" | "unknown" | "invalid" | "none", "keys": [id, …], "name": name of the trusted key | None}`
     """

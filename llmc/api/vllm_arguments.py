@@ -1,4 +1,4 @@
-"""vLLM's constructor arguments: those that llmc has too, those with another name here, and those without effect."""
+"""vLLM's constructor arguments: those that llmc shares, renames, or ignores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ENGINE = (
     "prefill_budget", "prefix_slots", "enable_prefix_caching", "seed", "observer", "max_queued_requests",
     "speculative_config", "enforce_eager", "prefill", "warm_up",
 )  # fmt: skip
-"""Arguments of the engine; those left after it and the ones below are `llmc.compile`'s."""
+"""Arguments of the engine. Arguments not listed in this module belong to `llmc.compile`."""
 
 _COMPILES = ("plan", "cache_dir", "store", "report", "threads", "device", "task", "lora", "lora_modules")
 _DTYPES = {"float32": "f32", "float": "f32", "bfloat16": "bf16", "float16": "f16", "half": "f16"}
@@ -24,36 +24,35 @@ _TASKS = {
     "auto": None,
     "none": None,
 }
-"""vLLM's words for what a model is for, by `task` of earlier versions and `convert` of later ones."""
+"""vLLM's names of tasks, from `task` of earlier versions and `convert` of later ones."""
 _KV_CACHES = {"bfloat16": "bf16", "fp8_e4m3": "fp8"}
 
 _WITHOUT_EFFECT = {
     "disable_log_stats": "there is no statistics log",
-    "download_dir": "checkpoints are taken from where they are",
-    "enable_chunked_prefill": "prompts are always cut where the plan's buckets ask for it",
-    "gpu_memory_utilization": "the plan's limits size the cache; of a device that captures graphs, warm_up does",
+    "download_dir": "checkpoints are read where they are",
+    "enable_chunked_prefill": "prompts are always chunked as the plan's buckets require",
+    "gpu_memory_utilization": "the plan's limits size the cache; on devices that capture graphs, warm_up does",
     "load_format": "the format is read from the files",
-    "override_neuron_config": "the plan says what is compiled",
-    "runner": "what a checkpoint is for is read from its files, or given as task",
-    "revision": "checkpoints are taken as they are",
+    "override_neuron_config": "the plan defines what is compiled",
+    "runner": "the task is read from the checkpoint's files, or given as task",
+    "revision": "checkpoints are used as they are",
     "swap_space": "no sequence is swapped out",
     "tokenizer": "the tokenizer is the checkpoint's own",
     "tokenizer_mode": "the tokenizer is the checkpoint's own",
     "trust_remote_code": "no code of a checkpoint is run",
 }
 _OPTIONS = {"override_neuron_config": "override_neuron_config", "tensor_parallel_size": "tensor_parallel"}
-"""vLLM's name of an option that some devices declare → its name here."""
+"""vLLM's names of options that some devices declare, and llmc's names."""
 
 _ONE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
 
 def split(arguments: Mapping[str, Any], device: str | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(arguments of `llmc.compile`, arguments of the engine) of what was given to LLM() for a device.
+    """Split the arguments of LLM() for a device into those of `llmc.compile` and those of the engine.
 
-    An argument without effect here is a warning. So is more than one device, where `device` is not one whose graphs can
-    be sharded: a bundle holds the graphs of one device, or of those that it was compiled for. Raises InputError for an
-    argument that neither vLLM nor llmc knows, naming the
-    nearest.
+    Warns about arguments without effect. Also warns about more than one device unless `device` can shard graphs,
+    because a bundle runs on the number of devices that it was compiled for. Raises InputError for an argument that
+    neither vLLM nor llmc knows, naming the nearest.
     """
     compiled: dict[str, Any] = {}
     engine: dict[str, Any] = {}

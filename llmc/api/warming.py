@@ -1,4 +1,4 @@
-"""`llmc.warm_up`: what `llmc warmup` does, from Python."""
+"""`llmc.warm_up`: the Python form of `llmc warmup`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def warm_up(
     bundle: Bundle, options: EngineOptions | None = None, *, uses: Mapping[Bucket, int] | None = None,
     choice: CaptureChoice | None = None, report: Report | None = None,
 ) -> WarmUpOutcome:  # fmt: skip
-    """Run every bucket of a bundle twice, as requests would; of one that embeds or scores with one text each.
+    """Run every bucket of a bundle twice; a bundle that embeds or scores runs each with one text.
 
     The buckets that `uses` counts most come first. `choice` divides the memory of a device that captures graphs.
-    `report` is called with the outcome so far, what ran, and how many of how many are done. An interrupt
-    keeps what ran.
+    `report` is called with the outcome so far, what ran, and how many of how many are done. An interrupt keeps what
+    ran.
 
-    Raises ArtifactError or DeviceError where this host cannot open the bundle; what does not run is in the outcome.
+    Raises ArtifactError or DeviceError if this host cannot open the bundle. Buckets that do not run are in the outcome.
     """
     from llmc.runtime.startup.opening import EngineOptions, open_engine, open_executor
     from llmc.runtime.startup.outcome import WarmUpOutcome

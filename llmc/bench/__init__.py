@@ -1,1 +1,1 @@
-"""Measuring: buckets of a bundle, servers under load, and other engines beside llmc."""
+"""Measurements of buckets, servers under load, and llmc next to other engines."""

@@ -1,4 +1,4 @@
-"""Seconds that each bucket of a bundle takes on this host, for making and judging plans."""
+"""Time each bucket of a bundle on this host, to make and evaluate plans."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ Progress = Callable[[Bucket, float, int, int], None]
 LEAST_SAMPLES = 3
 MOST_SAMPLES = 20
 SLOW = 1.0
-"""Seconds of a step above which one sample is enough: noise is small beside it."""
+"""Steps longer than this many seconds need only one sample, because noise is small in comparison."""
 
 
 def measure(
     bundle: Bundle, *, seconds: float = 0.3, threads: int | None = None, report: Progress | None = None
 ) -> Bench:
-    """Replay every bucket of the bundle's plan, full of live rows, and take the median of its times.
+    """Replay every bucket of the bundle's plan with all rows live, and take the median time.
 
-    A bucket is run once unmeasured, then for about `seconds`, at least LEAST_SAMPLES (one, where a step takes over SLOW
-    seconds) and at most MOST_SAMPLES times, each time from freshly padded token ids, as the engine does. `report` is
-    called after each with the bucket, its seconds, and how many of how many are done. An interrupt (KeyboardInterrupt)
-    ends it early: the bench has what was measured, and names the buckets that were not (`Bench.unmeasured`); with
-    nothing measured it is raised again. Raises ArtifactError or DeviceError when this host cannot run the bundle.
+    A bucket runs once unmeasured, then for about `seconds`: at least LEAST_SAMPLES times (once if a step takes over
+    SLOW seconds) and at most MOST_SAMPLES times. Each run pads token ids anew, as the engine does. `report` is called
+    after each bucket with the bucket, its seconds, and how many of how many are done.
+
+    An interrupt (KeyboardInterrupt) ends it early: the result names the missing buckets (`Bench.unmeasured`). If
+    nothing was measured, it is raised again. Raises ArtifactError or DeviceError if this host cannot run the bundle.
     """
     executor, buckets = open_executor(bundle, threads=threads), bundle.plan.buckets
     found: list[Measurement] = []
@@ -79,7 +80,7 @@ def _times(executor: Executor, bucket: Bucket, vocabulary: int, budget: float) -
 
 
 def enough(times: Sequence[float], budget: float) -> bool:
-    """Whether `times`, of which the first does not count, are samples enough for `budget` seconds."""
+    """Whether `times`, without the first, are enough samples for `budget` seconds."""
     counted = times[1:]
     if not counted:
         return False

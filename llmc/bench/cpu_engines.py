@@ -1,9 +1,8 @@
-"""The engines that `--device cpu` chooses between, measured on this host: what `llmc bench cpu` does.
+"""Compare the engines that `--device cpu` chooses from on this host (`llmc bench cpu`).
 
-Each engine answers over a bundle of its own, in a process of its own. Every round asks every engine and begins with
-another one, so that a host that gets slower does so for all; the first round warms up and does not count. Prompts are
-random token ids, new ones in each round. Memory and first tokens are of processes that are opened for them, one at a
-time.
+Each engine runs its own bundle in its own process. Every round measures every engine and starts with a different one,
+so that a host that slows down affects all. The first round warms up and does not count. Prompts are random token ids,
+new in each round. Memory and first-token times are measured in fresh processes, one at a time.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ if TYPE_CHECKING:
     from llmc.settings import Settings
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is done, how many of it are done, and of how many."""
+"""Called with a text, and how many of how many measurements are done."""
 
 ENGINE = Path(__file__).with_name("bundle_engine.py")
 SEQUENCES, LENGTH = 16, 1024
-"""What the measured bundles run: the largest batch, and room for the prompts."""
+"""Limits of the measured bundles: the largest batch, and room for the prompts."""
 BATCHES, DECODE_PROMPT = (1, 4, 8, 16), 64
 PREFILL = 512
 STREAMS, STREAM_PROMPT = 8, 256
@@ -48,7 +47,7 @@ MEMORY = f"memory (PSS) of {STREAMS} streams, bytes"
 
 @dataclass(frozen=True)
 class Amount:
-    """How much is measured: decode steps of a round, rounds that count, and tokens of each answer for memory."""
+    """How much to measure: counted rounds, decode steps per round, first-token runs, and answer tokens for memory."""
 
     rounds: int = 5
     steps: int = 32
@@ -57,41 +56,41 @@ class Amount:
 
     @classmethod
     def of(cls, quick: bool, rounds: int | None) -> Amount:
-        """For a first look if `quick`; `rounds` of decode steps and prompts where that is given."""
+        """The amount for `--quick` and `--rounds`."""
         some = cls(2, 12, 3, 32) if quick else cls()
         return some if rounds is None else replace(some, rounds=rounds)
 
     def wanted(self) -> dict[str, int]:
-        """Every measurement's name, in the order in which they are made, and its rounds."""
+        """Every measurement's name in measuring order, and its number of rounds."""
         return {**dict.fromkeys(map(decode, BATCHES), self.rounds), PROMPT: self.rounds,
                 START: self.first_tokens, MEMORY: 1}  # fmt: skip
 
 
 @dataclass
 class Figures:
-    """`rounds`: measurement → bundle → a figure of each round. `unfinished`: what an interrupt left out, in words."""
+    """Results. `rounds`: measurement → bundle → one value per round; `unfinished` names what an interrupt left out."""
 
     threads: int
     rounds: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     unfinished: list[str] = field(default_factory=list)
 
     def median(self, measurement: str, name: str) -> float | None:
-        """Over the rounds; None where a bundle has none."""
+        """Median over the rounds; None if the bundle has none."""
         values = self.rounds.get(measurement, {}).get(name)
         return median(values) if values else None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Convert to JSON members."""
         return {"threads": self.threads, "rounds": self.rounds, "unfinished": self.unfinished}
 
 
 def decode(batch: int) -> str:
-    """The name of a measurement of decode steps."""
+    """Name of the decode measurement for a batch size."""
     return f"decode step, batch {batch}, ms"
 
 
 def cases(checkpoint: Checkpoint, engines: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Engine and quantisation of each bundle that is measured: PLAIN, which all offer, and last the engine's own."""
+    """Engine and weight format of each bundle to measure: PLAIN, which all engines offer, then the engine's default."""
     found = []
     for engine in engines:
         own = str(configured(engine, CompileOptions(engine), weights_of(checkpoint))["quantize"])
@@ -100,7 +99,7 @@ def cases(checkpoint: Checkpoint, engines: tuple[str, ...]) -> list[tuple[str, s
 
 
 def compiled(checkpoint: Checkpoint, engine: str, kind: str, folder: Path, settings: Settings) -> Bundle:
-    """The bundle of an engine and quantisation in `folder`, compiled now or from the store."""
+    """The bundle of an engine and weight format in `folder`, compiled now or taken from the store."""
     from llmc.artifacts.local.opening import open_store
     from llmc.compiler.pipeline.compile import compile_bundle
     from llmc.compiler.pipeline.planning import plan_for
@@ -112,10 +111,10 @@ def compiled(checkpoint: Checkpoint, engine: str, kind: str, folder: Path, setti
 
 
 def measure(bundles: Mapping[str, Bundle], amount: Amount, threads: int, logs: Path, report: Progress) -> Figures:
-    """Measure every bundle. What its engine prints goes to a file in `logs`.
+    """Measure every bundle. The engines' output goes to files in `logs`.
 
-    An interrupt (KeyboardInterrupt) ends it early: what was measured comes back, and `unfinished` says what was not;
-    with nothing measured it is raised again. Raises EngineError for an engine that fails.
+    An interrupt (KeyboardInterrupt) ends it early: the result names what is missing in `unfinished`. If nothing was
+    measured, it is raised again. Raises EngineError for an engine that fails.
     """
     logs.mkdir(parents=True, exist_ok=True)
     found = Figures(threads)
@@ -133,8 +132,6 @@ def measure(bundles: Mapping[str, Bundle], amount: Amount, threads: int, logs: P
 
 
 class _Turns:
-    """The bundles' engines, asked in turn."""
-
     def __init__(
         self, bundles: Mapping[str, Bundle], amount: Amount, logs: Path, report: Progress, found: Figures
     ) -> None:
@@ -144,7 +141,6 @@ class _Turns:
         self._total = sum(rounds + (title != MEMORY) for title, rounds in amount.wanted().items()) * len(bundles)
 
     def all(self) -> None:
-        """Every measurement."""
         amount = self._amount
         with ExitStack() as opened:
             workers = {name: opened.enter_context(self._open(name)) for name in self._bundles}
@@ -172,7 +168,6 @@ class _Turns:
             return worker.first_token(QUESTION)
 
     def _memory(self, name: str, _: int) -> float:
-        """The most memory of a process that answers several prompts at once."""
         prompts = [self._ids(f"memory {row}", STREAM_PROMPT) for row in range(STREAMS)]
         with self._open(name) as worker:
             worker.ask("warm")
@@ -196,12 +191,11 @@ class _Turns:
         return Worker(name, command(sys.executable, ENGINE, options), log)
 
     def _ids(self, seed: str, length: int) -> list[int]:
-        """Random token ids, the same for the same seed."""
         return random.Random(seed).choices(range(self._vocabulary), k=length)  # noqa: S311 - no secret
 
 
 def record(found: Figures, checkpoint: Checkpoint, engines: tuple[str, ...]) -> dict[str, Any]:
-    """Whole figures as `--device cpu` chooses by them: a record of cpu/measurements.py."""
+    """Convert complete results to a record that `--device cpu` chooses by (cpu/measurements.py)."""
     built: dict[str, dict[str, Any]] = {engine: {} for engine in engines}
     for engine, kind in cases(checkpoint, engines):
         options = configured(engine, CompileOptions(engine, kind))

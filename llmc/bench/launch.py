@@ -1,12 +1,12 @@
-"""The far side of a worker: runs one engine in whatever Python has it, and answers requests (worker.py).
+"""The child side of a worker: runs one engine in any Python, and answers requests of worker.py.
 
     PYTHON launch.py ENGINE.py JSON
 
-ENGINE.py holds a class `Engine`, made with the members of the JSON object as keywords; its methods are what can be
-asked. One JSON object a line: {"op": method, "args": {keyword: value}} on stdin, {"ok": result} or {"error": text} on
-stdout; the first line says that the engine is open: {"ok": {}}. Whatever libraries print goes to stderr. Ends when
-stdin does. Standard library only: the environment of another
-engine has no llmc.
+ENGINE.py has a class `Engine`; the JSON object's members are its constructor's keywords, and its methods are the
+operations. Messages are one JSON object a line: {"op": method, "args": {keyword: value}} on stdin, {"ok": result} or
+{"error": text} on stdout. The first answer, {"ok": {}}, says that the engine is open. Output of libraries goes to
+stderr. The process ends when stdin does. Only the standard library is imported, because another engine's environment
+has no llmc.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def serve(engine_file: str, options: dict[str, Any]) -> None:
 
     try:
         engine = _load(engine_file).Engine(**options)
-    except Exception as error:  # noqa: BLE001 - told to whoever started this process
+    except Exception as error:  # noqa: BLE001 - reported to the parent process
         answer("error", _words(error))
         return
     answer("ok", {})
@@ -50,7 +50,7 @@ def serve(engine_file: str, options: dict[str, Any]) -> None:
 def _load(path: str) -> Any:
     spec = spec_from_file_location("engine", path)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python file")
+        raise ImportError(f"{path} is not a Python file")
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -63,6 +63,6 @@ def _words(error: Exception) -> str:
 if __name__ == "__main__":
     if not getattr(sys.flags, "safe_path", False):
         del sys.path[0]  # this folder: a file in it would hide a library of the same name
-    modules: dict[str, Any] = sys.modules  # None for a module means: cannot be imported
+    modules: dict[str, Any] = sys.modules  # a None entry makes the import fail
     modules["openvino_telemetry"] = None
     serve(sys.argv[1], json.loads(sys.argv[2]))

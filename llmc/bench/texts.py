@@ -1,5 +1,7 @@
-"""Texts a second of a bundle that embeds or scores, over the texts of a file: each round passes all of them once, the
-way a caller does, tokenizing included."""
+"""Measure the texts per second of a bundle that embeds or scores.
+
+Each round passes all texts of a file once, including tokenization, as a caller would.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,14 @@ if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
 
 Progress = Callable[[str, int, int], None]
-"""What a round, or a bucket of the warm-up, took, in words; how many of how many are done."""
+"""Called with a text about a round or a warm-up bucket, and how many of how many are done."""
 
 UNMEASURED = "unmeasured"
 
 
 @dataclass(frozen=True)
 class TextRound:
-    """One pass over all texts, or what was done of it when it was interrupted; `padded` tokens were computed."""
+    """One pass over all texts, or the part before an interrupt. `padded` counts computed tokens with padding."""
 
     seconds: float
     texts: int
@@ -33,7 +35,7 @@ class TextRound:
 
     @property
     def rate(self) -> float:
-        """Texts a second."""
+        """Texts per second."""
         return self.texts / self.seconds
 
     @property
@@ -44,9 +46,9 @@ class TextRound:
 
 @dataclass(frozen=True)
 class TextBench:
-    """What was measured: `rounds` of `requested`, of which an interrupt may have left the only one in part (`partial`).
+    """Results: `rounds` of `requested`. `partial`: an interrupt cut the only round.
 
-    `buckets` counts the batches of a round by batch × tokens, where executables have fixed shapes.
+    `buckets` counts a round's batches by (batch, tokens), if executables have fixed shapes.
     """
 
     bundle: str
@@ -61,22 +63,22 @@ class TextBench:
 
     @property
     def rate(self) -> float:
-        """Texts a second in the median of rounds."""
+        """Texts per second, median of the rounds."""
         return median(one.rate for one in self.rounds)
 
     @property
     def best(self) -> float:
-        """And in the best one."""
+        """Texts per second of the best round."""
         return max(one.rate for one in self.rounds)
 
     @property
     def unmeasured(self) -> list[str]:
-        """What an interrupt left out, in words; empty where nothing is."""
+        """Descriptions of what an interrupt left out; empty if nothing is missing."""
         left = self.requested - len(self.rounds) + self.partial
         return [f"{left} of {self.requested} rounds"] if left else []
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it: rates are of texts and tokens a second."""
+        """Convert to JSON members; rates are texts and tokens per second."""
         last = self.rounds[-1]
         return {
             "bundle": self.bundle, "device": self.device, "task": self.task, "threads": self.threads,
@@ -94,12 +96,12 @@ def measure(
     bundle: Bundle, texts: Sequence[str], *, query: str = "", rounds: int = 5, cut: int | None = None,
     threads: int | None = None, report: Progress = lambda *_: None,
 ) -> TextBench:  # fmt: skip
-    """Pass all `texts` through the bundle `rounds` times, each text as a document for `query` where it scores, after
-    every bucket has run once.
+    """Pass all `texts` through the bundle `rounds` times, after every bucket has run once.
 
-    `cut`: as `Pooler.embed` has it. An interrupt (KeyboardInterrupt) ends it early: whole rounds are kept, of the first
-    one what was done; with nothing measured it is raised again. Raises InputError for texts that are too long, and
-    ArtifactError or DeviceError when this host cannot run the bundle.
+    A bundle that scores gets each text as a document for `query`. `cut` is as in `Pooler.embed`. An interrupt
+    (KeyboardInterrupt) ends it early: complete rounds are kept, and the first round even if partial. If nothing was
+    measured, it is raised again. Raises InputError for texts that are too long, ArtifactError or DeviceError if this
+    host cannot run the bundle.
     """
     pooler = Pooler(bundle, threads)
     found: list[TextRound] = []

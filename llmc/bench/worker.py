@@ -1,4 +1,4 @@
-"""An engine in a process of its own: started, asked, measured from outside, ended."""
+"""An engine in its own process: start it, send it requests, measure it from outside, end it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from llmc.waiting import of_others
 
 LAUNCH = Path(__file__).with_name("launch.py")
 LOG_TAIL = 300
-"""Characters of an engine's log that an error shows."""
+"""Characters of an engine's log that an error quotes."""
 POLL_S = 0.05
-"""Seconds between two looks at a process's memory."""
+"""Seconds between two memory readings."""
 
 
 class EngineError(LlmcError):
-    """An engine failed at a request, or ended; the message says which, with the engine's output."""
+    """An engine failed at a request or ended; the message quotes the engine's output."""
 
 
 class Worker:
-    """The process of the engine `name`, started as `command`; `began` is when (time.perf_counter()).
+    """The process of engine `name`, started as `command`; `began` is the start time (time.perf_counter()).
 
-    What the engine prints goes to `log`. A terminal's Ctrl-C reaches only its owner. Raises EngineError where it does
-    not open.
+    The engine's output goes to `log`. A terminal's Ctrl-C does not reach the process. Raises EngineError if the engine
+    does not open.
     """
 
     def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
@@ -47,12 +47,12 @@ class Worker:
             raise
 
     def ask(self, op: str, **args: Any) -> dict[str, Any]:
-        """The answer of a method of the engine; raises EngineError."""
+        """Call a method of the engine and return its answer. Raises EngineError."""
         self._send(op, args)
         return self._answer(op)
 
     def ask_with_memory(self, op: str, **args: Any) -> tuple[dict[str, Any], int]:
-        """The answer, and the most memory (PSS, bytes) that the process held meanwhile, seen every POLL_S seconds."""
+        """Call `ask` and also return the process's peak memory (PSS, bytes), read every POLL_S seconds."""
         done, most = Event(), [self.pss()]
 
         def look() -> None:
@@ -69,15 +69,15 @@ class Worker:
         return answer, max([*most, self.pss()])
 
     def first_token(self, question: str) -> float:
-        """Seconds from the process's start to the first text of its answer; raises EngineError."""
+        """Time from process start to the first text of the answer, in seconds. Raises EngineError."""
         answer = self.ask("first_token", question=question)
         took = time.perf_counter() - self.began - float(answer.get("after_s", 0.0))
         if not answer["text"]:
-            raise EngineError(f"{self.name}: first_token: no text came")
+            raise EngineError(f"{self.name}: first_token: the engine returned no text")
         return took
 
     def pss(self) -> int:
-        """Bytes of the process's proportional set size now: shared pages count by their share."""
+        """The process's proportional set size in bytes; shared pages count proportionally."""
         try:
             lines = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text().splitlines()[1:]
         except OSError:
@@ -105,10 +105,10 @@ class Worker:
     def _said(self) -> str:
         self._log.flush()
         said = " ".join(self.log.read_text(errors="replace")[-LOG_TAIL:].split())
-        return f"…{said} (all of it in {self.log})"
+        return f"…{said} (full log: {self.log})"
 
     def close(self, *, at_once: bool = False) -> None:
-        """End the process by ending its input; `at_once`, without waiting for what it does."""
+        """End the process by closing its input; `at_once` kills it instead of waiting."""
         if at_once:
             self.process.kill()
         for stream in (self.process.stdin, self.process.stdout):
@@ -129,5 +129,5 @@ class Worker:
 
 
 def command(python: str, engine: Path, options: Mapping[str, Any]) -> list[str]:
-    """Starts the engine of a file (launch.py) in `python` with its constructor's `options`."""
+    """The command that starts an engine file (launch.py) in `python` with its constructor's `options`."""
     return [python, str(LAUNCH), str(engine), json.dumps(options)]

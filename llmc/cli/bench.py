@@ -1,4 +1,4 @@
-"""`llmc bench`: how long each bucket of a bundle takes here, texts a second, and the engines of `--device cpu`."""
+"""`llmc bench`: time each bucket of a bundle, texts per second, or the engines behind `--device cpu`."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from llmc.settings import Settings
 
 BUCKETS = "buckets"
-"""The command that is meant where none is named."""
+"""The default command."""
 ROUNDS = 5
-"""In which all texts are passed."""
+"""Default passes over all texts."""
 INTERRUPTED = "interrupted.json"
-"""What an interrupted `llmc bench cpu` measured, beside the bundles that it measured."""
+"""File with the results of an interrupted `llmc bench cpu`, next to the bundles that it measured."""
 
 
 class _Commands(TyperGroup):
-    """`llmc bench BUNDLE` is `llmc bench buckets BUNDLE`."""
+    """Lets `llmc bench BUNDLE` stand for `llmc bench buckets BUNDLE`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put in the command's name where it was left out."""
+        """Insert the default command if none is named."""
         if args and args[0] not in {"--help", *self.commands}:
             args = [BUCKETS, *args]
         return super().parse_args(ctx, args)
@@ -47,9 +47,9 @@ app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="""Time every bucket of a bundle on this host, or the engines that --device cpu chooses between.
+    help="""Time every bucket of a bundle on this host, or compare the engines that --device cpu chooses from.
 
-    llmc bench BUNDLE is short for llmc bench buckets BUNDLE; a bundle in a folder called cpu is ./cpu.
+    llmc bench BUNDLE is short for llmc bench buckets BUNDLE. Write ./cpu for a bundle folder named cpu.
 
     \b
     Example:
@@ -70,29 +70,28 @@ def buckets(
     bundle: BundleArgument,
     *,
     seconds: Annotated[
-        float | None, option("--seconds", "S", "Time to spend on each bucket. Default: 0.3.", min=0.0)
+        float | None, option("--seconds", "S", "Seconds to spend on each bucket. Default: 0.3.", min=0.0)
     ] = None,
     threads: ThreadsFlag = None,
     texts: Annotated[
         Path | None,
-        option("--texts", "FILE", "Of a bundle that embeds or scores: one text a line, timed all together."),
+        option("--texts", "FILE", "For a bundle that embeds or scores: the texts to time, one a line."),
     ] = None,
-    query: Annotated[
-        str | None, option("--query", "TEXT", "Of a bundle that scores: what all texts are to fit.")
-    ] = None,
+    query: Annotated[str | None, option("--query", "TEXT", "For a bundle that scores: the query.")] = None,
     truncate: TruncateFlag = False,
     rounds: RoundsFlag = None,
     output: Annotated[
-        Path | None, option("--output -o", "FILE", "Write the measurements here; buckets': for llmc plan --bench.")
+        Path | None,
+        option("--output -o", "FILE", "Write the measurements here; llmc plan --bench reads those of buckets."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the measurements as JSON.")] = False,
 ) -> None:
-    """Time every bucket of a bundle on this host, full of live rows.
+    """Time every bucket of a bundle on this host, with all rows in use.
 
-    With the buckets' times llmc plan --bench and llmc plan evaluate --bench count seconds in place of tokens.
+    llmc plan --bench and llmc plan evaluate --bench use the result to weigh plans in seconds instead of tokens.
 
-    A bundle that embeds or scores is timed over --texts FILE: texts a second in the median of --rounds, and padding. An
-    interrupt shows what was measured.
+    A bundle that embeds or scores is timed over --texts FILE: texts per second (median of --rounds) and padding. An
+    interrupt prints the results so far.
 
     \b
     Example:
@@ -114,7 +113,6 @@ def buckets(
 
 
 def _refuse(why: str, flags: Mapping[str, object]) -> None:
-    """Raise InputError for a flag that was given where it cannot be."""
     for flag, value in flags.items():
         if value is not None:
             raise InputError(f"{flag} {why}")
@@ -152,7 +150,7 @@ def _texts(
     bundle: Bundle, texts: Path | None, query: str | None, truncate: bool, rounds: int, threads: int | None,
     output: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Measure, and print or write the outcome. Raises InputError for what cannot be measured."""
+    """Measure, then print or write the result. Raises InputError for input that cannot be measured."""
     from llmc.bench.texts import measure
     from llmc.cli.interrupts import end_incomplete, sigterm_interrupts
     from llmc.cli.output import StepProgress
@@ -160,13 +158,15 @@ def _texts(
     from llmc.runtime.pooling.tokens import WHOLE
 
     if texts is None:
-        raise InputError(f"{bundle.path}: a bundle to {bundle.task} is timed over texts; give --texts FILE, one a line")
+        raise InputError(
+            f"{bundle.path}: a bundle to {bundle.task} is timed over texts; give --texts FILE with one text a line"
+        )
     if (query is None) == (bundle.task == "score"):
-        what = "needs --query TEXT, for which all texts are scored" if query is None else "takes no --query"
+        what = "needs --query TEXT to score the texts for" if query is None else "takes no --query"
         raise InputError(f"{bundle.path}: a bundle to {bundle.task} {what}")
     given = [line for line in read_text(texts, "texts").splitlines() if line.strip()]
     if not given:
-        raise InputError(f"{texts}: there is no text in it; give one a line")
+        raise InputError(f"{texts}: no text found; write one text a line")
     hidden = as_json and not sys.stderr.isatty()
     with StepProgress("measure", hidden) as progress, sigterm_interrupts():
         found = measure(
@@ -212,17 +212,17 @@ def cpu(
     quick: QuickFlag = False,
     threads: ThreadsFlag = None,
     output: Annotated[
-        Path | None, option("--output -o", "FILE", "Write here. Default: where --device cpu looks first.")
+        Path | None,
+        option("--output -o", "FILE", "Write the measurements here. Default: where --device cpu looks first."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the measurements as JSON.")] = False,
 ) -> None:
-    """Measure the engines that --device cpu chooses between on this host, and say what it would choose, and why.
+    """Compare the engines that --device cpu chooses from on this host, and print which it would choose and why.
 
-    Decode steps, a prompt, the time to the first token and memory, in turn, in int8 and in what each engine would
-    compile the model with by default. What is measured is kept beside what was
-    measured before, and llmc compile --device cpu chooses by it where it holds: for as many threads, models alike (by
-    type and size), the same versions of the engines, and the same options. Interrupted, it shows and writes what it
-    has, and choices go on by what was measured before.
+    Measured in turn: decode steps, prefill, process start to first token, and memory, in int8 and in each engine's
+    default format. llmc compile --device cpu uses the result for the same number of threads, similar models (type and
+    size), and the same engine versions and options. Earlier measurements are kept. An interrupt prints and writes the
+    results so far, which are not used for choices.
 
     \b
     Example:
@@ -242,7 +242,7 @@ def cpu(
     checkpoint = open_checkpoint(model)
     hidden = as_json and not sys.stderr.isatty()
     found = _measure(checkpoint, engines, work, settings, threads or settings.threads, rounds, quick, hidden)
-    if found.unfinished:  # a choice needs all of it
+    if found.unfinished:  # a choice needs complete measurements
         write_text(work / INTERRUPTED, json.dumps(found.to_dict(), indent=1) + "\n", "the measurements")
         echo(f"wrote {work / INTERRUPTED}", err=True)
         echo(json.dumps(found.to_dict()) if as_json else "\n".join(_engine_table(found)))
@@ -259,7 +259,6 @@ def _measure(
     checkpoint: Checkpoint, engines: tuple[str, ...], work: Path, settings: Settings, threads: int, rounds: int | None,
     quick: bool, hidden: bool,
 ) -> Figures:  # fmt: skip
-    """Compile a bundle of each engine and quantisation in `work`, and measure all."""
     from llmc.bench.cpu_engines import Amount, cases, compiled, measure
     from llmc.cli.interrupts import sigterm_interrupts
     from llmc.cli.output import StepProgress
@@ -277,7 +276,7 @@ def _measure(
 
 
 def _engine_table(found: Figures) -> list[str]:
-    """Medians of each bundle; a dash where nothing was measured."""
+    """Medians of each bundle; a dash for a missing measurement."""
     from llmc.bench.cpu_engines import BATCHES, MEMORY, PROMPT, START, decode
     from llmc.buckets.render.text import table
 
@@ -294,7 +293,7 @@ def _engine_table(found: Figures) -> list[str]:
 
 
 def _choices(measured: Measured) -> list[str]:
-    """What --device cpu would choose by a record for each of its batch sizes, and why."""
+    """The engine that --device cpu would choose for each of its batch sizes, and why."""
     from llmc.compiler.targets.cpu.auto_engine import CpuCase, Wanted, choose
 
     last = {engine: list(kinds.items())[-1] for engine, kinds in measured.engines.items()}

@@ -1,4 +1,4 @@
-"""The flags by which a device's memory is divided between KV cache and graphs: vLLM's names and defaults."""
+"""Flags that divide a device's memory between KV cache and graphs, with vLLM's names and defaults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from llmc.settings import Settings
 
 UNCAPTURED_SHOWN = 5
-"""Buckets of a phase that a report names as uncaptured; --json and -v name all."""
+"""Uncaptured buckets per phase that a report names; --json and -v name all."""
 _SHARES = ("gpu_memory_utilization", "graph_reserved_mem", "graph_prompt_ratio")
 
 
@@ -23,26 +23,26 @@ _flag = partial(flag, panel="Memory of captured graphs")
 
 @dataclass(frozen=True, kw_only=True)
 class CaptureFlags(Command):
-    """The flags as typed; None is a flag that was not given."""
+    """Graph capture flags; None means not given."""
 
     gpu_memory_utilization: str | None = _flag(
-        None, "F", "Share of the memory free after the profile run to use. Default: 0.9."
+        None, "F", "Share of the memory left after the profile run to use. Default: 0.9."
     )
     graph_reserved_mem: str | None = _flag(
-        None, "F", "Share of that for graphs; 0: none. Default: VLLM_GRAPH_RESERVED_MEM or 0.1."
+        None, "F", "Share of that for graphs; 0 for none. Default: VLLM_GRAPH_RESERVED_MEM or 0.1."
     )
     graph_prompt_ratio: str | None = _flag(
-        None, "F", "Share of that for prompt graphs. Default: VLLM_GRAPH_PROMPT_RATIO or 0.3."
+        None, "F", "Share of that for prefill graphs. Default: VLLM_GRAPH_PROMPT_RATIO or 0.3."
     )
     prompt_strategy: str | None = _flag(
-        None, "min_tokens|max_bs", "Prompt graphs captured first. Default: VLLM_GRAPH_PROMPT_STRATEGY or min_tokens."
+        None, "min_tokens|max_bs", "Prefill graphs to capture first. Default: VLLM_GRAPH_PROMPT_STRATEGY or min_tokens."
     )
     decode_strategy: str | None = _flag(
-        None, "min_tokens|max_bs", "Decode graphs captured first. Default: VLLM_GRAPH_DECODE_STRATEGY or max_bs."
+        None, "min_tokens|max_bs", "Decode graphs to capture first. Default: VLLM_GRAPH_DECODE_STRATEGY or max_bs."
     )
 
     def choice(self, settings: Settings) -> CaptureChoice:
-        """What the flags ask for, and the environment where they do not. Raises InputError."""
+        """The capture settings of the flags, and of the environment for flags not given. Raises InputError."""
         from llmc.buckets.capture.options import CaptureOptions
         from llmc.runtime.startup.capturing import CaptureChoice
 

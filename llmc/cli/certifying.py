@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from llmc.runtime.startup.opening import EngineOptions
 
 PARTS, LINES = 500, 10
-"""Steps in which a bar grows, and lines where there is no terminal for one."""
+"""Progress updates: steps of a bar, and lines if stderr is not a terminal."""
 
 
 def certify_bundle(
     name: str, bundle: Bundle, file: Path, key: Path | None, options: EngineOptions, wanted: CertifyOptions,
     as_json: bool, hidden: bool,
 ) -> None:  # fmt: skip
-    """Certify a bundle into a file, which stays as it was where anything goes wrong."""
+    """Certify a bundle and write the certificate to `file`, which stays unchanged if anything fails."""
     from llmc.runtime.certificate.certifying import Certifying
     from llmc.runtime.certificate.document import write_file
 
     if not file.parent.is_dir():
-        raise InputError(f"{file}: there is no folder {file.parent} to write the certificate to")
+        raise InputError(f"{file}: the folder {file.parent} for the certificate does not exist")
     signer = _signer(key)
     try:
         with sigterm_interrupts(), _Bars(hidden) as bars:
@@ -63,7 +63,7 @@ def _signer(key: Path | None) -> Signer | None:
 
 
 def certificate_lines(built: Certificate) -> list[str]:
-    """What a certificate says, in words."""
+    """Describe a certificate in words."""
     seconds, requests = built.seconds, built.requests
     ran = sum(bool(b.replays + b.steps) for b in built.buckets)
     by_requests = sum(bool(b.steps) for b in built.buckets)
@@ -91,8 +91,6 @@ def certificate_lines(built: Certificate) -> list[str]:
 
 
 class _Bars:
-    """A bar for each stage."""
-
     def __init__(self, hidden: bool) -> None:
         self._hidden = hidden
         self._stage = ""
@@ -107,7 +105,6 @@ class _Bars:
             self._bar.__exit__(*error)
 
     def __call__(self, stage: str, text: str, done: int, total: int) -> None:
-        """So much of a stage is done."""
         if stage != self._stage:
             self.__exit__(None, None, None)
             self._bar = messages.StepProgress(stage, self._hidden).__enter__()
@@ -119,7 +116,7 @@ class _Bars:
 
 
 def check_certificate(name: str, bundle: Bundle, file: Path, allow_unsigned: bool, as_json: bool) -> None:
-    """Say whether a certificate can be believed, and what it says. Raises what `check` raises."""
+    """Print whether a certificate is valid and what it says. Raises what `check` raises."""
     from llmc.artifacts.signing.keyring import Keyring
     from llmc.runtime.certificate.checking import check
 

@@ -1,4 +1,4 @@
-"""`llmc compile`: a checkpoint in, a verified bundle out."""
+"""`llmc compile`: compile a checkpoint into a verified bundle."""
 
 from __future__ import annotations
 
@@ -38,16 +38,17 @@ if TYPE_CHECKING:
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.pipeline.compilation import Compilation
 
-_NUMBERS, _ADAPTERS, _HYBRIDS = "Numbers and graphs", "LoRA adapters", "Hybrids"
-_WHERE, _OUTCOME = "Where it compiles", "Checks and outcome"
+_NUMBERS, _ADAPTERS, _HYBRIDS = "Model and graphs", "LoRA adapters", "Two devices"
+_WHERE, _OUTCOME = "Compile jobs", "Checks and output"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompileCommand(DeviceOptions, PlanningFlags):
-    """Compile every bucket's graph for a device into a bundle, verified against the reference model.
+    """Compile a model into a bundle: one graph per bucket, verified against the reference model.
 
-    What was compiled before comes from the store: an interrupted compile, or one whose plan grew, does only what is
-    missing. On the device's own host, what other hosts leave portable is finished, too.
+    Finished work is kept in the artifact store. After an interrupt, or with a larger plan, only missing graphs are
+    compiled. Executables that another host left portable are completed when you compile on the target device's own
+    host.
 
     \b
     Example:
@@ -63,82 +64,85 @@ class CompileCommand(DeviceOptions, PlanningFlags):
 
     model: str | None = argument("MODEL", "A model folder, .gguf file or hub name.", default=None)
     device: str | None = device_flag(
-        None, "What to compile for; see llmc devices. Default: cpu, or lpu for NUM_LPU_DEVICES."
+        None, "Target device (llmc devices). Default: cpu, or lpu if NUM_LPU_DEVICES is set."
     )
     output: Path | None = flag(
         None,
         "BUNDLE",
-        "Bundle folder. Default: MODEL-DEVICE.llmc here; for neuron, NEURON_COMPILED_ARTIFACTS.",
+        "Bundle folder. Default: ./MODEL-DEVICE.llmc; for neuron, NEURON_COMPILED_ARTIFACTS.",
         names="--output -o",
     )
     quantize: str | None = quantize_flag(
-        "Weights. Default: the device's; with llmc's kernels a GGUF in blocks has keep, which decodes faster than "
-        "int8 and is nearer to the model.",
+        "Weight format. Default: the device's; keep for a block-quantized GGUF with llmc's kernels.",
     )
     plan: Path | None = plan_flag()
-    dry_run: bool = switch("--dry-run", "Say what would be compiled, and stop.")
+    dry_run: bool = switch("--dry-run", "Print what would be compiled, then stop.")
     resume: bool = switch(
         "--resume",
-        "Go on with the interrupted compile of -o BUNDLE, with its flags; or finish a portable BUNDLE on its "
+        "Continue the interrupted compile of -o BUNDLE with its flags; or complete a portable BUNDLE on its "
         "device's own host.",
     )
     cache_dir: Path | None = store_flag()
-    as_json: bool = switch("--json", "Print the outcome as JSON.")
+    as_json: bool = switch("--json", "Print the result as JSON.")
     prefill_device: str | None = flag(
         None,
         "X",
-        "Make a hybrid: prompts on device X, handed over to --decode-device.",
+        "Compile for two devices: X runs prefill, --decode-device decodes.",
         _HYBRIDS,
         autocompletion=one_of(offered),
     )
-    decode_device: str | None = device_flag(None, "The device of a hybrid that decodes.", panel=_HYBRIDS, metavar="Y")
+    decode_device: str | None = device_flag(None, "The device that decodes.", panel=_HYBRIDS, metavar="Y")
     dtype: str = flag(
         "auto",
         DTYPE_CHOICES,
-        "Unquantised numbers. [default: auto: f32; bf16 for openvino int8 on a CPU that computes in it]",
+        "Precision of unquantized values. [default: auto: f32; bf16 for openvino int8 if the CPU supports it]",
         _NUMBERS,
         show_default=False,
     )
     specialise: bool | None = switch(
         "--specialise/--no-specialise",
-        "One executable per bucket, or one that covers all. Default: what was measured best for the device.",
+        "One executable per bucket, or one for all shapes. Default: the faster one as measured for the device.",
         _NUMBERS,
         default=None,
     )
     sample_top_k: int = flag(
         0,
         "K",
-        "Graphs return the K (1 … 256) largest logits and their ids, too: all that most sampling needs. "
-        "0: all logits only.",
+        "Graphs also return the K (1 … 256) largest logits with their ids, which is enough for most sampling. "
+        "0: full logits only.",
         _NUMBERS,
     )
     config: str | None = flag(
-        None, "FILE", "A config.json in place of MODEL: weights are bound when it is opened.", _NUMBERS
+        None, "FILE", "A config.json in place of MODEL; weights are bound when the bundle is opened.", _NUMBERS
     )
     lora: list[str] | None = flag(
-        None, "ADAPTER", "A LoRA adapter (a PEFT folder) to merge into MODEL; repeatable.", _ADAPTERS
+        None, "ADAPTER", "A LoRA adapter (a PEFT folder) to merge into MODEL. Repeatable.", _ADAPTERS
     )
     lora_modules: list[str] | None = flag(
-        None, "NAME=ADAPTER …", "LoRA adapters that requests choose by name, as in vLLM.", _ADAPTERS
+        None, "NAME=ADAPTER …", "LoRA adapters that requests select by name, as in vLLM.", _ADAPTERS
     )
     task: str | None = task_flag()
-    jobs: int | None = flag(None, "N", "Executables at once. Default: CPUs.", _WHERE, names="--jobs -j")
-    executor: str = executor_flag("Where executables are compiled: here, or one a CPU of a Ray cluster.", _WHERE)
+    jobs: int | None = flag(None, "N", "Parallel compile jobs. Default: the number of CPUs.", _WHERE, names="--jobs -j")
+    executor: str = executor_flag("Compile on this host, or on a Ray cluster with one executable per CPU.", _WHERE)
     address: str | None = address_flag(_WHERE)
-    worker_memory: str | None = flag(None, "SIZE", "Memory of the cluster that one executable takes.", _WHERE)
+    worker_memory: str | None = flag(None, "SIZE", "Cluster memory that each executable reserves.", _WHERE)
     verify: str = flag(
         "sample",
         "sample|all|none",
-        "Run every executable against the reference model, sampled buckets or all under two poisons.",
+        "Compare every executable with the reference model. sample runs sampled buckets, all runs all, with two NaN "
+        "fills.",
         _OUTCOME,
     )
     require_native: bool = switch(
-        "--require-native", "Fail when executables would need finishing on the device's host.", _OUTCOME
+        "--require-native", "Fail if an executable would need on-target compilation.", _OUTCOME
     )
     emit: str | None = flag(
-        None, "program|lowered|key", "Show the traced or lowered programs, or one key of it all, and stop.", _OUTCOME
+        None,
+        "program|lowered|key",
+        "Print the traced or lowered programs, or one key for the whole compile, then stop.",
+        _OUTCOME,
     )
-    result: Path | None = flag(None, "FILE", "Also write the outcome here as JSON, for llmc report.", _OUTCOME)
+    result: Path | None = flag(None, "FILE", "Also write the result here as JSON, for llmc report.", _OUTCOME)
 
     def run(self) -> None:
         from llmc.artifacts.local.opening import open_store
@@ -172,8 +176,10 @@ class CompileCommand(DeviceOptions, PlanningFlags):
         if self.dry_run:
             print_estimate(requested.dry_run(), self.as_json)
             return
-        again = "run it again to go on" if requested.encodes else f"go on with `llmc compile --resume -o {output}`"
-        console.going_on = f"; what is done is kept: {again}"
+        again = (
+            "run it again to continue" if requested.encodes else f"continue with `llmc compile --resume -o {output}`"
+        )
+        console.going_on = f"; finished work is kept: {again}"
         with CompileProgress(self.as_json and not sys.stderr.isatty()) as progress:
             done = requested.compile(output, progress, resumable=True)
         print_result(requested.with_host_files(done), self.as_json, self.result)
@@ -181,7 +187,6 @@ class CompileCommand(DeviceOptions, PlanningFlags):
             _trim(requested.store, max_size)
 
     def _requested(self, model: str | None, options: CompileOptions, store: Store, settings: Settings) -> Compilation:
-        """What is compiled, MODEL or the file of --config, and its plan."""
         from llmc.compiler.checkpoint import open_checkpoint
         from llmc.compiler.pipeline.compilation import Compilation
         from llmc.compiler.pipeline.encoding import GENERATE, settled_task
@@ -191,8 +196,8 @@ class CompileCommand(DeviceOptions, PlanningFlags):
         named = model if self.config is None else _config_file(self.config)
         if named is None:
             raise InputError(
-                "name the MODEL to compile (or --resume -o BUNDLE, to go on with an interrupted compile; or --config "
-                "FILE, for a configuration alone)"
+                "name the MODEL to compile (or --resume -o BUNDLE to continue an interrupted compile, or --config FILE "
+                "to compile without weights)"
             )
         checkpoint = open_checkpoint(named)
         task = settled_task(checkpoint, GENERATE if self.config is not None else self.task)
@@ -202,11 +207,10 @@ class CompileCommand(DeviceOptions, PlanningFlags):
         elif self.plan is None:
             planning = self.arguments()
         elif self.given():
-            raise InputError(f"--plan has the buckets already; leave out {', '.join(self.given())}")
+            raise InputError(f"--plan already defines the buckets; leave out {', '.join(self.given())}")
         return Compilation.of(checkpoint, options, store, settings, task=task or GENERATE, plan=self.plan, **planning)
 
     def _show(self, requested: Compilation) -> None:
-        """Print the key of what would be compiled, or its programs."""
         if self.emit == "key":
             print_key(requested.key(), self.as_json)
             return
@@ -215,7 +219,6 @@ class CompileCommand(DeviceOptions, PlanningFlags):
         print_programs(programs, self.output, self.as_json)
 
     def _hybrid(self, model: str | None, options: CompileOptions, settings: Settings) -> None:
-        """Compile for two devices into one folder, and say what was done."""
         from llmc.artifacts.local.opening import open_store
         from llmc.compiler.pipeline.compilation import stem_of
         from llmc.compiler.pipeline.hybrid import compile_hybrid
@@ -225,8 +228,8 @@ class CompileCommand(DeviceOptions, PlanningFlags):
         others = self.device or resumed or self.emit or self.dry_run or self.result
         if prefill is None or decode is None or others:
             raise InputError(
-                "a hybrid takes --prefill-device X and --decode-device Y together, in place of --device, and neither "
-                "--resume nor --dry-run, --emit or --result (what is done of an interrupted one is kept: run it again)"
+                "give --prefill-device X and --decode-device Y together, in place of --device and without --resume, "
+                "--dry-run, --emit or --result (after an interrupt run the same command again; finished work is kept)"
             )
         store = open_store(self.cache_dir, settings, decode)
         requested = self._requested(model, replace(options, device=decode), store, settings)
@@ -241,18 +244,20 @@ class CompileCommand(DeviceOptions, PlanningFlags):
 
         adapters, named = self.lora or [], self.lora_modules or []
         if (adapters or named) and self.model is None:
-            raise InputError(f"{[*adapters, *named][0]} is an adapter of a MODEL; give that, too")
+            raise InputError(
+                f"{[*adapters, *named][0]} is an adapter, but no MODEL is given; name the MODEL it belongs to"
+            )
         choices = [(name, path) for name, _, path in (one.partition("=") for one in named)]
         for one, (name, path) in zip(named, choices, strict=True):
             if not name or not path:
                 raise InputError(
-                    f"--lora-modules {one}: give each adapter as NAME=ADAPTER, NAME being what requests say"
+                    f"--lora-modules {one}: write each adapter as NAME=ADAPTER; requests select it by NAME"
                 )
         return None if self.model is None else with_adapters(self.model, adapters, choices)
 
 
 def _trim(store: Store, max_size: int) -> None:
-    """Keep the store below LLMC_CACHE_MAX_SIZE; an error in this never fails a finished compile."""
+    """Trim the store to LLMC_CACHE_MAX_SIZE. An error here never fails a finished compile."""
     from llmc.artifacts.gc.collect import collect
     from llmc.cli.cache.space import did_something, summary
 
@@ -269,10 +274,10 @@ def _trim(store: Store, max_size: int) -> None:
 
 
 def _config_file(config: str) -> str:
-    """The file itself, so that weights beside it do not count."""
+    """The path of config.json itself, because a folder would also bring the weights in it."""
     path = expanded(config)
     if is_dir(path):
         path /= "config.json"
     if path.suffix != ".json":
-        raise InputError(f"--config {config}: a config.json is needed; give a checkpoint as MODEL")
+        raise InputError(f"--config {config}: not a config.json; to compile a checkpoint, give it as MODEL")
     return str(path)

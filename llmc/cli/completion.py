@@ -1,4 +1,4 @@
-"""`llmc completion`: a script by which a shell asks `llmc` itself how a command line may go on."""
+"""`llmc completion`: print a script with which a shell asks `llmc` for completions."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ end
 complete --command llmc --no-files --arguments '(_llmc_arguments)' --condition '_llmc_completion is-args'
 """,
 }
-"""By shell. llmc is asked about the whole word `--option=value`; of that bash and zsh replace what stands behind the =,
-and fish all of it."""
+"""Scripts by shell. llmc gets the whole word `--option=value`; bash and zsh replace only the part after the =, fish the
+whole word."""
 SHELLS = tuple(SCRIPTS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompletionCommand(Command):
-    """Print what lets a shell complete llmc's command lines: commands, options, devices, values and paths.
+    """Print a completion script for a shell: it completes commands, options, devices, values and paths.
 
     \b
     Example:

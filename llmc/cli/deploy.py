@@ -1,4 +1,4 @@
-"""`llmc deploy`: files that deploy a bundle."""
+"""`llmc deploy`: write files that deploy a bundle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmc.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_NODES = "How nodes run it"
+_NODES = "Nodes"
 _CI = "CI"
 _SERVERS = "Other servers"
 _PLAIN = (
@@ -23,7 +23,7 @@ _PLAIN = (
     "trusted_keys", "api_key_secret", "model", "traffic", "max_padding", "runner", "server", "device", "configuration",
     "cache_image", "tool_image",
 )  # fmt: skip
-"""Options that are handed on as they are."""
+"""Options that are passed on unchanged."""
 
 
 def _kinds() -> str:
@@ -34,10 +34,10 @@ def _kinds() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class DeployCommand(Command):
-    """Write files that deploy a bundle: images, pods, units, CI. docs/deploying.md says what is in each.
+    """Write files that deploy a bundle: container images, Kubernetes pods, systemd units or CI pipelines.
 
-    Memory, times of probes, device plug-ins and node labels follow from the bundle's manifest. Nothing is started, and
-    no file that is there is replaced without --force.
+    Memory, probe timeouts, device plug-ins and node labels are derived from the bundle's manifest. Nothing is started,
+    and existing files are replaced only with --force. docs/deploying.md describes each kind.
 
     \b
     Example:
@@ -48,34 +48,34 @@ class DeployCommand(Command):
       llmc deploy github-actions --bundle bundle --model org/model --bundle-image oci://ghcr.io/org/model:cpu -o .
     """
 
-    kind: str = argument(_kinds(), "What to write.")
-    bundle: str | None = flag(None, "BUNDLE", "What is deployed: a folder, archive, store:KEY or oci://….")
-    output: Path | None = flag(None, "DIR", "Folder that the files are written to.", names="--output -o")
-    show: bool = switch("--print", "Print the files, and write none.")
-    force: bool = switch("--force", "Replace files that are there.")
-    name: str | None = flag(None, "NAME", "What it is called. Default: of the model's name.")
+    kind: str = argument(_kinds(), "The kind of deployment.")
+    bundle: str | None = flag(None, "BUNDLE", "The bundle: a folder, archive, store:KEY or oci://….")
+    output: Path | None = flag(None, "DIR", "Write the files to this folder.", names="--output -o")
+    show: bool = switch("--print", "Print the files instead of writing them.")
+    force: bool = switch("--force", "Replace existing files.")
+    name: str | None = flag(None, "NAME", "Name of the deployment. Default: from the model's name.")
     port: int | None = flag(None, "P", "Port of the server. Default: 8000.", min=1, max=65535)
-    cpus: int | None = flag(None, "N", "Processors of a server. Default: 4.", min=1)
+    cpus: int | None = flag(None, "N", "CPUs per server. Default: 4.", min=1)
     image: str | None = flag(None, "IMAGE", "Container image with llmc (llmc deploy docker).")
-    base_image: str | None = flag(None, "IMAGE", "What that is built on. Default: Python's slim one.")
-    bundle_image: str | None = flag(None, "oci://…", "Where nodes get the bundle (llmc cache push).", _NODES)
-    bundle_volume: str | None = flag(None, "image|pull", "Mount that image, or pull it first.", _NODES)
-    namespace: str | None = flag(None, "NS", "Kubernetes' namespace.", _NODES)
-    replicas: int | None = flag(None, "N", "Servers at the least. Default: 1.", _NODES, min=1)
-    max_replicas: int | None = flag(None, "N", "Servers at the most. Default: 4.", _NODES, min=1)
-    allow_from: list[str] | None = flag(None, "NS", "A namespace whose pods may connect, too. Again for each.", _NODES)
-    trusted_keys: str | None = flag(None, "CONFIGMAP", "Public keys; what none of them signed is refused.", _NODES)
-    api_key_secret: str | None = flag(None, "SECRET", "Its key api-key is asked of requests.", _NODES)
-    program: str | None = flag(None, "PATH", "llmc on that host. Default: /opt/llmc/bin/llmc.", _NODES)
+    base_image: str | None = flag(None, "IMAGE", "Base image of that. Default: Python's slim image.")
+    bundle_image: str | None = flag(None, "oci://…", "Registry image of the bundle (llmc cache push).", _NODES)
+    bundle_volume: str | None = flag(None, "image|pull", "Mount that image as a volume, or pull it first.", _NODES)
+    namespace: str | None = flag(None, "NS", "Kubernetes namespace.", _NODES)
+    replicas: int | None = flag(None, "N", "Fewest servers. Default: 1.", _NODES, min=1)
+    max_replicas: int | None = flag(None, "N", "Most servers. Default: 4.", _NODES, min=1)
+    allow_from: list[str] | None = flag(None, "NS", "Another namespace whose pods may connect. Repeatable.", _NODES)
+    trusted_keys: str | None = flag(None, "CONFIGMAP", "Public keys; anything they did not sign is refused.", _NODES)
+    api_key_secret: str | None = flag(None, "SECRET", "Secret whose api-key is the server's API key.", _NODES)
+    program: str | None = flag(None, "PATH", "Path of llmc there. Default: /opt/llmc/bin/llmc.", _NODES)
     model: str | None = flag(None, "MODEL", "The checkpoint that CI compiles, or a server loads.", _CI)
     traffic: str | None = flag(None, "FILE", "Recorded requests in the repository, to plan for.", _CI)
-    max_padding: str | None = flag(None, "F", "Padding on it above which CI fails.", _CI)
-    runner: str | None = flag(None, "LABEL", "What CI's job runs on, the device in it.", _CI)
-    server: str | None = flag(None, "NAME", "Which server of llmc plan export.", _SERVERS)
-    device: str | None = device_flag(None, "What it runs on, as llmc compile names it.", panel=_SERVERS)
+    max_padding: str | None = flag(None, "F", "CI fails if padding on that traffic exceeds this.", _CI)
+    runner: str | None = flag(None, "LABEL", "Label of a CI runner that has the device.", _CI)
+    server: str | None = flag(None, "NAME", "A server that llmc plan export knows.", _SERVERS)
+    device: str | None = device_flag(None, "Device of that server, as in llmc compile.", panel=_SERVERS)
     configuration: Path | None = flag(None, "CONFIG", "Its plan: a folder, file or plan (llmc plan tune).", _SERVERS)
     cache_image: str | None = flag(None, "oci://…", "Its packed compile cache (llmc cache pack).", _SERVERS)
-    tool_image: str | None = flag(None, "IMAGE", "An image with llmc, which unpacks it.", _SERVERS)
+    tool_image: str | None = flag(None, "IMAGE", "An image with llmc, to unpack the cache.", _SERVERS)
     cache_dir: Path | None = store_flag()
     as_json: bool = switch("--json", "Print paths and digests as JSON.")
 
@@ -85,7 +85,7 @@ class DeployCommand(Command):
 
         chosen = create(self.kind)
         if (self.output is None) != self.show:
-            raise InputError("name the folder to write to with -o DIR, or print the files with --print: one of the two")
+            raise InputError("give one of: -o DIR to write the files to a folder, or --print to print them")
         if self.bundle_volume not in (None, "image", "pull"):
             raise InputError(f"--bundle-volume {self.bundle_volume!r} is not one of image, pull")
         pull = None if self.bundle_volume is None else self.bundle_volume == "pull"

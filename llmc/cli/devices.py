@@ -1,4 +1,4 @@
-"""`llmc devices`: what this host has, can compile for and run on."""
+"""`llmc devices`: list the devices this host can compile for and run."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from llmc.cli.output import echo, print_table
 
 @dataclass(frozen=True, kw_only=True)
 class DevicesCommand(Command):
-    """List the devices: what this host compiles and runs, with what is missing and the line that installs it, and
-    where each was run on hardware; then the cards here, what is left for a device's own host, and the TPU slices and
-    NVIDIA cards that are known.
+    """List the devices: what this host can compile for and run, what is missing and how to install it.
+
+    The table also names the hardware that each device was run on. Below it are the work left for a device's own host,
+    and the TPU slices and NVIDIA GPUs that llmc knows.
 
     \b
     Example:
@@ -35,7 +36,7 @@ class DevicesCommand(Command):
             return
         echo(f"this host: {host()}")
         cards = [f"{text} ({row['device']})" for row in found for text in row["found"] if not _is_cpu(row)]
-        echo(f"cards: {', '.join(cards) or 'none found'}\n")
+        echo(f"accelerators: {', '.join(cards) or 'none found'}\n")
         header = ("device", "compiles here", "runs here", "run on hardware")
         print_table(header, [(d["device"], _compiles(d), d["runs"], d["hardware"]["text"]) for d in found])
         for device in found:

@@ -1,4 +1,4 @@
-"""Finishing a portable bundle on its device's host: what `llmc compile --resume` and `llmc warmup` share."""
+"""On-target compilation of a portable bundle, shared by `llmc compile --resume` and `llmc warmup`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 
 def finish_instead(output: Path | None, cache_dir: Path | None, options: CompileOptions, as_json: bool) -> bool:
-    """Finish the bundle `output` and print what that did, if there is one to finish and no compile of it to go on with;
-    whether that was so. Raises what `finish_bundle` raises."""
+    """Complete the portable bundle `output` and print the result. Raises what `finish_bundle` raises.
+
+    Returns False, and does nothing, if there is no bundle to complete or an interrupted compile of it to continue.
+    """
     from llmc.artifacts.local.opening import open_store
     from llmc.compiler.pipeline.finish import is_finishable
 
@@ -44,18 +46,18 @@ def finish_instead(output: Path | None, cache_dir: Path | None, options: Compile
 def finish(
     output: Path, store: Store, settings: Settings, jobs: int, verify: str, as_json: bool
 ) -> FinishResult:  # fmt: skip
-    """Finish the bundle in place, with progress on stderr; raises what `finish_bundle` raises."""
+    """Complete the bundle in place, with progress on stderr. Raises what `finish_bundle` raises."""
     from llmc.compiler.pipeline.finish import finish_bundle
 
-    console.going_on = f"; what is done is kept: go on with `llmc compile --resume -o {output}`"
+    console.going_on = f"; finished work is kept: continue with `llmc compile --resume -o {output}`"
     with console.CompileProgress(as_json and not sys.stderr.isatty()) as progress:
         return finish_bundle(output, store, progress, jobs=jobs, verify=verify, settings=settings)
 
 
 def finish_first(bundle: Bundle, store: Store, settings: Settings, as_json: bool) -> Bundle:
-    """The bundle, finished where this host can and has still to finish it; what that did is told on stderr.
+    """The bundle, completed on this host if it can be and still has to be. The result is printed on stderr.
 
-    One that is used from inside a store stays as it is, since its name there is the digest of its content.
+    A bundle inside a store is left alone, because its name there is the digest of its content.
     """
     from llmc.artifacts.bundle.reader import IN_STORE
     from llmc.compiler.pipeline.finish import finisher_here, unfinished
@@ -65,8 +67,8 @@ def finish_first(bundle: Bundle, store: Store, settings: Settings, as_json: bool
     if settings.open_portable or not unfinished(bundle) or finisher_here(target_of(bundle.manifest)) is None:
         return bundle
     if bundle.path.resolve().parent.name == IN_STORE:
-        echo(f"llmc: {bundle.path} is not finished, as it lies in a store: put it into a folder of its own with "
-              f"llmc cache pull REFERENCE -o FOLDER, and finish that", err=True)  # fmt: skip
+        echo(f"llmc: {bundle.path} is inside a store, so its portable executables are not compiled: write it to a "
+              f"folder with llmc cache pull REFERENCE -o FOLDER, and use that", err=True)  # fmt: skip
         return bundle
     result = finish(bundle.path, store, settings, settings.threads, "sample", as_json)
     if not console.quiet:

@@ -1,4 +1,4 @@
-"""`llmc generate`: answers from a bundle."""
+"""`llmc generate`: answer prompts with a bundle."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ if TYPE_CHECKING:
 
 _SAMPLING = "Sampling"
 _SAMPLED = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "ignore_eos")
-"""Options that are `SamplingParams`' own."""
+"""Options that are fields of `SamplingParams`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateCommand(OnDemandFlags):
-    """Answer prompts by replaying a bundle's graphs, which compiles nothing and needs neither torch nor transformers.
+    """Answer prompts with a bundle. Nothing is compiled, and neither torch nor transformers is needed.
 
-    A MODEL is compiled first, once: its bundle is kept in the store, for one sequence at a time, or with several
-    prompts for 8. `llmc compile` has more options, and `llmc run` is for one question.
+    A MODEL is compiled once, on first use: for one sequence at a time, or for 8 if there are several prompts. Its
+    bundle is kept in the store. Use llmc compile for more options.
 
-    -v says where the bundle's verification comes from: made here, signed by a trusted key, or neither.
+    With -v it also prints where the bundle's verification comes from: this host, a trusted signature, or neither.
 
     \b
     Example:
@@ -64,30 +64,32 @@ class GenerateCommand(OnDemandFlags):
     brief = True
 
     bundle: str = bundle_or_model_argument()
-    source: str | None = argument("[-]", "- reads prompts from standard input.", default=None)
-    prompt: list[str] | None = flag(None, "TEXT", "A prompt; may be repeated.", names="--prompt -p")
-    prompts: Path | None = flag(None, "FILE", "JSON lines (prompt or messages; max_tokens …), or plain lines.")
-    chat: bool = switch("--chat", "Wrap each prompt as a user's message in the chat template.")
-    max_tokens: int = flag(128, "N", "Tokens to produce at most.")
-    temperature: float = flag(0.0, "T", "0 is greedy.")
-    top_p: float = flag(1.0, "P", "Nucleus probability.", _SAMPLING)
-    top_k: int = flag(0, "K", "Most probable tokens kept; 0: all.", _SAMPLING)
-    min_p: float = flag(0.0, "P", "Least probability, relative to the best token's.", _SAMPLING)
-    repetition_penalty: float = flag(1.0, "R", "Over 1 discourages repetition.", _SAMPLING)
-    seed: int | None = flag(None, "S", "Makes sampling repeatable.")
-    stop: list[str] | None = flag(None, "S", "End before this text; may be repeated.")
-    ignore_eos: bool = switch("--ignore-eos", "Go on after the model's end token.", _SAMPLING)
-    stream: bool = switch("--stream", "Print text as it comes.")
+    source: str | None = argument("[-]", "- reads the prompts from standard input.", default=None)
+    prompt: list[str] | None = flag(None, "TEXT", "A prompt. Repeatable.", names="--prompt -p")
+    prompts: Path | None = flag(
+        None, "FILE", "One prompt a line: plain text, or JSON with prompt or messages, max_tokens …"
+    )
+    chat: bool = switch("--chat", "Send each prompt as a user message of the chat template.")
+    max_tokens: int = flag(128, "N", "Most tokens per answer.")
+    temperature: float = flag(0.0, "T", "Sampling temperature; 0 is greedy.")
+    top_p: float = flag(1.0, "P", "Nucleus sampling: keep tokens up to this total probability.", _SAMPLING)
+    top_k: int = flag(0, "K", "Keep the K most probable tokens; 0 keeps all.", _SAMPLING)
+    min_p: float = flag(0.0, "P", "Least probability relative to the most probable token.", _SAMPLING)
+    repetition_penalty: float = flag(1.0, "R", "Values above 1 discourage repetition.", _SAMPLING)
+    seed: int | None = flag(None, "S", "Seed that makes sampling repeatable.")
+    stop: list[str] | None = flag(None, "S", "Stop before this text. Repeatable.")
+    ignore_eos: bool = switch("--ignore-eos", "Continue after the end-of-sequence token.", _SAMPLING)
+    stream: bool = switch("--stream", "Print text as it is generated.")
     weights: str | None = weights_flag()
-    show_buckets: bool = switch("--show-buckets", "Show each step's bucket, padding, executable and time.")
-    threads: int | None = flag(None, "N", "Default: LLMC_THREADS or the CPUs.", ENGINE)
+    show_buckets: bool = switch("--show-buckets", "Print each step's bucket, padding, executable and time.")
+    threads: int | None = flag(None, "N", "Threads. Default: LLMC_THREADS, else all CPUs.", ENGINE)
     speculate: int | None = speculate_flag()
     prompt_lookup_max: int | None = prompt_lookup_max_flag()
     prompt_lookup_min: int | None = prompt_lookup_min_flag()
     prefill: str | None = prefill_flag()
-    lora_name: str | None = flag(None, "NAME", "Answer with this adapter of the bundle. Default: none.", ENGINE)
+    lora_name: str | None = flag(None, "NAME", "Answer with this LoRA adapter of the bundle. Default: none.", ENGINE)
     enforce_eager: bool = eager_flag()
-    as_json: bool = switch("--json", "Print one JSON object a prompt.")
+    as_json: bool = switch("--json", "Print one JSON object per prompt.")
 
     def run(self) -> None:
         from llmc.runtime.llm import BundleLLM
@@ -120,13 +122,12 @@ class GenerateCommand(OnDemandFlags):
                     echo(_speculated(records), err=True)
         if failed := reasons.count("error"):
             raise VerificationError(
-                f"{failed} of {len(reasons)} texts ended early: the model's logits were no numbers, so that its graphs "
+                f"{failed} of {len(reasons)} texts ended early: the logits contain NaN or infinity, because the graphs "
                 f"or weights are damaged; run: llmc verify {self.bundle}"
             )
 
 
 def _speculated(records: list[StepRecord]) -> str:
-    """The counts of drafts."""
     drafted, accepted = sum(r.drafted for r in records), sum(r.accepted for r in records)
     share = f" ({accepted / drafted:.0%})" if drafted else ""
     return f"speculation: {drafted} tokens drafted, {accepted} accepted{share}, {len(records)} steps"
@@ -138,7 +139,7 @@ def _bundle(named: str, flags: OnDemandFlags, prompts: int, weights: str | None)
     except CheckpointError as e:
         if exists(expanded(named)):
             raise
-        raise ArtifactError(str(e)) from e  # a bundle that is missing, as likely as a checkpoint
+        raise ArtifactError(str(e)) from e  # the missing path may as well have been a bundle
 
 
 def _prompts(
@@ -151,7 +152,7 @@ def _prompts(
         raise InputError("give the prompts in one way: --prompt TEXT, --prompts FILE, or - for standard input")
     if source not in (None, "-"):
         raise InputError(
-            f"unexpected argument {source!r}; prompts come by --prompt, --prompts, or - for standard input"
+            f"unexpected argument {source!r}; give prompts with --prompt or --prompts, or - for standard input"
         )
     if texts:
         common = SamplingParams(**sampling)
@@ -173,7 +174,7 @@ def _prompts(
 def _stream(
     llm: BundleLLM, requested: list[Any], params: list[SamplingParams], lora: str | None
 ) -> tuple[list[StepRecord], list[FinishReason | None]]:  # fmt: skip
-    """Print texts as they come, one prompt after the other; returns the steps of all, and why each ended."""
+    """Stream the answers, one prompt after the other. Returns the steps of all and why each answer ended."""
     records: list[StepRecord] = []
     reasons: list[FinishReason | None] = []
     for one, how in zip(requested, params, strict=True):
@@ -228,7 +229,7 @@ def _step_json(step: StepRecord) -> dict[str, Any]:
 
 
 def _print_steps(records: list[StepRecord]) -> None:
-    """One row for each run of steps in the same bucket; times are means in milliseconds."""
+    """One row per run of steps in the same bucket; times are means in milliseconds."""
     rows: list[tuple[Any, list[StepRecord]]] = []
     for r in records:
         context = r.context if r.executable.split()[0] != "any" else -1
@@ -263,17 +264,18 @@ def _print_steps(records: list[StepRecord]) -> None:
 _NOT_SHOWN = ("n", "best_of", "logprobs", "prompt_logprobs", "output_kind", "structured_outputs", "detokenize")
 
 Requested = tuple[Any, "SamplingParams"]
-"""A prompt, as BundleLLM takes it, and how to sample it."""
+"""A prompt as BundleLLM takes it, and its sampling parameters."""
 
 
 def parse(text: str, source: str, flags: Mapping[str, Any]) -> list[Requested]:
-    """JSON lines when the first line is a JSON object, else each line is a prompt; `flags` are sampling parameters.
+    """Parse prompts: JSON lines if the first line is a JSON object, else one prompt a line. `flags` are sampling
+    parameters.
 
         line     = {"prompt": text | [token id, …]} | {"messages": [message, …]}, with members that SamplingParams has
         message  = {"role": …, "content": …}
 
-    A member of a line wins over the flag of its name. Members that are unknown, or that one printed text could not
-    show, are refused. Raises InputError, naming `source`, the line and what is wrong with it.
+    A member of a line overrides the flag of its name. Raises InputError with `source`, the line number and the reason
+    for members that are unknown or that one printed text could not show.
     """
     from llmc.runtime.engine.sampling.params import SamplingParams
 
@@ -301,7 +303,7 @@ def _requested(line: str, flags: Mapping[str, Any]) -> Requested:
     except (ValueError, RecursionError) as e:
         raise InputError(f"not JSON ({e})") from None
     if not isinstance(value, dict) or ("prompt" in value) == ("messages" in value):
-        raise InputError("needs a field prompt or messages, and one of them")
+        raise InputError("needs either a field prompt or a field messages")
     allowed = [f.name for f in fields(SamplingParams) if f.name not in _NOT_SHOWN]
     given = {name: member for name, member in value.items() if name not in ("prompt", "messages")}
     if unknown := sorted(given.keys() - set(allowed)):
@@ -311,7 +313,7 @@ def _requested(line: str, flags: Mapping[str, Any]) -> Requested:
         check_messages(value["messages"])
         return {"messages": value["messages"]}, params
     if not _is_prompt(value["prompt"]):
-        raise InputError("prompt is neither a text nor a list of token ids")
+        raise InputError("prompt must be a text or a list of token ids")
     return value["prompt"], params
 
 

@@ -1,6 +1,6 @@
-"""Help that fits a screen: flags in groups, of which some are named alone until more is asked for.
+"""Help that fits on one screen: options in groups, some of them only named until --help-all asks for more.
 
-The flags of a device are explained where --device names it.
+A device's own flags are explained when --device names the device.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ _PLAIN = {"argument": "Arguments", "option": "Options"}
 
 
 def panel_of(devices: Sequence[str]) -> str:
-    """The panel of a flag that these devices take."""
+    """The help panel for a flag that these devices take."""
     return _DEVICES + ",".join(devices)
 
 
 class CommandOfOptions(TyperCommand):
-    """A command whose callback makes an object of its options, which is then run.
+    """A command whose callback builds an object from its options, whose `run` then does the work.
 
-    Options are listed by their panels, in the order in which these come. An option of a panel of devices is listed for
-    the device that the arguments name (the context's object).
+    Options are listed by panel, in panel order. An option of a device panel is listed for the device that the arguments
+    name (the context's object).
     """
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command."""
+        """Build the command object and run it."""
         return super().invoke(ctx).run()
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """What stands below the text of the help."""
+        """Write the option groups below the help text."""
         device = device_in(ctx.find_root().obj or ())
         all_of_it = ctx.meta.get(ALL) or ALL not in {name for param in self.params for name in param.opts}
         groups: dict[str, list[tuple[str, str]]] = {title: [] for title in _PLAIN.values()}
@@ -66,14 +66,14 @@ class CommandOfOptions(TyperCommand):
                 _name(formatter, brief)
         if flags and device in offered() and device not in flags:
             with formatter.section(_OWN.format(device)):
-                formatter.write_text("none but those of every device")
+                formatter.write_text("none besides the options of every device")
         elif flags and device not in flags:
             with formatter.section(f"{_OWN.format('a device')}; {ctx.command_path} --device D --help explains them"):
                 _name(formatter, dict(sorted(flags.items())) if all_of_it else {"": sorted(flags)})
 
 
 def _name(formatter: Any, rows: Mapping[str, Sequence[str]]) -> None:
-    """A line for each row: its title, and its names, none of which is broken at a hyphen."""
+    """One line per row: its title and its names. Names are not broken at hyphens."""
     widest = max(len(title) + 2 for title in rows) if any(rows) else 0
     for title, names in rows.items():
         begin = " " * formatter.current_indent + title.ljust(widest)
@@ -85,7 +85,7 @@ def _name(formatter: Any, rows: Mapping[str, Sequence[str]]) -> None:
 
 
 def show_all(ctx: typer.Context, value: bool) -> None:
-    """The callback of ALL: print the help with every option, and end."""
+    """Callback of ALL: print the help with every option, then exit."""
     if value and not ctx.resilient_parsing:
         ctx.meta[ALL] = True
         echo(ctx.get_help())
@@ -93,7 +93,7 @@ def show_all(ctx: typer.Context, value: bool) -> None:
 
 
 def device_in(arguments: Sequence[str]) -> str | None:
-    """The name of the device that --device has among `arguments`, without what stands behind its colon."""
+    """The device that --device names among `arguments`, without the part after its colon."""
     for at, argument in enumerate(arguments):
         flag, given, value = argument.partition("=")
         if flag == "--device":

@@ -1,4 +1,4 @@
-"""Interrupts of commands that measure: they stop and show the results so far."""
+"""Interrupts of measuring commands: they stop and print the results so far."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXIT = 130
 
 @contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """SIGTERM is KeyboardInterrupt too, as SIGINT is, in the main thread."""
+    """Turn SIGTERM into KeyboardInterrupt, as SIGINT is, in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -33,7 +33,7 @@ def sigterm_interrupts() -> Iterator[None]:
 
 
 def end_incomplete(missing: Sequence[str]) -> None:
-    """Name the measurements that an interrupt left out, and end the command; does nothing if there are none."""
+    """Print the measurements that an interrupt left out and exit; do nothing if there are none."""
     if missing:
         some = "; ".join(missing[:8]) + (f"; and {len(missing) - 8} more" if len(missing) > 8 else "")
         echo(f"llmc: not measured: {some}", err=True)

@@ -1,4 +1,4 @@
-"""`llmc loop`: a server's bundle follows its traffic."""
+"""`llmc loop`: keep a server's bundle fitted to its traffic."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LoopCommand(Command):
-    """Evaluate the running plan on recent traffic, plan anew, compile what the store lacks, and swap it in.
+    """Keep a server's bundle fitted to its traffic: re-plan for recent requests, compile what is new, swap the bundle
+    in.
 
-    The server keeps what it serves unless it took the new bundle. An interrupted round leaves what it compiled in the
-    store, and the next one goes on. The token is LLMC_ADMIN_TOKEN, here and where the server starts.
+    Each round evaluates the running plan and stops there if a new plan saves too little (--min-gain). The server keeps
+    its bundle until it accepts the new one. After an interrupt, the next round continues from the store. Set
+    LLMC_ADMIN_TOKEN to the same value here and for llmc serve.
 
     \b
     Example:
@@ -36,26 +38,24 @@ class LoopCommand(Command):
       llmc loop --bundle bundle --traffic traffic.jsonl --once
     """
 
-    server: str | None = argument("[SERVER]", "URL of llmc serve with an admin token.", default=None)
-    traffic: str | None = flag(
-        None, "FILE", "A recording. Default: the server's /metrics, what came since the last round."
-    )
-    bundle: str | None = flag(None, "BUNDLE", "Without SERVER: what is re-planned first. Default: DIR/current.")
+    server: str | None = argument("[SERVER]", "URL of an llmc serve that has an admin token.", default=None)
+    traffic: str | None = flag(None, "FILE", "Recorded requests. Default: the server's /metrics since the last round.")
+    bundle: str | None = flag(None, "BUNDLE", "Without SERVER: the bundle to start from. Default: DIR/current.")
     output: Path = flag(
         Path("loop.llmc"),
         "DIR",
-        "Bundles, the link current to the newest, and the log loop.jsonl.",
+        "Folder for bundles, the link current to the newest, and the log loop.jsonl.",
         names="--output -o",
     )
-    every: str = flag("1h", "T", "From the beginning of a round to the next.")
-    once: bool = switch("--once", "One round, now.")
-    budget: str | None = flag(None, "T", "Compile time of a round. Default: any.")
-    min_gain: str = flag("5%", "F", "Padded tokens of a phase that a new plan has to save; below, nothing is done.")
-    max_graphs: int | None = flag(None, "N", "Buckets of a plan. Default: as many as now.", min=1)
-    model: str | None = flag(None, "MODEL", "The checkpoint. Default: where the bundle was compiled from.")
-    dry_run: bool = switch("--dry-run", "Say what a round would do, and stop.")
+    every: str = flag("1h", "T", "Time between round starts.")
+    once: bool = switch("--once", "Run one round, then exit.")
+    budget: str | None = flag(None, "T", "Most compile time per round. Default: no limit.")
+    min_gain: str = flag("5%", "F", "Least share of a phase's padded tokens that a new plan must save.")
+    max_graphs: int | None = flag(None, "N", "Most buckets in a plan. Default: as many as now.", min=1)
+    model: str | None = flag(None, "MODEL", "The checkpoint. Default: the one the bundle was compiled from.")
+    dry_run: bool = switch("--dry-run", "Print what a round would do, then stop.")
     cache_dir: Path | None = store_flag()
-    as_json: bool = switch("--json", "Print a JSON line a round.")
+    as_json: bool = switch("--json", "Print one JSON line per round.")
 
     def run(self) -> None:
         from llmc.artifacts.local.opening import open_store
@@ -64,12 +64,12 @@ class LoopCommand(Command):
         settings = Settings.from_environment()
         if self.server is not None and self.bundle is not None:
             raise InputError(
-                "--bundle names what no server serves; leave it out with SERVER, which says what it serves"
+                "--bundle cannot be combined with SERVER, which reports its own bundle; leave out one of them"
             )
         if self.server is None and self.traffic is None:
             raise InputError("name the SERVER, or a recording of its traffic: --traffic FILE")
         if self.server is not None and not self.server.startswith(("http://", "https://")):
-            raise InputError(f"SERVER {self.server!r} is no URL; give one like http://127.0.0.1:8000")
+            raise InputError(f"SERVER {self.server!r} is not a URL; give one like http://127.0.0.1:8000")
         if self.server is not None and settings.admin_token is None:
             raise InputError("LLMC_ADMIN_TOKEN is not set; start llmc serve and llmc loop with the same one")
         period = duration("--every", self.every) or 0
@@ -97,7 +97,7 @@ class LoopCommand(Command):
 
 
 def said(done: Round) -> str:
-    """What a round did, in a line."""
+    """Summarise a round in one line."""
     parts = [f"{done.requests} requests"]
     if done.gain:
         saved = ", ".join(f"{phase} {gain:+.1%}" for phase, gain in done.gain.items())

@@ -1,4 +1,4 @@
-"""The `llmc` command: runs what was asked for, and turns errors into one line and an exit code."""
+"""The `llmc` entry point: runs a command and turns errors into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ INTERRUPTED = 130
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code (0 done, 1 failed, 2 usage, 3 device, 4 verification, 5 artifact)."""
+    """Run the command line. Exit codes: 0 done, 1 failed, 2 usage, 3 device, 4 verification, 5 artifact, 130
+    interrupted."""
     arguments, verbosity = _verbosity(list(sys.argv[1:] if argv is None else argv))
     _logging(verbosity)
     output.quiet, output.verbose, output.going_on = verbosity < 0, verbosity > 0, ""
     if any("\0" in argument for argument in arguments):
-        _fail("an argument holds a zero byte, which no name has", verbosity)
+        _fail("an argument contains a NUL byte", verbosity)
         return USAGE
     return _run(_spread(arguments), verbosity)
 
@@ -64,7 +65,7 @@ def _run(arguments: list[str], verbosity: int) -> int:
             return _unexpected(e, verbosity)
         _fail(str(reported), verbosity)
         return reported.exit_code
-    except Exception as e:  # noqa: BLE001 - the last line of defence: one line, the traceback with -v
+    except Exception as e:  # noqa: BLE001 - last resort: print one line; -v adds the traceback
         return _unexpected(e, verbosity)
     code = result if isinstance(result, int) else 0
     return _interrupted() if code == INTERRUPTED else code  # typer turns KeyboardInterrupt into this
@@ -76,7 +77,7 @@ def _interrupted() -> int:
 
 
 def _verbosity(arguments: list[str]) -> tuple[list[str], int]:
-    """Take -v/--verbose and -q/--quiet out of the arguments, wherever they stand before a bare --."""
+    """Remove -v/--verbose and -q/--quiet from the arguments before a bare --; return the rest and the verbosity."""
     kept: list[str] = []
     verbosity = 0
     for i, argument in enumerate(arguments):
@@ -92,7 +93,7 @@ def _verbosity(arguments: list[str]) -> tuple[list[str], int]:
 
 
 def _spread(arguments: list[str]) -> list[str]:
-    """With --lora-modules before each NAME=ADAPTER that stands behind one, as vLLM's command line takes several."""
+    """Repeat --lora-modules before each NAME=ADAPTER that follows one, because vLLM's flag takes several values."""
     built: list[str] = []
     for argument in arguments:
         behind = len(built) > 1 and built[-2] == _SEVERAL and "=" in built[-1]
@@ -132,7 +133,7 @@ def _unexpected(error: Exception, verbosity: int) -> int:
 
 
 def _shown(name: object) -> str:
-    """A file's name, cut in its middle where it is long."""
+    """A file name, shortened in the middle when it is long."""
     text = str(name)
     return text if len(text) <= LONGEST_NAME else f"{text[:60]}…{text[-60:]}"
 

@@ -1,4 +1,4 @@
-"""A command is a class: its fields are its arguments and options, its docstring is its help, and `run` does its work.
+"""Commands as classes: fields are arguments and options, the docstring is the help text, `run` does the work.
 
     @dataclass(frozen=True, kw_only=True)
     class VerifyCommand(Command):
@@ -10,8 +10,8 @@
 
         def run(self) -> None: ...
 
-An option that several commands share is a function here, or a field of a class that they inherit from. Help lists
-inherited options behind those of the command itself.
+An option that several commands share is a function here or a field of a shared base class. Help lists inherited options
+after the command's own.
 """
 
 from __future__ import annotations
@@ -43,34 +43,33 @@ _INFO = "typer"
 
 
 class Command:
-    """The base of commands. A frozen dataclass without a field of its own."""
+    """Base class of commands: a frozen dataclass without fields."""
 
     brief: ClassVar[bool] = False
-    """Whether help only names the options of panels, and --help-all explains them."""
+    """If true, --help only names the options in panels and --help-all explains them."""
 
     def values(self, *names: str) -> dict[str, Any]:
-        """Those of these options that were given, by name."""
+        """The values of those options of `names` that were given."""
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def run(self) -> None:
-        """Do what the options say."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceOptions(Command):
-    """A command that takes the options which devices declare, one flag each (`declared`)."""
+    """A command that also takes the devices' own options, one flag each (`declared`)."""
 
     @property
     def own(self) -> dict[str, Value]:
-        """Those that were given, by name. Raises InputError for a size that does not parse."""
+        """The given device options by name. Raises InputError for a size that does not parse."""
         found = {name: getattr(self, name) for name in declared()}
         read = {n: size(one.option.flag, found[n]) if one.option.is_size else found[n] for n, one in declared().items()}
         return {name: value for name, value in read.items() if value is not None}
 
 
 def add_named(app: typer.Typer, name: str, location: str) -> None:
-    """Register what lies at `location`, "module:name", in `app`: a command, or a group of them."""
+    """Register the command, or group of commands, at `location` ("module:name") in `app`."""
     module, _, attribute = location.partition(":")
     found = getattr(import_module(module), attribute)
     if isinstance(found, typer.Typer):
@@ -80,7 +79,7 @@ def add_named(app: typer.Typer, name: str, location: str) -> None:
 
 
 def add(app: typer.Typer, name: str, command: type[Command], **more: Any) -> None:
-    """Register a command in `app` under `name`; `more` is what else `typer.Typer.command` takes."""
+    """Register a command in `app` under `name`. `more` is passed to `typer.Typer.command`."""
     last: list[tuple[str, Any, Any]] = []
     if issubclass(command, DeviceOptions):
         last += [_of_device(one) for one in declared().values()]
@@ -99,7 +98,6 @@ def add(app: typer.Typer, name: str, command: type[Command], **more: Any) -> Non
 
 
 def _parameter(one: Field[Any], kind: Any) -> Parameter:
-    """How typer reads a field."""
     default = Parameter.empty if one.default is MISSING else one.default
     annotation = Annotated[kind, one.metadata[_INFO]]
     return Parameter(one.name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
@@ -114,7 +112,7 @@ def _of_device(one: Any) -> tuple[str, Any, Any]:
 
 
 def one_of(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """The completion of a value: those of `names` that begin as it does."""
+    """Complete a value with those of `names` that start with the typed text."""
 
     def going_on(incomplete: str) -> list[str]:
         return [name for name in names() if name.startswith(incomplete)]
@@ -123,10 +121,10 @@ def one_of(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
 
 
 def option(names: str, metavar: str, text: str, **more: Any) -> Any:
-    """An option that takes a value, for `Annotated`; `names` are separated by spaces; "": as the parameter.
+    """A `typer.Option` with a value, for `Annotated`. `names` are separated by spaces; "" uses the parameter's name.
 
-    `metavar` stands for the value in its line of help, `text`; a shell completes a metavar that is written as "a|b|c".
-    `more` is what else `typer.Option` takes.
+    `metavar` stands for the value in the help line `text`. A metavar like "a|b|c" is also used for shell completion.
+    `more` is passed to `typer.Option`.
     """
     if _CHOICES.fullmatch(metavar):
         more = {"autocompletion": one_of(lambda: metavar.split("|")), **more}
@@ -134,23 +132,23 @@ def option(names: str, metavar: str, text: str, **more: Any) -> Any:
 
 
 def flag(default: Any, metavar: str, text: str, panel: str | None = None, names: str = "", **more: Any) -> Any:
-    """A field: an `option`. `MISSING` as its default: it has to be given."""
+    """A dataclass field for an `option`. With the default `MISSING` the option is required."""
     return field(default=default, metadata={_INFO: option(names, metavar, text, rich_help_panel=panel, **more)})
 
 
 def switch(names: str, text: str, panel: str | None = None, default: bool | None = False, **more: Any) -> Any:
-    """A field: an option without a value, named `names` ("--on/--off" for one that can be turned off)."""
+    """A dataclass field for an option without a value; name it "--on/--off" if it can be turned off."""
     return field(default=default, metadata={_INFO: typer.Option(names, help=text, rich_help_panel=panel, **more)})
 
 
 def argument(metavar: str, text: str, default: Any = MISSING, **more: Any) -> Any:
-    """A field: an argument, by its place."""
+    """A dataclass field for a positional argument."""
     info = typer.Argument(metavar=metavar, help=text, show_default=False, **more)
     return field(default=default, metadata={_INFO: info})
 
 
 def device_flag(default: str | None, text: str, metavar: str = "D", **more: Any) -> Any:
-    """A field: an option that takes a device; an unknown name is refused before anything else is looked at."""
+    """A dataclass field for a device option. An unknown device is refused before anything else runs."""
     return flag(default, metavar, text, callback=_known, autocompletion=one_of(offered), **more)
 
 
@@ -162,69 +160,75 @@ def _known(device: str | None) -> str | None:
 
 BUNDLE = "A bundle folder, archive, store:KEY or oci://…."
 
-traffic_format_flag = partial(flag, None, "NAME", "What --traffic is written in. Default: as its beginning looks.")
-fields_flag = partial(flag, None, "prompt=A,output=B[,time=C]", "What the fields of --traffic's lines are called.")
+traffic_format_flag = partial(flag, None, "NAME", "Format of --traffic. Default: detected from its first lines.")
+fields_flag = partial(flag, None, "prompt=A,output=B[,time=C]", "Field names in the lines of --traffic.")
 bundle_argument = partial(argument, "BUNDLE", BUNDLE)
 bundle_or_model_argument = partial(
     argument, "BUNDLE|MODEL",
-    "A bundle folder, archive, store:KEY or oci://…; or a checkpoint, which is compiled first.",
+    "A bundle folder, archive, store:KEY or oci://…; or a checkpoint, which is compiled on first use.",
 )  # fmt: skip
-store_flag = partial(flag, None, "DIR", "Artifact store. Default: LLMC_CACHE_DIR or the user's.", names="--cache-dir")
-threads_flag = partial(flag, None, "N", "Default: LLMC_THREADS or the CPUs.", min=1)
+store_flag = partial(
+    flag, None, "DIR", "Artifact store. Default: LLMC_CACHE_DIR, else the user's cache.", names="--cache-dir"
+)
+threads_flag = partial(flag, None, "N", "Threads. Default: LLMC_THREADS, else all CPUs.", min=1)
 quantize_flag = partial(flag, None, "|".join(QUANTISATIONS))
 DTYPE_CHOICES = "|".join(DTYPES)
 executor_flag = partial(flag, LOCAL, "|".join(EXECUTORS))
 address_flag = partial(
-    flag, None, "HOST:PORT", "That cluster. Default: RAY_ADDRESS, or the one that runs on this host."
+    flag, None, "HOST:PORT", "Address of the Ray cluster. Default: RAY_ADDRESS, else the one on this host."
 )
-rate_flag = partial(flag, None, "R", "Requests per second to replay them at, or inf. Default: as recorded.")
-clip_flag = partial(switch, "--clip", "Clip requests above the limits, in place of leaving them out.")
-plan_flag = partial(flag, None, "PLAN", "A plan file of llmc plan -o.")
-weights_flag = partial(flag, None, "MODEL", "The checkpoint of a bundle that was compiled with --config.", ENGINE)
+rate_flag = partial(flag, None, "R", "Replay rate in requests per second, or inf. Default: as recorded.")
+clip_flag = partial(switch, "--clip", "Clip requests that exceed the limits instead of skipping them.")
+plan_flag = partial(flag, None, "PLAN", "A plan file written by llmc plan -o.")
+weights_flag = partial(
+    flag, None, "MODEL", "The checkpoint with the weights, for a bundle compiled with --config.", ENGINE
+)
 task_flag = partial(
-    flag, None, "generate|embed|score", "What the model is for. Default: as the checkpoint's own files say.",
-    "Numbers and graphs",
+    flag, None, "generate|embed|score", "The model's task. Default: read from the checkpoint's files.",
+    "Model and graphs",
 )  # fmt: skip
 prefill_flag = partial(
     flag, None, "[process:]BUNDLE|ADDRESS",
-    "What computes the prompts and hands keys and values over: a bundle (process:BUNDLE: in a process of its own), or "
-    "tcp://HOST:PORT or unix:PATH of llmc prefill.",
+    "Run prefill elsewhere: with another bundle (process:BUNDLE starts it in its own process), or on llmc prefill at "
+    "tcp://HOST:PORT or unix:PATH.",
     ENGINE,
 )  # fmt: skip
 eager_flag = partial(
     switch, "--enforce-eager",
-    "Run without compiled or captured graphs, on a device that can. LLMC_ENFORCE_EAGER.", ENGINE,
+    "Run without compiled or captured graphs if the device can. Default: LLMC_ENFORCE_EAGER.", ENGINE,
 )  # fmt: skip
 speculate_flag = partial(
-    flag, None, "K", "Guess up to K tokens a step from the sequence's own; the text stays the same.", SPECULATION
+    flag,
+    None,
+    "K",
+    "Draft up to K tokens a step from the sequence's own text. The output does not change.",
+    SPECULATION,
 )
-prompt_lookup_max_flag = partial(flag, None, "N", "Last tokens looked for at most. Default: 4.", SPECULATION)
-prompt_lookup_min_flag = partial(flag, None, "M", "Last tokens looked for at least. Default: 2.", SPECULATION)
-order_flag = partial(flag, None, "FILE", "Recorded requests: warm the buckets up first that they use most.")
+prompt_lookup_max_flag = partial(flag, None, "N", "Longest n-gram to look up. Default: 4.", SPECULATION)
+prompt_lookup_min_flag = partial(flag, None, "M", "Shortest n-gram to look up. Default: 2.", SPECULATION)
+order_flag = partial(flag, None, "FILE", "Recorded requests; the buckets that they use most are warmed up first.")
 
 BundleArgument = Annotated[str, typer.Argument(metavar="BUNDLE", help=BUNDLE, show_default=False)]
-ThreadsFlag = Annotated[int | None, option("--threads", "N", "Default: LLMC_THREADS or the CPUs.", min=1)]
-RoundsFlag = Annotated[
-    int | None, option("--rounds", "N", "Rounds in which engines take turns, or texts are passed. Default: 5.", min=1)
-]
-QuickFlag = Annotated[bool, typer.Option("--quick", help="Few rounds, for a first look.")]
+ThreadsFlag = Annotated[int | None, option("--threads", "N", "Threads. Default: LLMC_THREADS, else all CPUs.", min=1)]
+RoundsFlag = Annotated[int | None, option("--rounds", "N", "Measured rounds. Default: 5.", min=1)]
+QuickFlag = Annotated[bool, typer.Option("--quick", help="Fewer rounds, for a first impression.")]
 
 
 def speculation(
     tokens: int | None, lookup_max: int | None, lookup_min: int | None, config: str | None = None
 ) -> SpeculativeConfig | None:
-    """What these options ask for; None without any. Raises InputError for options that do not go together."""
+    """The speculation that these options request, or None. Raises InputError for options that conflict."""
     lengths = {"--prompt-lookup-max": lookup_max, "--prompt-lookup-min": lookup_min}
     given = [name for name, value in lengths.items() if value is not None]
     if config is None and tokens is None:
         if given:
-            raise InputError(f"{given[0]} says how drafts are looked up; --speculate K asks for them")
+            raise InputError(f"{given[0]} has no effect without speculation; add --speculate K")
         return None
     from llmc.runtime.engine.speculation import SpeculativeConfig
 
     if config is not None:
         if tokens is not None or given:
             named = given[0] if tokens is None else "--speculate"
-            raise InputError(f"--speculative-config says all of it; leave out {named}, or put it there")
+            raise InputError(f"--speculative-config replaces {named}; leave it out, or set it in --speculative-config")
         return SpeculativeConfig.parse(config)
     return SpeculativeConfig(tokens or 0, lookup_max, lookup_min)

@@ -1,4 +1,4 @@
-"""Progress on stderr, for a person: a bar with ETA on a terminal, plain lines elsewhere, nothing when quiet."""
+"""Progress on stderr: a bar with ETA on a terminal, plain lines elsewhere, nothing when quiet."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from llmc.compiler.pipeline.compile import Event
 
 quiet = False
-"""Set by main from -q: no progress."""
+"""Set by main from -q: no progress output."""
 verbose = False
-"""Set by main from -v: more than was asked for."""
+"""Set by main from -v: more output."""
 going_on = ""
-"""How to continue after an interrupt: main prints this for a command that can be resumed."""
+"""How to continue after an interrupt; main prints it for commands that can be resumed."""
 
 REPORTED_FROM_S = 10.0
-"""Seconds that a compile is expected to take where it is told that it does."""
+"""Compiles that are expected to take at least this many seconds announce it."""
 SILENT_S = 5.0
 
 _STAGES = {
@@ -31,8 +31,8 @@ _STAGES = {
     "lower": "lower",
     "weights": "weights",
     "pack": "pack weights",
-    "sense": "what 4 bits cost",
-    "mix": "what stays in 8 bits",
+    "sense": "measure 4-bit sensitivity",
+    "mix": "choose what stays in 8 bits",
     "tokenizer": "tokenizer",
     "reference": "reference model",
     "local-reference": "reference model",
@@ -43,14 +43,14 @@ _STAGES = {
 
 
 def echo(text: str = "", *, nl: bool = True, err: bool = False) -> None:
-    """Print text for people; what a terminal would obey is shown as an escape (llmc/shown.py), line ends are kept."""
+    """Print text for people. Control characters are escaped (llmc/shown.py); line ends are kept."""
     stream = sys.stderr if err else sys.stdout
     stream.write(shown_lines(text) + "\n" * nl)
     stream.flush()
 
 
 def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Columns apart by two spaces; the last one is not padded."""
+    """Print a table with two spaces between columns; the last column is not padded."""
     table = [[shown(cell) for cell in row] for row in (titles, *rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(titles) - 1)]
     for row in table:
@@ -59,7 +59,7 @@ def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def say(text: str) -> None:
-    """Print what a model says, as it is, and to a terminal as `echo` does."""
+    """Print model output unchanged, except that control characters are escaped on a terminal."""
     if sys.stdout.isatty():
         text = shown_lines(text)
     sys.stdout.write(text)
@@ -67,9 +67,9 @@ def say(text: str) -> None:
 
 
 class CompileProgress:
-    """Reports a compile's events; use as a context manager and pass it as the reporter.
+    """Context manager and reporter that prints a compile's events.
 
-    Elsewhere than on a terminal, a line says what goes on where nothing else was said for SILENT_S seconds.
+    Where stderr is not a terminal, a line names the current stage after SILENT_S seconds without output.
     """
 
     def __init__(self, hidden: bool) -> None:
@@ -111,7 +111,6 @@ class CompileProgress:
             self._line(f"this takes about {expected:.0f} s")
 
     def __call__(self, event: Event) -> None:
-        """Show one event."""
         from llmc.compiler.pipeline.compile import BeginReport, ExecutableReport, VerifyReport
 
         if self._quiet:
@@ -119,7 +118,7 @@ class CompileProgress:
         if isinstance(event, BeginReport):
             self._expected = event.expected
             return
-        if self._expected is not None:  # what is refused before the first stage takes no time
+        if self._expected is not None:  # not announced earlier: a compile refused before its first stage takes no time
             self._begin(self._expected())
             self._expected = None
         if isinstance(event, ExecutableReport):
@@ -145,7 +144,7 @@ class CompileProgress:
                 self._line(f"{number}{name}: {'from the store' if event.cached else f'{event.seconds:.1f} s'}")
 
     def _part(self, name: str, done: int, total: int) -> None:
-        """A bar on a terminal; elsewhere a line now and then."""
+        """A bar on a terminal; otherwise a line every few seconds."""
         self._bar(name, done, total)
         if not self._live and time.monotonic() - self._part_shown > 5:
             self._part_shown = time.monotonic()
@@ -167,7 +166,7 @@ class CompileProgress:
 
 
 class _Bar:
-    """One bar on a terminal, made when there is something to show. Leaving its block takes it away."""
+    """One bar on a terminal, created when there is something to show and removed when its block ends."""
 
     def __init__(self, label: str) -> None:
         self._label = label
@@ -188,9 +187,9 @@ class _Bar:
 
 
 class StepProgress(_Bar):
-    """Numbered steps of one kind: a bar with ETA on a terminal, a line for each step elsewhere.
+    """Numbered steps of one kind: a bar with ETA on a terminal, one line per step elsewhere.
 
-    Nothing is shown of what takes less than `after` seconds.
+    Nothing is shown during the first `after` seconds.
     """
 
     def __init__(self, label: str, hidden: bool = False, after: float = 0.0) -> None:
@@ -199,7 +198,7 @@ class StepProgress(_Bar):
         self._after = after
 
     def __call__(self, text: str, done: int, total: int) -> None:
-        """Step `done` of `total` has ended; `text` says how."""
+        """Report that step `done` of `total` ended; `text` describes it."""
         if self._quiet or time.monotonic() < self._began + self._after:
             return
         if not sys.stderr.isatty():
@@ -215,7 +214,7 @@ def _bars() -> Any:
     from rich.text import Text
 
     class Remaining(TimeRemainingColumn):
-        """The time left: of the seconds that a task was expected to take, or else by its speed so far."""
+        """Time left: from the task's expected seconds if known, else from its speed."""
 
         max_refresh = 0.5
 
@@ -230,7 +229,7 @@ def _bars() -> Any:
 
 
 def _progress(*columns: Any) -> Any:
-    """Bars on standard error, each with its description and these columns; they go when they end."""
+    """Bars on stderr with a description and these columns; they disappear when they end."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -238,9 +237,9 @@ def _progress(*columns: Any) -> Any:
 
 
 class ReadingProgress(_Bar):
-    """A bar for a file that is read to its end and then worked on; on a terminal only, after a second of reading.
+    """A bar for a file that is read and then processed; on a terminal only, after one second of reading.
 
-    `close_bars` takes it away.
+    `close_bars` removes it.
     """
 
     def __init__(self, reading: str, working: str) -> None:
@@ -248,7 +247,7 @@ class ReadingProgress(_Bar):
         self._working = working
 
     def __call__(self, done: int, total: int) -> None:
-        """`done` of `total` bytes are read."""
+        """Report that `done` of `total` bytes are read."""
         if quiet or not sys.stderr.isatty():
             return
         if self._bar is None:
@@ -267,10 +266,10 @@ class ReadingProgress(_Bar):
 
 
 class TransferProgress(_Bar):
-    """A bar of the bytes that are moved, with speed and ETA; on a terminal only, for what takes over two seconds."""
+    """A bar of transferred bytes with speed and ETA; on a terminal only, for transfers over two seconds."""
 
     def __call__(self, done: int, total: int) -> None:
-        """`done` of `total` bytes are there."""
+        """Report that `done` of `total` bytes are transferred."""
         if quiet or not sys.stderr.isatty():
             return
         if self._bar is None:
@@ -287,6 +286,6 @@ _open_bars: list[Any] = []
 
 
 def close_bars() -> None:
-    """Take away the bars of `ReadingProgress`, before something else is printed."""
+    """Remove the bars of `ReadingProgress` before other output is printed."""
     while _open_bars:
         _open_bars.pop().stop()

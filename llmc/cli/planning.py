@@ -1,4 +1,4 @@
-"""The planning flags, which every command that plans shares, and the plan they ask for."""
+"""The planning flags that all planning commands share, and the plan that they request."""
 
 from __future__ import annotations
 
@@ -27,65 +27,67 @@ _LIMITS, _BUCKETS, _TRAFFIC, _BUDGETS = "Limits", "Buckets", "Traffic", "Budgets
 _RANGE = "MIN,STEP,MAX"
 _RANGES = ("prompt_batch", "prompt_seq", "prompt_context", "decode_batch", "decode_seq")
 _REPLAY = ("arrival_rate", "clip", "traffic_format", "fields")
-"""Flags about --traffic, which the traffic itself carries on."""
+"""Flags about --traffic, which are stored in the Traffic object."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanningFlags(Command):
-    """The planning flags as typed; None is a flag that was not given. Ranges are "MIN,STEP,MAX"."""
+    """Planning flags; None means not given. Ranges are "MIN,STEP,MAX"."""
 
     max_model_len: int | None = flag(
-        None, "N", "Tokens of one sequence, prompt and answer. Default: what the model config says."
+        None, "N", "Longest sequence in tokens, prompt plus answer. Default: the model config's."
     )
     max_num_seqs: int | None = flag(None, "N", f"Sequences in flight. Default: {DEFAULT_MAX_NUM_SEQS}.")
     traffic: str | None = flag(
-        None, "FILE", "Recorded requests, in any format of docs/planning.md: choose the buckets that pad them least."
+        None, "FILE", "Recorded requests (formats: docs/planning.md); choose the buckets that pad them least."
     )
-    max_graphs: int | None = flag(None, "N", "Buckets of each phase at most. Default with --traffic: 32.")
-    max_prompt_len: int | None = flag(None, "N", "Tokens of the longest prompt. Default: max-model-len - 1.", _LIMITS)
+    max_graphs: int | None = flag(None, "N", "Most buckets per phase. Default with --traffic: 32.")
+    max_prompt_len: int | None = flag(None, "N", "Longest prompt in tokens. Default: max-model-len - 1.", _LIMITS)
     max_num_batched_tokens: int | None = flag(
-        None, "N", "Padded new tokens of one prompt step. Default: no limit.", _LIMITS
+        None, "N", "Most new tokens per prefill, padding included. Default: no limit.", _LIMITS
     )
     block_size: int | None = flag(None, "N", f"Tokens of one KV cache block. Default: {DEFAULT_BLOCK_SIZE}.", _LIMITS)
     max_seq_len_to_capture: int | None = flag(
         None, "N", "Lengths above N get only the buckets that coverage needs.", _LIMITS
     )
     strategy: str | None = flag(
-        None, "NAME", f"How to choose values: {', '.join(names())}. Default: {DEFAULT_STRATEGY}.", _BUCKETS
+        None, "NAME", f"Spacing of bucket sizes: {', '.join(names())}. Default: {DEFAULT_STRATEGY}.", _BUCKETS
     )
-    prompt_batch: str | None = flag(None, _RANGE, "Prompts of one prompt step.", _BUCKETS)
-    prompt_seq: str | None = flag(None, _RANGE, "New tokens of each prompt in a step.", _BUCKETS)
+    prompt_batch: str | None = flag(None, _RANGE, "Prompts per prefill.", _BUCKETS)
+    prompt_seq: str | None = flag(None, _RANGE, "New tokens per prompt in a prefill.", _BUCKETS)
     prompt_context: str | None = flag(
         None,
         _RANGE,
-        "Cached tokens before them, for chunked prompts and reused prefixes. Default: 0 where prompts fit a step.",
+        "Cached tokens before them, for chunked prompts and reused prefixes. Default: 0 if prompts fit one prefill.",
         _BUCKETS,
     )
-    decode_batch: str | None = flag(None, _RANGE, "Sequences of one decode step.", _BUCKETS)
-    decode_seq: str | None = flag(None, _RANGE, "Cached tokens of each of them.", _BUCKETS)
+    decode_batch: str | None = flag(None, _RANGE, "Sequences per decode step.", _BUCKETS)
+    decode_seq: str | None = flag(None, _RANGE, "Cached tokens per sequence in a decode step.", _BUCKETS)
     context_unit: str | None = flag(
         None,
         "tokens|blocks",
-        "What contexts are counted in, in ranges and in --from-file. Default: tokens; of a file, what its numbers "
-        "say (vLLM's bucket files count blocks).",
+        "Unit of contexts in ranges and in --from-file. Default: tokens; for a file, derived from its numbers "
+        "(vLLM's bucket files count blocks).",
         _BUCKETS,
     )
     from_file: str | None = flag(
-        None, "FILE", "Buckets as lines of (batch, query, context), lists and ranges allowed.", _BUCKETS
+        None, "FILE", "File of buckets, one (batch, query, context) a line; lists and ranges are allowed.", _BUCKETS
     )
     traffic_format: str | None = traffic_format_flag(_TRAFFIC)
     fields: str | None = fields_flag(_TRAFFIC)
     arrival_rate: str | None = rate_flag(_TRAFFIC)
     clip: bool = clip_flag(_TRAFFIC)
     bench: str | None = flag(
-        None, "FILE", "Measured seconds of buckets (llmc bench -o): what steps cost, in place of tokens.", _TRAFFIC
+        None, "FILE", "Measured bucket times (llmc bench -o): weigh steps in seconds instead of tokens.", _TRAFFIC
     )
-    max_padding: str | None = flag(None, "F", "As few buckets as add at most this much padding, e.g. 10%.", _BUDGETS)
-    max_compile_time: str | None = flag(None, "T", "Estimated compile time at most, e.g. 30m.", _BUDGETS)
-    max_graph_memory: str | None = flag(None, "SIZE", "Estimated memory of all graphs at most, e.g. 8GiB.", _BUDGETS)
+    max_padding: str | None = flag(
+        None, "F", "Use the fewest buckets that add at most this padding, e.g. 10%.", _BUDGETS
+    )
+    max_compile_time: str | None = flag(None, "T", "Longest estimated compile time, e.g. 30m.", _BUDGETS)
+    max_graph_memory: str | None = flag(None, "SIZE", "Most estimated memory for all graphs, e.g. 8GiB.", _BUDGETS)
 
     def given(self) -> list[str]:
-        """The flags that were given, spelled as on the command line."""
+        """The given flags as spelled on the command line."""
         return [
             f"--{flag.name.replace('_', '-')}"
             for flag in fields(PlanningFlags)
@@ -93,11 +95,11 @@ class PlanningFlags(Command):
         ]
 
     def arguments(self) -> dict[str, Any]:
-        """The options as `pipeline.planning.plan_for` takes them. Raises InputError for text that does not parse."""
+        """Arguments for `pipeline.planning.plan_for`. Raises InputError for text that does not parse."""
         if self.traffic is None:
             for name in self.given():
                 if name.removeprefix("--").replace("-", "_") in _REPLAY:
-                    raise InputError(f"{name} says how --traffic is read or replayed: give --traffic FILE")
+                    raise InputError(f"{name} needs recorded requests: add --traffic FILE")
         as_typed = {one.name: getattr(self, one.name) for one in fields(PlanningFlags) if one.name not in _REPLAY}
         return {
             **as_typed,
@@ -109,7 +111,7 @@ class PlanningFlags(Command):
         }
 
     def arguments_to_encode(self, task: str) -> dict[str, Any]:
-        """The options as `pipeline.encoding.encoder_plan_of` takes them. Raises InputError for others."""
+        """Arguments for `pipeline.encoding.encoder_plan_of`. Raises InputError for flags that it does not take."""
         from llmc.buckets.traffic.formats.fields import parse
         from llmc.buckets.traffic.reader import Trace
         from llmc.compiler.pipeline.encoding import LIMITS, OF_TRAFFIC
@@ -118,7 +120,7 @@ class PlanningFlags(Command):
         others = [flag for flag in self.given() if flag.lstrip("-").replace("-", "_") not in taken]
         if others:
             raise InputError(
-                f"a model to {task} is planned by its limits, and by --traffic with --max-graphs; leave out "
+                f"a model to {task} is planned by its limits, or by --traffic with --max-graphs; leave out "
                 f"{', '.join(others)}"
             )
         found = self.values(*LIMITS)
@@ -129,7 +131,7 @@ class PlanningFlags(Command):
         return found
 
     def open_traffic(self, then: str = "choose buckets") -> Traffic:
-        """The recorded requests, as `traffic_of`."""
+        """Open the recorded requests with `traffic_of`."""
         return traffic_of(
             self.traffic, then, format_=self.traffic_format, names=self.fields, arrival_rate=self.arrival_rate,
             clip=self.clip, bench=self.bench,
@@ -137,10 +139,10 @@ class PlanningFlags(Command):
 
 
 def not_a_file(url: str) -> str:
-    """What to do with a URL in place of a file of traffic."""
+    """The message for a URL in place of a traffic file."""
     return (
-        f"--traffic {url} is no file: sample it first, llmc traffic show {url} --for 10m -o sampled.prom, and give "
-        "that file"
+        f"--traffic {url} is a URL, not a file: sample it with llmc traffic show {url} --for 10m -o sampled.prom, and "
+        "give that file"
     )
 
 
@@ -148,7 +150,7 @@ def traffic_of(
     file: str | None, then: str, end: End = "middle", *, format_: str | None = None, names: str | None = None,
     arrival_rate: str | None = None, clip: bool = False, bench: str | None = None,
 ) -> Traffic:  # fmt: skip
-    """The recorded requests in `file`, with a bar that says what comes `then`; `end`: see `Trace`.
+    """Open the recorded requests in `file`. The progress bar ends with `then`, the next activity; `end`: see `Trace`.
 
     The others are options as typed: --traffic-format, --fields, --arrival-rate, --clip and --bench. Raises InputError.
     """
@@ -178,8 +180,10 @@ def _range(flag: str, text: str | None) -> Range | None:
 
 
 def uses_in(file: str) -> Callable[[Plan], Mapping[Bucket, int]]:
-    """How often the requests in `file` use each bucket of a plan. The file is opened now, and read when a plan is
-    there. Raises InputError for a file that cannot be read."""
+    """A function that counts how often the requests in `file` use each bucket of a plan.
+
+    The file is opened now and read when the function is called. Raises InputError if it cannot be read.
+    """
     from llmc.buckets.evaluation.replay import uses_of
 
     traffic = traffic_of(file, "order the buckets")

@@ -1,4 +1,4 @@
-"""`llmc embed` and `llmc score`: vectors of texts, and scores of pairs, from a bundle without a cache."""
+"""`llmc embed` and `llmc score`: embed texts and score pairs with a bundle that has no KV cache."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from llmc.files import read_text
 from llmc.runtime.pooling.tokens import WHOLE
 
 SHOWN = 4
-"""Numbers of a vector that are printed without --json."""
+"""Values of a vector that are printed without --json."""
 
 
-TRUNCATE = ("--truncate", "Cut texts that are too long for the model; else they are refused.")
+TRUNCATE = ("--truncate", "Truncate texts that are too long. Default: refuse them.")
 TruncateFlag = Annotated[bool, typer.Option(TRUNCATE[0], help=TRUNCATE[1])]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedCommand(Command):
-    """Vectors of texts, pooled as the checkpoint's sentence-transformers files say. Compiles nothing.
+    """Embed texts: one vector per text, pooled as the checkpoint's sentence-transformers files say. Nothing is
+    compiled.
 
     \b
     Example:
@@ -37,15 +38,17 @@ class EmbedCommand(Command):
     """
 
     bundle: str = bundle_argument()
-    source: str | None = argument("[-]", "- reads texts from standard input.", default=None)
-    text: list[str] | None = flag(None, "TEXT", "A text; may be repeated.", names="--text -t")
+    source: str | None = argument("[-]", "- reads one text a line from standard input.", default=None)
+    text: list[str] | None = flag(None, "TEXT", "A text. Repeatable.", names="--text -t")
     texts: Path | None = flag(None, "FILE", "One text a line.")
-    prompt_name: str | None = flag(None, "NAME", "The checkpoint's prompt that goes before each text.")
-    dimensions: int | None = flag(None, "N", "The first N numbers, of length 1 again (Matryoshka models).")
+    prompt_name: str | None = flag(None, "NAME", "Put this prompt of the checkpoint before each text.")
+    dimensions: int | None = flag(None, "N", "Keep the first N dimensions and normalise again (Matryoshka models).")
     truncate: bool = switch(*TRUNCATE)
-    output: Path | None = flag(None, "FILE.npy", "Write the vectors: float32, [N, D].", names="--output -o")
+    output: Path | None = flag(
+        None, "FILE.npy", "Write the vectors here: float32, [texts, dimensions].", names="--output -o"
+    )
     threads: int | None = threads_flag()
-    as_json: bool = switch("--json", "Print one JSON object a text.")
+    as_json: bool = switch("--json", "Print one JSON object per text.")
 
     def run(self) -> None:
         import numpy as np
@@ -77,7 +80,7 @@ class EmbedCommand(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreCommand(Command):
-    """Documents by how well they fit a query, best first, with a bundle of a reranker. Compiles nothing.
+    """Score documents for a query and print the best first, with a bundle of a reranker. Nothing is compiled.
 
     \b
     Example:
@@ -86,13 +89,13 @@ class ScoreCommand(Command):
     """
 
     bundle: str = bundle_argument()
-    query: str = flag(MISSING, "TEXT", "What documents are to fit.")
-    document: list[str] | None = flag(None, "TEXT", "A document; may be repeated.", names="--document -d")
+    query: str = flag(MISSING, "TEXT", "The query.")
+    document: list[str] | None = flag(None, "TEXT", "A document. Repeatable.", names="--document -d")
     documents: Path | None = flag(None, "FILE", "One document a line.")
-    top_n: int | None = flag(None, "N", "Only the N best.", min=1)
+    top_n: int | None = flag(None, "N", "Print only the N best.", min=1)
     truncate: bool = switch(*TRUNCATE)
     threads: int | None = threads_flag()
-    as_json: bool = switch("--json", "Print one JSON object a document.")
+    as_json: bool = switch("--json", "Print one JSON object per document.")
 
     def run(self) -> None:
         from llmc.runtime.bundle import Bundle

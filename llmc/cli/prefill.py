@@ -1,4 +1,4 @@
-"""`llmc prefill`: prompts of other processes, computed here."""
+"""`llmc prefill`: run prefill for other processes."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillCommand(Command):
-    """Compute prompts for llmc serve and llmc generate, in other processes or on other hosts: --prefill tcp://HOST:PORT.
+    """Run prefill for other processes or hosts, which use it with llmc serve or llmc generate --prefill ADDRESS.
 
-    Keys, values and the last logits of each prompt are handed over. What listens beyond this host has to have a key, in
-    LLMC_PREFILL_KEY on both sides. Nothing is encrypted: use a network of your own, or a tunnel.
+    The keys, values and last logits of each prompt are sent back. If the address is reachable from other hosts, set the
+    same LLMC_PREFILL_KEY on both sides. The connection is not encrypted, so use a private network or a tunnel.
 
     \b
     Example:
@@ -39,17 +39,17 @@ class PrefillCommand(Command):
 
     bundle: str = bundle_argument()
     listen: str = flag(
-        "127.0.0.1:8100", "HOST:PORT|unix:PATH", "Where prompts come in; port 0 takes a free one and says which."
+        "127.0.0.1:8100", "HOST:PORT|unix:PATH", "Address to listen on; port 0 takes a free one and prints it."
     )
     max_waiting: int | None = flag(
-        None, "N", "Computed prompts that wait for one client. Default: what a step computes.", min=1
+        None, "N", "Finished prompts that may wait for one client. Default: one batch.", min=1
     )
-    prefix_slots: int | None = flag(None, "N", "Slots for prefixes beside a full batch.", min=0)
+    prefix_slots: int | None = flag(None, "N", "Cache slots kept for prefixes.", min=0)
     threads: int | None = threads_flag()
     end_with_input: bool = switch(
-        "--end-with-input", "End when standard input does: with the process that started this."
+        "--end-with-input", "Exit when standard input closes, as when the parent process ends."
     )
-    as_json: bool = switch("--json", "Print a JSON line when listening, and at the end.")
+    as_json: bool = switch("--json", "Print a JSON line when listening and at the end.")
 
     def run(self) -> None:
         from llmc.runtime.bundle import Bundle
@@ -81,7 +81,7 @@ class PrefillCommand(Command):
         if self.as_json:
             echo(json.dumps({"event": "stopped", "served": server.served}))
         elif not messages.quiet:
-            echo(f"llmc: stopped; {server.served} prompts handed over", err=True)
+            echo(f"llmc: stopped; {server.served} prompts served", err=True)
 
 
 def _watch_input(stop: threading.Event) -> None:
@@ -100,8 +100,8 @@ def _listener(text: str, key: str | None) -> Listener:
     if not built.local and key is None:
         built.close()
         raise InputError(
-            f"--listen {text} lets other hosts in, and no key is asked for: set LLMC_PREFILL_KEY here and where "
-            "prompts come from, or listen on 127.0.0.1"
+            f"--listen {text} is reachable from other hosts, but no key is set: set LLMC_PREFILL_KEY here and on the "
+            "clients, or listen on 127.0.0.1"
         )
     return built
 
@@ -113,4 +113,4 @@ def _report(server: PrefillServer, listener: Listener, seconds: float, as_json: 
         reported = {"event": "listening", "address": where, "seconds": seconds, "facts": facts}
         echo(json.dumps(reported))
     elif not messages.quiet:
-        echo(f"llmc: ready in {seconds:.1f} s; prompts come in at {where}", err=True)
+        echo(f"llmc: ready in {seconds:.1f} s; listening on {where}", err=True)

@@ -1,4 +1,4 @@
-"""`llmc report`: what a CI job made, in Markdown."""
+"""`llmc report`: describe a bundle in Markdown for a CI job."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
 
 MAX_ROWS = 100
-"""Graphs that the report lists; GitHub takes 1 MiB of a step's summary."""
+"""Graphs that the report lists; GitHub limits a step summary to 1 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportCommand(Command):
-    """Tell of a bundle in Markdown: graphs built and reused, sizes, padding, numbers, and its certificate.
+    """Describe a bundle in Markdown: graphs built and reused, sizes, padding, verification and its certificate.
 
     \b
     Example:
@@ -32,10 +32,10 @@ class ReportCommand(Command):
     """
 
     bundle: str = bundle_argument()
-    compiled: Path | None = flag(None, "FILE", "The outcome of llmc compile --result: graphs built and reused.")
-    traffic: Path | None = flag(None, "FILE", "Recorded requests: the plan's padding on them.")
-    certificate: Path | None = flag(None, "FILE", "Of llmc warmup --certify, of this bundle.")
-    output: Path | None = flag(None, "FILE", "Write it here, in place of printing it.", names="--output -o")
+    compiled: Path | None = flag(None, "FILE", "A file of llmc compile --result: graphs built and reused.")
+    traffic: Path | None = flag(None, "FILE", "Recorded requests: report the plan's padding on them.")
+    certificate: Path | None = flag(None, "FILE", "A certificate of llmc warmup --certify for this bundle.")
+    output: Path | None = flag(None, "FILE", "Write the report here instead of printing it.", names="--output -o")
     cache_dir: Path | None = store_flag()
 
     def run(self) -> None:
@@ -96,7 +96,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str
 
 
 def _built(file: Path) -> str:
-    """What an outcome of a compile says. Raises InputError for what is none."""
+    """Summarise a compile result. Raises InputError for any other file."""
     from llmc.files import read_text
     from llmc.json_fields import Fields
 
@@ -117,12 +117,14 @@ def _padding(bundle: Bundle, file: Path) -> str:
 
 
 def _certified(bundle: Bundle, file: Path) -> str:
-    """What a certificate says. Raises ArtifactError for one of another bundle; who vouches for it is not asked here."""
+    """Summarise a certificate. Raises ArtifactError if it is of another bundle. The signature is not checked here."""
     from llmc.runtime.certificate.document import read_file
 
     built, _, signature = read_file(file)
     if built.bundle != bundle.manifest.digest:
-        raise ArtifactError(f"{file}: it is of bundle {built.bundle}, not of {bundle.path}; certify this one again")
+        raise ArtifactError(
+            f"{file}: the certificate is for bundle {built.bundle}, not {bundle.path}; certify this bundle again"
+        )
     signed = "not signed" if signature is None else "signed"
     reported = [line for line in certificate_lines(built) if not line.startswith(" ")]
     return f"{'; '.join(reported)}; {signed}, created {built.created}"

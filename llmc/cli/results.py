@@ -1,4 +1,4 @@
-"""Results in words or as JSON: of a compile or a dry run, and a bundle's verification and accuracy."""
+"""Results of compiles, dry runs and verifications, as text or JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def print_estimate(found: dict[str, Any], as_json: bool) -> None:
-    """What a dry run found."""
+    """Print the result of a dry run."""
     if as_json:
         echo(json.dumps(found))
         return
@@ -49,7 +49,7 @@ def print_estimate(found: dict[str, Any], as_json: bool) -> None:
 
 
 def print_programs(programs: Sequence[tuple[str, str]], output: Path | None, as_json: bool) -> None:
-    """Programs, each under its name, in the file `output` or on the terminal."""
+    """Print programs, each under its name, or write them to `output`."""
     if as_json:
         text = json.dumps([{"name": name, "text": program} for name, program in programs])
     else:
@@ -61,12 +61,12 @@ def print_programs(programs: Sequence[tuple[str, str]], output: Path | None, as_
 
 
 def print_key(key: Key, as_json: bool) -> None:
-    """The digest of a compile's key, or as JSON with its components."""
+    """Print the digest of a compile's key, or JSON with its components."""
     echo(json.dumps({"key": key.digest, "components": dict(key.components)}) if as_json else parse(key.digest))
 
 
 def print_hybrid(result: HybridResult, as_json: bool) -> None:
-    """What was compiled of both halves, and how the folder is used."""
+    """Print the results of a two-device compile, and how to use the folder."""
     if as_json:
         found = {role: one.to_json() for role, one in result.halves.items()}
         echo(json.dumps({"hybrid": str(result.folder), **found, "variables": dict(result.variables)}))
@@ -76,13 +76,15 @@ def print_hybrid(result: HybridResult, as_json: bool) -> None:
         print_result(one, False)
     if result.variables:
         named = " ".join(f"{name}={value}" for name, value in result.variables.items())
-        echo(f"one bundle: its device hands prompts over by itself where {named} is set when it is opened")
+        echo(f"one bundle: its device transfers prompts by itself if {named} is set when it is opened")
     else:
-        echo(f"prompts on one, decode on the other: llmc generate {result.folder}, or llmc serve {result.folder}")
+        echo(
+            f"prefill on one device, decode on the other: llmc generate {result.folder}, or llmc serve {result.folder}"
+        )
 
 
 def print_result(result: CompileResult, as_json: bool, file: Path | None = None) -> None:
-    """What was compiled and verified; also written to `file`."""
+    """Print what was compiled and verified; also write it to `file`."""
     if file is not None:
         write_text(file, json.dumps(result.to_json()) + "\n", "outcome")
     if as_json:
@@ -95,11 +97,11 @@ def print_result(result: CompileResult, as_json: bool, file: Path | None = None)
     )
     if result.left_out:
         modules = ", ".join(f"{name} ({count} tensors)" for name, count in result.left_out.items())
-        echo(f"the checkpoint's text part; left out: {modules}")
+        echo(f"only the checkpoint's text model is compiled; left out: {modules}")
     for notice in result.notices:
         echo(notice)
     if result.sample_top_k:
-        echo(f"graphs return the {result.sample_top_k} largest logits and their ids beside all logits")
+        echo(f"graphs also return the {result.sample_top_k} largest logits with their ids")
     for line in result.described:
         echo(line)
     v = result.verification
@@ -121,7 +123,7 @@ def print_result(result: CompileResult, as_json: bool, file: Path | None = None)
 
 
 def finished_lines(finished: Mapping[str, Any]) -> list[str]:
-    """What finishing did, for people; nothing where nothing was finished."""
+    """Describe an on-target compilation; empty if there was none."""
     if not finished:
         return []
     facts = ", ".join(f"{name} {value}" for name, value in sorted(finished["finished_for"].items()))
@@ -133,25 +135,27 @@ def finished_lines(finished: Mapping[str, Any]) -> list[str]:
         lines.append(f"finished executables not verified: {v['why']}" if "why" in v else "not verified (--verify none)")
     else:
         lines.append(
-            f"verified against {v['reference']}: {v['buckets']} of {v['planned']} buckets ({v['twice']} under two "
-            f"poisons), {v['rows']} rows: mean KL {v['mean_kl']:.2g} (limit {v['limits']['mean_kl']:.2g}), equal "
-            f"tokens {v['top1']:.1%}, padding leak {v['leak']:.2g}"
+            f"verified against {v['reference']}: {v['buckets']} of {v['planned']} buckets ({v['twice']} with two NaN "
+            f"fills), {v['rows']} rows: mean KL {v['mean_kl']:.2g} (limit {v['limits']['mean_kl']:.2g}), top-1 "
+            f"agreement {v['top1']:.1%}, padding leak {v['leak']:.2g}"
         )
     if finished["unsigned"]:
-        lines.append("its signature was the portable bundle's and is gone: sign it again with llmc cache sign")
+        lines.append(
+            "the portable bundle's signature no longer applies and was removed: sign it again with llmc cache sign"
+        )
     return lines
 
 
 SHOWN = 5
-"""Buckets that a line names."""
+"""Buckets that one line names."""
 
 
 def verified_line(verification: Mapping[str, Any], executables: int) -> str:
-    """One line: what was run against the reference, of how many executables, and the result."""
+    """One line: what ran against the reference, of how many executables, and the result."""
     v = verification
     if v.get("by") == "tokens":
         return (
-            f"against {v['reference']} by tokens alone, since the device gives no logits: {v['rows']} greedy tokens, "
+            f"against {v['reference']} by tokens only, because the device gives no logits: {v['rows']} greedy tokens, "
             f"{v['top1']:.1%} equal, texts equal {v['greedy_equal']}/{v['greedy_sequences']}, of up to {v['longest']} "
             "tokens"
         )
@@ -164,10 +168,10 @@ def verified_line(verification: Mapping[str, Any], executables: int) -> str:
     ran, buckets, left_out = v["executables"], v["buckets"], v["left_out"]
     run = f"{'all ' * (ran > 1)}{ran}" if ran == executables else f"{ran} of {executables}"
     of = "" if buckets == v["planned"] else f" of {v['planned']}"
-    poisons = f"{v['twice']} under two poisons"
+    poisons = f"{v['twice']} with two NaN fills"
     if left_out:
-        poisons += f", {len(left_out)} sampled ones under one to keep within the budget: {', '.join(left_out)}"
-    if not_run := v.get("not_run"):  # bundles of earlier versions do not say
+        poisons += f", {len(left_out)} sampled ones with one to keep within the budget: {', '.join(left_out)}"
+    if not_run := v.get("not_run"):  # absent in bundles of earlier versions
         poisons += f", {len(not_run)} not run to keep within it, others run their executables: {', '.join(not_run)}"
     far = v.get("unreached", [])
     more = f" and {len(far) - SHOWN} more" if len(far) > SHOWN else ""
@@ -178,14 +182,13 @@ def verified_line(verification: Mapping[str, Any], executables: int) -> str:
     return (
         f"against {v['reference']}: {run} executable{'s' * (executables > 1)} run, {buckets}{of} buckets ({poisons}), "
         f"{v['rows']} rows of up to {v['longest']} tokens: mean KL {v['mean_kl']:.2g} (limit "
-        f"{v['limits']['mean_kl']:.2g}), equal tokens {v['top1']:.1%}, greedy texts equal "
+        f"{v['limits']['mean_kl']:.2g}), top-1 agreement {v['top1']:.1%}, greedy texts equal "
         f"{v['greedy_equal']}/{v['greedy_sequences']}, padding leak {v['leak']:.2g}{cut}{beyond}{instead}"
     )
 
 
 def accuracy_line(verification: Mapping[str, Any]) -> str | None:
-    """One line about a verification's accuracy over the text, with the limit that it kept; None where none was taken
-    (a device that gives tokens alone)."""
+    """One line about accuracy over the text, with its limit; None for devices that return only tokens."""
     if "accuracy" not in verification:
         return None
     found, limits = verification["accuracy"], verification["limits"]
@@ -194,13 +197,13 @@ def accuracy_line(verification: Mapping[str, Any]) -> str | None:
         perplexity = f", perplexity {found['perplexity']:,.2f} (reference {found['reference_perplexity']:,.2f})"
     return (
         f"accuracy over {found['tokens']} tokens of text: mean KL {found['mean_kl']:.2g} nats (limit "
-        f"{limits['mean_kl']:.2g} for {limits['quality']}), p99 {found['p99_kl']:.2g}, equal tokens {found['top1']:.1%}"
-        f"{perplexity}"
+        f"{limits['mean_kl']:.2g} for {limits['quality']}), p99 {found['p99_kl']:.2g}, top-1 agreement "
+        f"{found['top1']:.1%}{perplexity}"
     )
 
 
 def origin_line(bundle: str, files: BundleFiles, store: Store | None = None) -> str:
-    """One line about where the outcome that a bundle records comes from; `store` is the environment's by default."""
+    """One line about the origin of the bundle's recorded verification; `store` defaults to the environment's."""
     from llmc.artifacts.local.origins import origin_words, verification_origin
 
     origin = verification_origin(files, store, Settings.from_environment())
@@ -209,7 +212,7 @@ def origin_line(bundle: str, files: BundleFiles, store: Store | None = None) -> 
 
 
 def elsewhere_line(verification: Mapping[str, Any]) -> str | None:
-    """One line about outcomes that a compile took from elsewhere instead of running it; None if there are none."""
+    """One line about verification results that a compile took from elsewhere; None if there are none."""
     from llmc.artifacts.local.origins import ELSEWHERE
     from llmc.artifacts.signing.keys import short_id
 

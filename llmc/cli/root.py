@@ -1,4 +1,4 @@
-"""The commands by name; the module of a command is imported when it is asked for."""
+"""The table of commands. A command's module is imported only when that command runs."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ from llmc.version import __version__
 
 COMMANDS = {
     "plan": ("llmc.cli.plan:app", "Choose the buckets to compile."),
-    "compile": ("llmc.cli.compile:CompileCommand", "Compile a checkpoint into a bundle of precompiled graphs."),
-    "run": ("llmc.cli.run:RunCommand", "Ask a model, for a first try: compiled where it was not yet."),
-    "chat": ("llmc.cli.run:ChatCommand", "Talk to a model, for a first try."),
+    "compile": ("llmc.cli.compile:CompileCommand", "Compile a model into a bundle of ready-to-run graphs."),
+    "run": ("llmc.cli.run:RunCommand", "Answer one prompt; compiles the model on first use."),
+    "chat": ("llmc.cli.run:ChatCommand", "Chat with a model; compiles it on first use."),
     "verify": ("llmc.cli.verify:VerifyCommand", "Check a bundle against its reference model."),
-    "generate": ("llmc.cli.generate:GenerateCommand", "Answer prompts with a bundle, or a model, compiled first."),
-    "embed": ("llmc.cli.pooling:EmbedCommand", "Vectors of texts with a bundle of an embedding model."),
-    "score": ("llmc.cli.pooling:ScoreCommand", "Scores of documents with a bundle of a reranker."),
-    "serve": ("llmc.cli.serve:ServeCommand", "Serve a bundle with OpenAI's API."),
-    "prefill": ("llmc.cli.prefill:PrefillCommand", "Compute prompts for bundles that decode elsewhere."),
-    "tune": ("llmc.cli.tune:TuneCommand", "Time kernels on a card, for compiles on hosts without it."),
-    "warmup": ("llmc.cli.warmup:WarmupCommand", "Run every graph of a bundle twice; name those that fail."),
-    "bench": ("llmc.cli.bench:app", "Time every bucket of a bundle, or the engines of --device cpu."),
-    "devices": ("llmc.cli.devices:DevicesCommand", "Show what this host can compile for and run on."),
-    "deploy": ("llmc.cli.deploy:DeployCommand", "Write files that deploy a bundle: images, pods, units, CI."),
-    "report": ("llmc.cli.report:ReportCommand", "Tell of a bundle in Markdown, for a CI job's summary."),
-    "traffic": ("llmc.cli.traffic:app", "Look at recorded traffic; merge, sample and anonymise it."),
-    "loop": ("llmc.cli.loop:LoopCommand", "Plan for a server's traffic, compile and swap, on a schedule."),
-    "cache": ("llmc.cli.cache:app", "Look into the artifact store and into bundles."),
-    "completion": ("llmc.cli.completion:CompletionCommand", "Print what lets a shell complete llmc's command lines."),
+    "generate": ("llmc.cli.generate:GenerateCommand", "Answer prompts with a bundle."),
+    "embed": ("llmc.cli.pooling:EmbedCommand", "Embed texts with a bundle of an embedding model."),
+    "score": ("llmc.cli.pooling:ScoreCommand", "Rank documents for a query with a bundle of a reranker."),
+    "serve": ("llmc.cli.serve:ServeCommand", "Serve a bundle with the OpenAI API."),
+    "prefill": ("llmc.cli.prefill:PrefillCommand", "Run prefill for bundles that decode on another device or host."),
+    "tune": ("llmc.cli.tune:TuneCommand", "Time kernels on a GPU, for compiles on hosts without one."),
+    "warmup": ("llmc.cli.warmup:WarmupCommand", "Run every graph twice; certify that nothing compiles."),
+    "bench": ("llmc.cli.bench:app", "Time every bucket of a bundle, or compare the CPU engines."),
+    "devices": ("llmc.cli.devices:DevicesCommand", "List the devices that this host can compile for and run."),
+    "deploy": ("llmc.cli.deploy:DeployCommand", "Write deployment files: Docker, Kubernetes, systemd, CI."),
+    "report": ("llmc.cli.report:ReportCommand", "Describe a bundle in Markdown, for a CI job's summary."),
+    "traffic": ("llmc.cli.traffic:app", "Show, merge, sample or anonymise recorded traffic."),
+    "loop": ("llmc.cli.loop:LoopCommand", "Re-plan for a server's traffic, compile and swap bundles."),
+    "cache": ("llmc.cli.cache:app", "Inspect, trim, share and sign the artifact store and bundles."),
+    "completion": ("llmc.cli.completion:CompletionCommand", "Print a completion script for bash, zsh or fish."),
 }
 OTHER_NAMES = {
     "ask": "run", "infer": "run", "inference": "run", "prompt": "run", "predict": "run", "build": "compile",
     "convert": "compile", "export": "compile", "quantize": "compile", "start": "serve", "server": "serve",
     "complete": "generate", "check": "verify", "benchmark": "bench", "info": "devices", "store": "cache",
 }  # fmt: skip
-"""What commands of that kind are called elsewhere; an error names ours."""
+"""Names used by other tools; the error for an unknown command suggests ours."""
 
 WIDEST = 100
-"""Columns of a help, where the terminal has as many."""
+"""Maximum width of help text, in columns."""
 
 
 class _Commands(TyperGroup):
-    """A group that lists commands by their summaries, and imports the one that a command line names."""
+    """Lists commands by their summaries; imports only the command that the command line names."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Raises UnknownNameError for a command that there is not."""
+        """Raises UnknownNameError for an unknown command."""
         if args[0] in COMMANDS:
             from llmc.cli.options import add_named
 
@@ -63,7 +63,7 @@ class _Commands(TyperGroup):
 
 
 def app() -> typer.Typer:
-    """The command line; it completes one where the environment asks for that, as `llmc completion` has shells do."""
+    """Build the command line. Also answers a shell's completion requests (see `llmc completion`)."""
     completion_init()
     built = typer.Typer(
         cls=_Commands,
@@ -73,7 +73,7 @@ def app() -> typer.Typer:
         context_settings={"max_content_width": WIDEST},
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
-        epilog="Every command: --help with an example, --json where it reports, -v for more and -q for less on stderr.",
+        epilog="Every command has --help with an example. Reports take --json. -v prints more on stderr, -q less.",
     )
     built.callback()(_root)
     for name, (_, summary) in COMMANDS.items():
@@ -90,8 +90,8 @@ def _version(value: bool) -> None:
 def _root(
     show: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
-    """Ahead-of-time compilation of LLM graphs: plan, compile before deployment, replay without compiling."""
+    """Ahead-of-time compilation of LLM graphs: plan and compile before deployment, then serve without compiling."""
 
 
 def _listed() -> None:
-    """Stands for a command in the list of commands."""
+    """Placeholder for a command that is not imported yet."""

@@ -1,4 +1,4 @@
-"""`llmc run` and `llmc chat`: a model for a first try, compiled if it is a checkpoint, and its answers as they come."""
+"""`llmc run` and `llmc chat`: try a model. A checkpoint is compiled on first use; answers are streamed."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
 
 
 CONTEXT = 2048
-"""Tokens of a sequence where none are asked for and the model takes as many."""
-_PANEL = "For a MODEL that is no bundle"
+"""Default sequence length in tokens, if the model allows it."""
+_PANEL = "If MODEL is a checkpoint"
 
 _model = partial(
-    argument, "MODEL", "A checkpoint (a folder, .gguf file or hub name), which is compiled first, or a bundle."
+    argument, "MODEL", "A bundle, or a checkpoint (folder, .gguf file or hub name), which is compiled on first use."
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnDemandFlags(Command):
-    """How a MODEL that is no bundle is compiled, as typed; None is a flag that was not given."""
+    """Options for compiling a MODEL that is not a bundle yet; None means not given."""
 
-    device: str | None = device_flag(None, "What to compile for.", panel=_PANEL)
-    quantize: str | None = quantize_flag("Weights.", _PANEL)
+    device: str | None = device_flag(None, "Target device.", panel=_PANEL)
+    quantize: str | None = quantize_flag("Weight format.", _PANEL)
     max_model_len: int | None = flag(
-        None, "N", f"Tokens of one sequence. Default: the model's, {CONTEXT} at most.", _PANEL
+        None, "N", f"Longest sequence in tokens. Default: the model's, at most {CONTEXT}.", _PANEL
     )
 
     def bundle_of(self, model: str, max_num_seqs: int, weights: str | None = None) -> Path:
-        """The folder of its bundle; a compile for so many sequences tells what it does on standard error.
+        """The bundle folder of `model`, compiled for `max_num_seqs` sequences if needed. Progress goes to stderr.
 
-        Raises what `llmc.compile` and opening raise.
+        Raises what `llmc.compile` and opening a bundle raise.
         """
         from llmc.api import bundle_of, names_bundle
 
@@ -55,26 +55,26 @@ class OnDemandFlags(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class TryFlags(OnDemandFlags):
-    """The options of `llmc run` and `llmc chat`."""
+    """Options shared by `llmc run` and `llmc chat`."""
 
-    system: str | None = flag(None, "TEXT", "The system's message, before the first of the user.")
-    max_tokens: int | None = flag(None, "N", "Tokens of an answer at most. Default: what fits.")
-    temperature: float = flag(0.0, "T", "0 is greedy.")
-    seed: int | None = flag(None, "S", "Makes sampling repeatable.")
+    system: str | None = flag(None, "TEXT", "System message.")
+    max_tokens: int | None = flag(None, "N", "Most tokens per answer. Default: what fits.")
+    temperature: float = flag(0.0, "T", "Sampling temperature; 0 is greedy.")
+    seed: int | None = flag(None, "S", "Seed that makes sampling repeatable.")
     threads: int | None = threads_flag()
 
     def opened(self, model: str) -> BundleLLM:
-        """The model for one sequence at a time. Raises what `bundle_of` and opening raise."""
+        """Open the model for one sequence at a time. Raises what `bundle_of` and opening raise."""
         from llmc.runtime.llm import BundleLLM
 
         return BundleLLM(self.bundle_of(model, 1), self.threads)
 
     def conversation(self, turns: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
-        """Messages of a conversation."""
+        """The messages of a conversation, with the system message first."""
         return [*([] if self.system is None else [{"role": "system", "content": self.system}]), *turns]
 
     def answer(self, llm: BundleLLM, prompt: Prompt) -> str:
-        """Print an answer as it comes, and give it."""
+        """Stream an answer to stdout and return its text."""
         from llmc.runtime.engine.sampling.params import SamplingParams
 
         parts = []
@@ -95,10 +95,10 @@ def _context(model: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class RunCommand(TryFlags):
-    """Ask a model, for a first try: a checkpoint is compiled before, and kept in the store for the next time.
+    """Answer one prompt with a model. A checkpoint is compiled on first use; its bundle is kept for the next time.
 
-    The prompt is a user's message where the model has a chat template. `llmc compile`, `generate` and `serve` are for
-    more than that.
+    The prompt is sent as a user message if the model has a chat template. For production use llmc compile, generate and
+    serve.
 
     \b
     Example:
@@ -109,13 +109,13 @@ class RunCommand(TryFlags):
     """
 
     model: str = _model()
-    prompt: list[str] | None = argument("PROMPT", "What is asked; else standard input.", default=None)
-    raw: bool = switch("--raw", "Continue the prompt as it is, without a chat template.")
+    prompt: list[str] | None = argument("PROMPT", "The prompt. Default: read from standard input.", default=None)
+    raw: bool = switch("--raw", "Continue the text as it is, without the chat template.")
 
     def run(self) -> None:
         requested = " ".join(self.prompt) if self.prompt else _from_input()
         if self.raw and self.system is not None:
-            raise InputError("--system is a message of a chat template, which --raw leaves out; leave out one of them")
+            raise InputError("--system needs the chat template that --raw turns off; leave out one of them")
         with self.opened(self.model) as llm:
             plain = self.raw or (self.system is None and llm.bundle.chat_template is None)
             given: Prompt = (
@@ -129,21 +129,21 @@ def _from_input() -> str:
         raise InputError('no prompt: llmc run MODEL "prompt", or a prompt on standard input (to talk: llmc chat MODEL)')
     requested = sys.stdin.read().strip()
     if not requested:
-        raise InputError("standard input is empty: there is no prompt")
+        raise InputError("no prompt: standard input is empty")
     return requested
 
 
 RESET, LEAVE = "/reset", "/exit"
 LEAST = 32
-"""Tokens that an answer has room for, or a quarter of a short context; else earlier turns are forgotten."""
+"""Tokens reserved for an answer (at most a quarter of a short context); earlier turns are dropped to make room."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatCommand(TryFlags):
-    """Talk to a model, for a first try: a checkpoint is compiled before, and kept in the store for the next time.
+    """Chat with a model. A checkpoint is compiled on first use; its bundle is kept for the next time.
 
-    A line is a message; /reset forgets what was said, /exit or Ctrl-D ends, Ctrl-C ends an answer. Where the model's
-    context is full, the earliest turns are forgotten.
+    Each line is a message. /reset clears the conversation, /exit or Ctrl-D quits, Ctrl-C stops an answer. When the
+    context is full, the earliest turns are dropped.
 
     \b
     Example:
@@ -155,7 +155,7 @@ class ChatCommand(TryFlags):
 
     def run(self) -> None:
         with self.opened(self.model) as llm:
-            llm.prompts.template.check()  # a model without one, or with one that does not parse, is refused here
+            llm.prompts.template.check()  # refuses a missing or invalid template before the first message
             turns: list[dict[str, str]] = []
             for said in _lines():
                 if said == RESET:
@@ -173,7 +173,7 @@ class ChatCommand(TryFlags):
                 turns.append({"role": "assistant", "content": built})
 
     def _fitting(self, llm: BundleLLM, turns: list[dict[str, str]]) -> list[dict[str, str]]:
-        """The last of the turns for which there is room, that of an answer included (LEAST); from a user's on."""
+        """The latest turns that fit with an answer of LEAST tokens, starting at a user turn."""
         limits = llm.bundle.plan.limits
         longest = min(limits.longest_prompt, limits.max_model_len - min(LEAST, limits.max_model_len // 4))
         kept = turns
@@ -187,11 +187,11 @@ class ChatCommand(TryFlags):
 
 
 def _lines() -> Iterator[str]:
-    """What is typed or piped, a message a line, to its end or LEAVE."""
+    """Yield the messages, one a line, until end of input or LEAVE."""
     typed = sys.stdin.isatty()
     if typed:
         with suppress(ImportError):
-            import readline  # noqa: F401 - lines can then be edited, and called back
+            import readline  # noqa: F401 - line editing and history
     while True:
         try:
             said = (input("> ") if typed else input()).strip()

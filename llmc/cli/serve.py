@@ -1,4 +1,4 @@
-"""`llmc serve`: an OpenAI-compatible server over a bundle."""
+"""`llmc serve`: an OpenAI-compatible server for a bundle."""
 
 from __future__ import annotations
 
@@ -55,19 +55,20 @@ if TYPE_CHECKING:
     from llmc.server.state import Progress, ServerConfig
 
 
-_COMPILE, _OTHERS = "For a MODEL", "Other bundles"
+_COMPILE, _OTHERS = "If MODEL is a checkpoint", "Bundle swaps"
 _LIMITS, _LOGS, _RAY = "Clients", "Logs", "A Ray cluster"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeCommand(CaptureFlags):
-    """Serve a bundle with OpenAI's API. Compiles nothing while it serves, and needs neither torch nor transformers.
+    """Serve a bundle with the OpenAI API. Nothing is compiled while serving, and neither torch nor transformers is
+    needed.
 
-    /health answers from the start, /ready once every graph is open and has run. SIGTERM or Ctrl-C lets running
-    requests end first; a second one cuts them. Also at /metrics, /dashboard and /openapi.json.
+    /health answers from the start, /ready once every graph has run. Other endpoints: /metrics, /dashboard and
+    /openapi.json. On SIGTERM or Ctrl-C running requests may end first; a second signal stops them.
 
-    SIGHUP serves what BUNDLE is by then, a link or a tag that moved, and POST /admin/bundle any bundle: no request is
-    lost, and one that does not work is refused.
+    To swap bundles without losing a request, repoint the link or tag that BUNDLE names and send SIGHUP, or POST to
+    /admin/bundle. A bundle that does not work is refused.
 
     \b
     Example:
@@ -81,74 +82,69 @@ class ServeCommand(CaptureFlags):
     brief = True
 
     bundle: str = bundle_or_model_argument()
-    host: str = flag("127.0.0.1", "H", "Address to listen on; 0.0.0.0: all.")
-    port: int = flag(8000, "P", "0 takes a free port and says which.")
+    host: str = flag("127.0.0.1", "H", "Address to listen on; 0.0.0.0 for all.")
+    port: int = flag(8000, "P", "Port; 0 takes a free one and prints it.")
     api_key: list[str] | None = flag(
-        None, "K", "Key that requests have to bring; may be repeated. Default: LLMC_API_KEY, which ps does not show."
+        None, "K", "Required API key. Repeatable. Default: LLMC_API_KEY, which ps does not show."
     )
-    served_model_name: str | None = flag(None, "NAME", "Default: the bundle's name of it.")
+    served_model_name: str | None = flag(None, "NAME", "Model name in the API. Default: the bundle's.")
     replicas: str | None = flag(
         None,
         "N|MIN-MAX",
-        "Processes that share port, CPUs and weights; with ray, replicas there, of a range as load asks for. "
-        "Default: 1.",
+        "Processes that share port, CPUs and weights; with --executor ray, replicas that scale in MIN-MAX. Default: 1.",
     )
     threads: int | None = threads_flag()
-    device: str | None = device_flag(None, "What to compile for.")
-    max_model_len: int | None = flag(None, "N", "Tokens of one sequence.")
+    device: str | None = device_flag(None, "Target device.")
+    max_model_len: int | None = flag(None, "N", "Longest sequence in tokens.")
     max_num_seqs: int | None = flag(None, "N", "Sequences in flight.")
-    quantize: str | None = quantize_flag("Weights.")
-    record_traffic: Path | None = flag(None, "FILE", "Append lengths and times of requests, for llmc plan.")
-    as_json: bool = switch("--json", "Print a JSON line when listening, ready, draining…")
-    uds: Path | None = flag(None, "PATH", "Listen on a Unix socket in place of host and port.", _LIMITS)
+    quantize: str | None = quantize_flag("Weight format.")
+    record_traffic: Path | None = flag(None, "FILE", "Append request lengths and times, for llmc plan.")
+    as_json: bool = switch("--json", "Print events (listening, ready, …) as JSON lines.")
+    uds: Path | None = flag(None, "PATH", "Listen on a Unix socket instead of host and port.", _LIMITS)
     admin_token: list[str] | None = flag(
         None,
         "T",
-        "Token for POST /admin/bundle, which serves another bundle; may be repeated. Default: LLMC_ADMIN_TOKEN.",
+        "Token for POST /admin/bundle, which swaps the bundle. Repeatable. Default: LLMC_ADMIN_TOKEN.",
         _OTHERS,
     )
-    allow_model_change: bool = switch(
-        "--allow-model-change", "Let another bundle be of another model or tokenizer.", _OTHERS
-    )
+    allow_model_change: bool = switch("--allow-model-change", "Allow a swap to another model or tokenizer.", _OTHERS)
     weights: str | None = weights_flag()
-    max_queued_requests: int = flag(64, "N", "Waiting requests; more get a 503.", _LIMITS, min=0)
-    shutdown_timeout: str = flag("30s", "T", "Time that running requests get after SIGTERM.", _LIMITS)
-    max_body_size: str = flag("4MiB", "SIZE", "Largest request body.", _LIMITS)
-    max_connections: int = flag(1024, "N", "Open connections; more get a 503. 0: any.", _LIMITS, min=0)
+    max_queued_requests: int = flag(64, "N", "Queued requests; more get a 503.", _LIMITS, min=0)
+    shutdown_timeout: str = flag("30s", "T", "Time for running requests after SIGTERM.", _LIMITS)
+    max_body_size: str = flag("4MiB", "SIZE", "Largest request body accepted.", _LIMITS)
+    max_connections: int = flag(1024, "N", "Open connections; more get a 503. 0: no limit.", _LIMITS, min=0)
     max_connections_per_client: int = flag(
-        256, "N", "Of one address; more get a 429. 0: any, as behind a proxy.", _LIMITS, min=0
+        256, "N", "Connections per address; more get a 429. 0: no limit, for use behind a proxy.", _LIMITS, min=0
     )
     max_requests_per_client: int = flag(
-        128, "N", "Answered at a time for one address; more get a 429. 0: any, as behind a proxy.", _LIMITS, min=0
+        128, "N", "Running requests per address; more get a 429. 0: no limit, for use behind a proxy.", _LIMITS, min=0
     )
-    prefill_budget: int | None = flag(None, "N", "Prompt tokens between two decode steps at most.", ENGINE, min=1)
-    prefix_slots: int | None = flag(None, "N", "Slots for prefixes beside a full batch.", ENGINE, min=0)
+    prefill_budget: int | None = flag(None, "N", "Most prompt tokens between two decode steps.", ENGINE, min=1)
+    prefix_slots: int | None = flag(None, "N", "Cache slots kept for prefixes.", ENGINE, min=0)
     prefill: str | None = prefill_flag()
     speculate: int | None = speculate_flag()
     prompt_lookup_max: int | None = prompt_lookup_max_flag()
     prompt_lookup_min: int | None = prompt_lookup_min_flag()
     speculative_config: str | None = flag(
-        None, "JSON", 'All of it as vLLM takes it: {"method": "ngram", "num_speculative_tokens": K, …}.', SPECULATION
+        None, "JSON", 'All settings in vLLM\'s form: {"method": "ngram", "num_speculative_tokens": K, …}.', SPECULATION
     )
     warm_up: str | None = flag(
         None,
         "all|open|aside",
-        "Before ready: run every bucket; or open all and run two; or run two, and the others between requests. "
-        "Default: all (open: VLLM_SKIP_WARMUP).",
+        "Before ready: all runs every bucket, open opens all and runs two, aside runs the rest between requests. "
+        "Default: all (open if VLLM_SKIP_WARMUP is set).",
         ENGINE,
     )
     traffic: str | None = order_flag()
     enforce_eager: bool = eager_flag()
-    otlp_traces_endpoint: str | None = flag(
-        None, "URL", "Send OpenTelemetry spans of requests to this receiver.", _LOGS
-    )
+    otlp_traces_endpoint: str | None = flag(None, "URL", "Send OpenTelemetry request spans to this receiver.", _LOGS)
     access_log: bool = switch("--access-log", "Log each request on stderr.", _LOGS)
-    executor: str = executor_flag("Serve on this host, or by replicas of a Ray cluster.", _RAY)
+    executor: str = executor_flag("Serve on this host, or with replicas on a Ray cluster.", _RAY)
     address: str | None = address_flag(_RAY)
-    target_requests: int | None = flag(None, "N", "Requests a replica is to have. Default: 8.", _RAY, min=1)
-    scale_up_after: str | None = flag(None, "T", "Load asks for that long before a replica comes. Default: 30s.", _RAY)
-    scale_down_after: str | None = flag(None, "T", "And so before one goes. Default: 10m.", _RAY)
-    dtype: str | None = flag(None, DTYPE_CHOICES, "Unquantised numbers.", _COMPILE)
+    target_requests: int | None = flag(None, "N", "Target requests per replica. Default: 8.", _RAY, min=1)
+    scale_up_after: str | None = flag(None, "T", "Time of high load before a replica is added. Default: 30s.", _RAY)
+    scale_down_after: str | None = flag(None, "T", "Time of low load before one is removed. Default: 10m.", _RAY)
+    dtype: str | None = flag(None, DTYPE_CHOICES, "Precision of unquantized values.", _COMPILE)
     plan: Path | None = plan_flag(_COMPILE)
 
     def run(self) -> None:
@@ -214,7 +210,7 @@ class ServeCommand(CaptureFlags):
         return EngineOptions(speculative_config=config, **chosen)
 
     def _compile_options(self) -> dict[str, Any]:
-        """What a MODEL is compiled with, by `llmc.compile`'s names."""
+        """Compile options for a MODEL, by the names of `llmc.compile`."""
         options = self.values("max_model_len", "max_num_seqs", "quantize", "dtype")
         if self.plan is None:
             return options
@@ -222,7 +218,7 @@ class ServeCommand(CaptureFlags):
 
         for name in ("max_model_len", "max_num_seqs"):
             if name in options:
-                raise InputError(f"--plan has the limits already; leave out --{name.replace('_', '-')}")
+                raise InputError(f"--plan already defines the limits; leave out --{name.replace('_', '-')}")
         return {**options, "plan": Plan.load(self.plan)}
 
 
@@ -245,12 +241,12 @@ def _keys(flag: str, given: list[str] | None, default: str | None) -> tuple[str,
     if given is None:
         return () if default is None else (default,)
     if not all(key.strip() for key in given):
-        raise InputError(f"{flag} is empty; leave it out to ask for none (is the variable that it comes from set?)")
+        raise InputError(f"{flag} is empty; leave it out to require none (is the variable that it comes from set?)")
     return tuple(given)
 
 
 def _print_event(event: Event) -> None:
-    """One JSON line an event on standard output; progress is asked for at /ready."""
+    """Print an event as one JSON line. Progress is not printed, because /ready reports it."""
     from llmc.server.state import Progress
 
     if not isinstance(event, Progress):
@@ -258,7 +254,7 @@ def _print_event(event: Event) -> None:
 
 
 class _Reported:
-    """Lines for a person on standard error, with a bar while loading; nothing when quiet."""
+    """Prints events as lines on stderr, with a bar while loading; prints nothing when quiet."""
 
     EVERY_S = 5.0
 
@@ -293,12 +289,12 @@ class _Reported:
             case Listening(url=url):
                 self._say(f"listening on {url}")
                 if event.open_to_all:
-                    self._say("no API key is asked for, and other hosts can connect: --api-key sets one")
+                    self._say("no API key is required, and other hosts can connect; --api-key sets one")
             case Ready():
                 self._close_bars()
                 self._say(
-                    f"ready in {event.seconds:.1f} s: {event.model} on {event.device}; {event.warmed} steps run to "
-                    f"warm up, compilations {event.compilations}"
+                    f"ready in {event.seconds:.1f} s: {event.model} on {event.device}; {event.warmed} warm-up steps "
+                    f"run, compilations {event.compilations}"
                 )
             case WarmAside(failed=failed):
                 named = f"; failed: {', '.join(failed)}" if failed else ""
@@ -307,28 +303,28 @@ class _Reported:
                     f"{event.compilations}{named}"
                 )
             case Swapped(changed=False):
-                self._say(f"{event.digest[:19]} is served already; nothing changed")
+                self._say(f"{event.digest[:19]} is already served; nothing changed")
             case Swapped():
                 self._say(
                     f"new requests run on {event.digest[:19]} after {event.seconds:.1f} s, {event.draining} still on "
                     f"{event.previous[:19]}"
                 )
             case SwapRefused():
-                self._say(f"the other bundle is refused, what was served is served: {event.message}")
+                self._say(f"the new bundle is refused and the old one still served: {event.message}")
             case Retired():
                 self._say(f"{event.digest[:19]} is closed, {event.seconds:.1f} s after")
             case Draining():
                 self._close_bars()
                 self._say(
-                    f"{event.signal}: no new requests; {event.running} running and {event.waiting} waiting may take "
-                    f"{event.timeout_s:g} s (again: stop now)"
+                    f"{event.signal}: no new requests; {event.running} running and {event.waiting} waiting have "
+                    f"{event.timeout_s:g} s to end (signal again to stop now)"
                 )
             case ReplicaLost(replica=number):
                 self._say(f"replica {number} ended: {event.reason}; another starts in {event.again_s:g} s")
             case ReplicaBack(replica=number):
                 self._say(f"replica {number} serves, {event.seconds:.1f} s after its start")
             case Dead():
-                self._say(f"the engine stopped, /health is 503 now: {event.message}")
+                self._say(f"the engine stopped, and /health is now 503: {event.message}")
             case Stopped():
                 cut = f", {event.cancelled} requests cut" if event.cancelled else ""
                 self._say(f"stopped after {event.seconds:.1f} s{cut}")
@@ -338,7 +334,7 @@ class _Reported:
     def _progress(self, at: Progress) -> None:
         from llmc.server.warming import STAGE
 
-        if at.stage != STAGE:  # a compile shows itself
+        if at.stage != STAGE:  # a compile has its own progress display
             return
         if sys.stderr.isatty():
             if at.stage not in self._bars:
@@ -361,27 +357,25 @@ class _Reported:
 
 
 def _require_executor(executor: str, cluster: dict[str, Any], alone: dict[str, Any]) -> None:
-    """Raise UnknownNameError for an executor that is none, InputError for flags that mean nothing to it."""
+    """Raise UnknownNameError for an unknown executor and InputError for flags that do not apply to it."""
     if executor not in EXECUTORS:
         raise UnknownNameError("executor", executor, EXECUTORS)
     unused = alone if executor != LOCAL else cluster
     if given := [flag for flag, value in unused.items() if value is not None]:
-        raise InputError(f"{', '.join(given)}: not for --executor {executor}; leave it out")
+        raise InputError(f"{', '.join(given)}: not available with --executor {executor}; leave it out")
 
 
 def _local_count(replicas: str | None) -> int:
-    """Processes on this host. Raises InputError."""
     if replicas is None:
         return 1
     if not replicas.isdecimal():
-        raise InputError(f"--replicas {replicas}: write it as N; of a range as load asks for with --executor ray")
+        raise InputError(f"--replicas {replicas}: write it as N; a range MIN-MAX needs --executor ray")
     if not int(replicas):
-        raise InputError("--replicas 0: nothing would serve; ask for 1 at least")
+        raise InputError("--replicas 0: nothing would serve; give at least 1")
     return int(replicas)
 
 
 def _fleet(address: str | None, replicas: str | None, cpus: int, scaling: dict[str, Any]) -> Fleet:
-    """Replicas of a cluster. Raises InputError."""
     from llmc.server.ray_serve import Fleet
 
     least, _, most = (replicas or "1").partition("-")

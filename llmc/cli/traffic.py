@@ -1,4 +1,4 @@
-"""`llmc traffic`: what recorded requests look like; merging, sampling and anonymising them."""
+"""`llmc traffic`: show, merge, sample and anonymise recorded requests."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
     from llmc.buckets.traffic.reader import Trace
 
 
-_format = partial(flag, None, "NAME", "What it is written in. Default: as its beginning looks.")
-_fields = partial(flag, None, "prompt=A,output=B[,time=C][,cached=D]", "What the fields of its lines are called.")
-_output = partial(flag, MISSING, "OUT", "Where to write it: JSON lines, .gz to compress them.", names="--output -o")
+_format = partial(flag, None, "NAME", "Format of the input. Default: detected from its first lines.")
+_fields = partial(flag, None, "prompt=A,output=B[,time=C][,cached=D]", "Field names in its lines.")
+_output = partial(flag, MISSING, "OUT", "Output file in JSON lines; .gz compresses it.", names="--output -o")
 
 
 def fields_of(text: str | None) -> Fields:
-    """What --fields names; nothing without it."""
+    """The field names of --fields; empty without it."""
     from llmc.buckets.traffic.formats.fields import parse
 
     return {} if text is None else parse(text)
 
 
 def open_trace(file: str, format_: str | None, fields: str | None, doing: str) -> Trace:
-    """The requests of a file, with a bar that says what is `doing`. Refuses a file of histograms, and a URL."""
+    """Open the requests in a file, with a progress bar labelled `doing`. Refuses histogram files and URLs."""
     from llmc.buckets.traffic.formats.prometheus.live import is_url
     from llmc.buckets.traffic.reader import Trace
 
     if is_url(file):
         raise InputError(
-            f"{file}: is no file of requests; sample it with llmc traffic show {file} --for 10m -o OUT.prom"
+            f"{file}: is a URL, not a file of requests; sample it with llmc traffic show {file} --for 10m -o OUT.prom"
         )
     bar = ReadingProgress(f"{doing} {file}", "finish")
     trace: Trace = Trace(
@@ -49,13 +49,13 @@ def open_trace(file: str, format_: str | None, fields: str | None, doing: str) -
     )
     if trace.lengths is not None:
         raise InputError(
-            f"{file}: holds histograms of lengths and no requests, and nothing of anyone; give it to --traffic as it is"
+            f"{file}: holds length histograms, not requests, and no personal data; pass it to --traffic as it is"
         )
     return trace
 
 
 def say(done: str, path: Path, requests: int, notes: list[str], as_json: bool) -> None:
-    """Print what was written; notes go to stderr."""
+    """Print the result; notes go to stderr."""
     close_bars()
     for note in notes:
         echo(note, err=True)
@@ -70,9 +70,9 @@ MIN, DEFAULT_FOR, DEFAULT_EVERY = 1.0, "60s", "5s"
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficShowCommand(Command):
-    """Show the lengths of requests, how many run at once, and how both change over time.
+    """Show what recorded requests look like: their lengths, how many run at once, and how both change over time.
 
-    Prometheus histograms know lengths by interval, and percentiles are intervals then. Logs of steps (CUDA graph
+    Prometheus histograms only have lengths by interval, so percentiles are intervals too. Logs of steps (CUDA graph
     tables, batch sizes, missing buckets) show their shapes.
 
     \b
@@ -83,12 +83,12 @@ class TrafficShowCommand(Command):
       llmc traffic show http://localhost:8000/metrics --for 10m -o sampled.prom
     """
 
-    file: str = argument("FILE|URL", "A log, trace or scrape; or a server's http://…/metrics.")
-    plot: Path | None = flag(None, "OUT", "Draw it: a .png, or a self-contained .html.")
-    slots: int = flag(256, "N", "Requests that the simulated server runs at once.", names="--max-num-seqs", min=1)
-    seconds: str | None = flag(None, "T", f"Sample the URL for so long. Default: {DEFAULT_FOR}.", names="--for")
-    every: str | None = flag(None, "T", f"Scrape it so often. Default: {DEFAULT_EVERY}.")
-    output: Path | None = flag(None, "OUT", "Keep what the URL told, for --traffic.", names="--output -o")
+    file: str = argument("FILE|URL", "A log, trace or scrape, or a server's http://…/metrics.")
+    plot: Path | None = flag(None, "OUT", "Draw the result: a .png, or a self-contained .html.")
+    slots: int = flag(256, "N", "Concurrent requests of the simulated server.", names="--max-num-seqs", min=1)
+    seconds: str | None = flag(None, "T", f"How long to sample the URL. Default: {DEFAULT_FOR}.", names="--for")
+    every: str | None = flag(None, "T", f"Time between scrapes. Default: {DEFAULT_EVERY}.")
+    output: Path | None = flag(None, "OUT", "Write the sample here, for --traffic.", names="--output -o")
     traffic_format: str | None = _format()
     fields: str | None = _fields()
     as_json: bool = switch("--json", "Print JSON.")
@@ -107,7 +107,7 @@ class TrafficShowCommand(Command):
         else:
             for name, given in (("--for", self.seconds), ("--every", self.every), ("--output", self.output)):
                 if given is not None:
-                    raise InputError(f"{name} is for a URL, which is sampled; {self.file} is a file")
+                    raise InputError(f"{name} is for sampling a URL, but {self.file} is a file; leave it out")
             bar = ReadingProgress(f"read {self.file}", "finish")
             found = view(
                 self.file, format=self.traffic_format, fields=fields_of(self.fields), slots=self.slots, progress=bar
@@ -149,9 +149,9 @@ def _json(file: str, found: View) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficMergeCommand(Command):
-    """Merge the requests of several servers, or of several days, in order of time, into one recording.
+    """Merge recordings of several servers, or of several days, into one recording in time order.
 
-    Only times and lengths are kept. --traffic-format and --fields hold for all files.
+    Only times and lengths are kept. --traffic-format and --fields apply to all files.
 
     \b
     Example:
@@ -159,10 +159,10 @@ class TrafficMergeCommand(Command):
       llmc traffic merge monday.csv tuesday.csv --align after -o week.jsonl.gz
     """
 
-    files: list[str] = argument("FILE...", "Logs or traces, each of any format.")
+    files: list[str] = argument("FILE...", "Logs or traces, each in any format.")
     output: Path = _output()
     align: str = flag(
-        "recorded", "recorded|start|after", "Each at its own time; all from one moment on; or one after the other."
+        "recorded", "recorded|start|after", "Keep recorded times, start all files at once, or one after the other."
     )
     traffic_format: str | None = _format()
     fields: str | None = _fields()
@@ -188,7 +188,9 @@ class TrafficMergeCommand(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficSampleCommand(Command):
-    """Draw a part of the requests. Times stay, so that fewer arrive a second: plan with --arrival-rate as it was.
+    """Draw a random sample of the requests. Times are kept, so fewer requests arrive per second.
+
+    To plan for the original load, use the --arrival-rate that the command prints.
 
     \b
     Example:
@@ -198,9 +200,9 @@ class TrafficSampleCommand(Command):
 
     file: str = argument("FILE", "A log or trace of any format.")
     output: Path = _output()
-    number: int | None = flag(None, "N", "So many requests, which takes two passes.", names="-n --number", min=1)
-    share: str | None = flag(None, "P", "Each request with this probability, e.g. 10%.")
-    seed: int = flag(0, "N", "What is drawn: the same seed draws the same.")
+    number: int | None = flag(None, "N", "Number of requests; reads the file twice.", names="-n --number", min=1)
+    share: str | None = flag(None, "P", "Take each request with this probability, e.g. 10%.")
+    seed: int = flag(0, "N", "Random seed; the same seed draws the same requests.")
     traffic_format: str | None = _format()
     fields: str | None = _fields()
     as_json: bool = switch("--json", "Print JSON.")
@@ -221,16 +223,16 @@ class TrafficSampleCommand(Command):
         notes = trace.counted()
         if summary is not None and summary.rate:
             rate = f"{summary.rate:.3g}"
-            notes.append(f"{rate} requests a second arrived in the whole: plan with --arrival-rate {rate}")
+            notes.append(f"{rate} requests per second arrived in the original: plan with --arrival-rate {rate}")
         say("sampled", self.output, done, notes, self.as_json)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficAnonymiseCommand(Command):
-    """Keep of each request its lengths and the seconds since the first one, so that a log can leave the company.
+    """Remove everything private from a recording: keep only request lengths and the seconds since the first request.
 
-    Prompts, answers, ids, users, addresses, models and dates are not copied. Lengths alone can tell who asked what to
-    somebody who has the same prompts: --round-to and --jitter make that harder, and cost little of a plan.
+    Prompts, answers, ids, users, addresses, models and dates are not copied. Lengths alone can still identify a request
+    to somebody who has the same prompts. --round-to and --jitter make that harder at little cost to a plan.
 
     \b
     Example:
@@ -241,8 +243,8 @@ class TrafficAnonymiseCommand(Command):
     file: str = argument("FILE", "A log or trace of any format.")
     output: Path = _output()
     round_to: int = flag(1, "N", "Round lengths up to multiples of N tokens.", min=1)
-    jitter: str | None = flag(None, "T", "Move each time by up to T, by chance, e.g. 2s.")
-    seed: int | None = flag(None, "N", "Draw the same moves again; who knows N can take them back. Default: none.")
+    jitter: str | None = flag(None, "T", "Shift each time randomly by up to T, e.g. 2s.")
+    seed: int | None = flag(None, "N", "Repeat the same shifts; whoever knows N can undo them. Default: none.")
     traffic_format: str | None = _format()
     fields: str | None = _fields()
     as_json: bool = switch("--json", "Print JSON.")
@@ -257,7 +259,7 @@ class TrafficAnonymiseCommand(Command):
 
 
 app = typer.Typer(
-    help="Look at recorded traffic of any format; merge, sample and anonymise it.",
+    help="Show, merge, sample or anonymise recorded traffic of any format.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

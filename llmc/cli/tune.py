@@ -1,4 +1,4 @@
-"""`llmc tune`: time kernels for a bundle's products on its device's own host."""
+"""`llmc tune`: time kernels for a bundle's matmuls on the target device's own host."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TuneCommand(Command):
-    """Time kernels for the products of a bundle's graphs, on a host that has its device, for compiles elsewhere.
+    """Find the fastest matmul kernels for a bundle on a host with its GPU, so that other hosts can compile with them.
 
-    A compile on a host without the card cannot time anything. This command can: it compiles each graph's portable
-    program on the card, which times every candidate, and keeps the fastest in the store and in -o FILE. Then
-    `llmc compile --tuning FILE` (or auto, from the store) takes them on any host. An interrupt keeps what was found;
-    run it again with the same FILE to go on.
+    A compile without the GPU cannot time kernels. This command compiles each graph's portable program on the GPU, which
+    times every candidate, and keeps the fastest in the store and in -o FILE. llmc compile --tuning FILE (or --tuning
+    auto, from the store) then uses them on any host. After an interrupt, run it again with the same FILE to continue.
 
     \b
     Example:
@@ -37,12 +36,12 @@ class TuneCommand(Command):
     """
 
     bundle: str = bundle_argument()
-    device: str | None = device_flag(None, "Refuse a bundle of another device, such as cuda:h100.")
+    device: str | None = device_flag(None, "Refuse a bundle for any device but this one, such as cuda:h100.")
     output: Path | None = flag(
-        None, "FILE", "Keep the results in this file, too; one that exists is added to.", names="-o --output"
+        None, "FILE", "Also write the results here; an existing file is extended.", names="-o --output"
     )
     cache_dir: Path | None = store_flag()
-    as_json: bool = switch("--json", "Print the outcome as JSON.")
+    as_json: bool = switch("--json", "Print the result as JSON.")
 
     def run(self) -> None:
         from llmc.artifacts.local.opening import open_store
@@ -54,14 +53,14 @@ class TuneCommand(Command):
         store = open_store(self.cache_dir, settings)
         opened = Bundle.open(resolve(self.bundle, settings, store), settings)
         if self.device is not None and self.device != opened.manifest.device:
-            raise InputError(f"{self.bundle} is a bundle of device {opened.manifest.device}, not {self.device}")
+            raise InputError(f"{self.bundle} is a bundle for device {opened.manifest.device}, not {self.device}")
         hidden = self.as_json and not sys.stderr.isatty()
         with sigterm_interrupts(), messages.StepProgress("tune", hidden) as reported:
             result = tune_bundle(opened, store, self.output, reported)
         echo(json.dumps(result.to_json()) if self.as_json else _text(result))
         if result.interrupted:
             done = f"{result.tuned} of {result.executables} executables were tuned"
-            echo(f"llmc: {done}; what was found is kept", err=True)
+            echo(f"llmc: {done}; their results are kept", err=True)
             raise typer.Exit(EXIT)
 
 
@@ -69,6 +68,6 @@ def _text(result: TuneResult) -> str:
     card = result.built_for.get("card", result.device)
     where = f"; in {result.file}" if result.file and result.results else ""
     return (
-        f"{result.bundle}: {result.results} products tuned on {card}, {result.new} of them new; {result.tuned} of "
+        f"{result.bundle}: {result.results} matmuls tuned on {card}, {result.new} of them new; {result.tuned} of "
         f"{result.executables} executables; {result.seconds:.1f} s{where}"
     )

@@ -1,4 +1,4 @@
-"""`llmc verify`: a bundle's files, and its numbers against the reference model."""
+"""`llmc verify`: check a bundle's files, and its outputs against the reference model."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from llmc.settings import Settings
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyCommand(Command):
-    """Check every file of a bundle, then run each executable against the reference model with padding poisoned.
+    """Check a bundle: compare every file with its digest, then run every executable against the reference model.
 
-    Of a TPU's executables, which are compiled for this CPU first, those of sampled buckets are run; --all runs all.
+    Padding is filled with NaN, so that a result that depends on it is found. The report also gives the accuracy: how
+    far predictions diverge from the reference over a text that comes with llmc. Executables for a TPU are first
+    compiled for this CPU; only sampled buckets run unless --all is given.
 
-    Accuracy is how far its predictions diverge from the reference's over a text that comes with llmc. A bundle of a
-    configuration alone is bound to the weights of --reference first. Where the outcome that a bundle records came from
-    elsewhere, a line says so, and whether a trusted key signed it; that it was verified here is remembered.
+    If the recorded verification comes from another host, a line says so and whether a trusted key signed it. A bundle
+    compiled with --config takes its weights from --reference.
 
-    With --certificate, a certificate of `llmc warmup --certify` is checked: signed by a trusted key, of this bundle,
-    complete, of this device and toolchain, and that nothing was compiled.
+    With --certificate, nothing runs. A certificate of llmc warmup --certify is checked: its signature, that it is
+    complete and of this bundle, device and toolchain, and that nothing was compiled.
 
-    Exits 4 when the numbers disagree or a certificate certifies nothing, 5 when a file is missing, damaged, untrusted
-    or of something else.
+    Exit status 4: outputs differ, or the certificate certifies nothing. Exit status 5: a file is missing, damaged,
+    untrusted or of something else.
 
     \b
     Example:
@@ -39,12 +40,12 @@ class VerifyCommand(Command):
     """
 
     bundle: str = bundle_argument()
-    reference: str | None = flag(None, "MODEL", "The checkpoint. Default: the one it was compiled from.")
-    certificate: Path | None = flag(None, "CERT.json", "Check this certificate of it instead, and run nothing.")
-    allow_unsigned: bool = switch("--allow-unsigned", "Believe a certificate that no trusted key signed.")
-    every: bool = switch("--all", "Every bucket under two poisons, not a sample of them.")
+    reference: str | None = flag(None, "MODEL", "The reference checkpoint. Default: the one it was compiled from.")
+    certificate: Path | None = flag(None, "CERT.json", "Check this certificate instead; nothing runs.")
+    allow_unsigned: bool = switch("--allow-unsigned", "Accept a certificate that no trusted key signed.")
+    every: bool = switch("--all", "Run every bucket with two NaN fills, not only sampled ones.")
     cache_dir: Path | None = store_flag()
-    as_json: bool = switch("--json", "Print the outcome as JSON.")
+    as_json: bool = switch("--json", "Print the result as JSON.")
 
     def run(self) -> None:
         from llmc.artifacts.bundle.manifest import read_manifest
@@ -81,7 +82,7 @@ class VerifyCommand(Command):
             echo(accuracy)
         recorded = Origin(found["recorded"]["origin"], tuple(found["recorded"]["signers"]))
         if recorded.name in ("signed", "unsigned"):
-            echo(f"the outcome it records: {origin_words(recorded, manifest.verification)}; verified again here")
+            echo(f"recorded verification: {origin_words(recorded, manifest.verification)}; verified again here")
 
 
 def _weights(bundle: str, reference: str | None) -> str:

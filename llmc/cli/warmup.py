@@ -1,4 +1,4 @@
-"""`llmc warmup`: every bucket of a bundle run twice on this host, through the function that serves."""
+"""`llmc warmup`: run every bucket of a bundle twice on this host, through the serving code path."""
 
 from __future__ import annotations
 
@@ -42,32 +42,30 @@ if TYPE_CHECKING:
     from llmc.runtime.startup.warming import Warmed
 
 REQUESTS = 500
-"""Random requests of a certificate where no number is named."""
+"""Default number of random requests for a certificate."""
 SHOWN = 8
-"""Buckets that a line of error names; all are in the JSON."""
+"""Buckets that an error line names; the JSON has all."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WarmupCommand(CaptureFlags):
-    """Run every bucket of a bundle twice, as requests would: the first run opens its graph, the second replays it.
+    """Run every bucket of a bundle twice: the first run opens its graph, the second replays it.
 
-    In between runs what else a device may compile when it is met first: each kind of sampling at each decode batch, top
-    logits, and moves of cached prefixes. A bundle of a configuration alone takes the weights of --weights.
+    This makes a device compile or load everything before traffic arrives. Every sampling kind, top logits and prefix
+    copies run as well. -v prints a line for each bucket. An interrupt prints the results so far.
 
-    The largest bucket comes first, with --traffic the one that is used most; -v has a line for each. Where any shape
-    runs, a prompt and a decode step are all there is. An interrupt shows what ran until then. On the host of its
-    device, a portable bundle is finished first.
+    With --certify, random requests of every kind then run through the engine, and compilation monitors must see no
+    compilation (docs/guarantees.md). Otherwise the command names what was compiled and writes no certificate.
 
-    A device that captures graphs is first measured by a profile run. What is free then is divided between the KV cache
-    and the graphs, and as many buckets get a graph as fit; the others run without one, and are named.
+    The largest bucket runs first, or with --traffic the most used one. If one executable takes any shape, only one
+    prefill and one decode step run. A bundle that embeds or scores runs each bucket with one text. On the target
+    device's own host, a portable bundle is completed first.
 
-    Of a bundle that embeds or scores every bucket runs with one text; where any shape runs, a text of each length.
+    A device that captures graphs is profiled first. The free memory is then divided between the KV cache and as many
+    graphs as fit; buckets without a graph are named.
 
-    With --certify, random requests of every kind run through the engine then, and monitors say what was compiled
-    meanwhile: docs/guarantees.md. Where anything was, it is named, and no certificate is written.
-
-    Exits 1 and names the buckets where some did not run (the others are run all the same), where no graph fits, and
-    where something was compiled; 4 where a request's answer is another one alone.
+    Exit status 1: a bucket did not run (the rest still do), no graph fits, or something was compiled. Exit status 4: a
+    request's answer differs when it runs alone.
 
     \b
     Example:
@@ -82,17 +80,17 @@ class WarmupCommand(CaptureFlags):
     bundle: str = bundle_argument()
     traffic: str | None = order_flag()
     finish: bool = switch(
-        "--finish/--no-finish", "Finish portable executables first, on their device's own host.", default=True
+        "--finish/--no-finish", "First complete portable executables on their device's own host.", default=True
     )
     enforce_eager: bool = eager_flag()
     threads: int | None = threads_flag()
     weights: str | None = weights_flag()
-    certify: Path | None = flag(None, "OUT.json", "Then run random requests, and certify that nothing was compiled.")
-    requests: int | None = flag(None, "N", f"Random requests of a certificate. Default: {REQUESTS}.", min=1)
-    seed: int | None = flag(None, "S", "What makes them repeatable. Default: 0.", min=0)
-    sign: Path | None = flag(None, "PRIVATE", "Key that signs the certificate. Default: LLMC_SIGNING_KEY.")
+    certify: Path | None = flag(None, "OUT.json", "Then run random requests and certify that nothing was compiled.")
+    requests: int | None = flag(None, "N", f"Random requests for the certificate. Default: {REQUESTS}.", min=1)
+    seed: int | None = flag(None, "S", "Seed of the random requests. Default: 0.", min=0)
+    sign: Path | None = flag(None, "PRIVATE", "Private key that signs the certificate. Default: LLMC_SIGNING_KEY.")
     cache_dir: Path | None = store_flag()
-    as_json: bool = switch("--json", "Print the outcome as JSON.")
+    as_json: bool = switch("--json", "Print the result as JSON.")
 
     def run(self) -> None:
         from llmc.artifacts.local.opening import open_store
@@ -102,7 +100,7 @@ class WarmupCommand(CaptureFlags):
 
         requested = list(self.values("requests", "seed", "sign"))
         if requested and self.certify is None:
-            raise InputError(f"--{requested[0]} is of a certificate: name its file with --certify OUT.json")
+            raise InputError(f"--{requested[0]} needs a certificate: name its file with --certify OUT.json")
         settings = Settings.from_environment()
         store = open_store(self.cache_dir, settings)
         folder = resolve(self.bundle, settings, store)
@@ -134,7 +132,7 @@ class WarmupCommand(CaptureFlags):
 
 
 def _shown(found: WarmUpOutcome, bundle: str, opened: Bundle, as_json: bool) -> None:
-    """Print what ran. Raises LlmcError that names what did not run here, and ends the command after an interrupt."""
+    """Print what ran. Raises LlmcError naming what did not run; exits with EXIT after an interrupt."""
     if as_json:
         echo(json.dumps({"bundle": bundle, "device": opened.manifest.device, **found.to_dict()}))
     else:
@@ -171,7 +169,7 @@ def _line(ran: Warmed | Bucket | RanBeside, found: WarmUpOutcome) -> str:
 
 
 def _text(found: WarmUpOutcome, bundle: str, device: str) -> str:
-    """A line a phase, and what the engine counted."""
+    """One line per phase, then the engine's counters."""
     from llmc.buckets.render.text import size_text, table
 
     rows = [("", "buckets", "warm", "failed", "first run", "replay")]
@@ -185,10 +183,10 @@ def _text(found: WarmUpOutcome, bundle: str, device: str) -> str:
     lines = [f"{bundle} on {device}", *table(rows, (1, 2, 3, 4, 5))]
     if found.beside:
         seconds = sum(ran.seconds for ran in found.beside)
-        lines.append(f"beside: {len(found.beside)} kinds of sampling, top logits and moves in {seconds:.3f} s")
+        lines.append(f"also run: {len(found.beside)} kinds of sampling, top logits and moves in {seconds:.3f} s")
     lines.append(f"compilations: {counted.count}{opened}")
     if found.executor.capabilities.exact:
-        runs = "a prompt and a decode step warm" if len(found.names) > 1 else "a text of each length warms"
+        runs = "one prefill and one decode step warm" if len(found.names) > 1 else "a text of each length warms"
         lines.insert(1, f"any shape runs as it is: {runs} it up")
     before, after = found.memory
     if before is not None and after is not None:
@@ -201,7 +199,7 @@ def _text(found: WarmUpOutcome, bundle: str, device: str) -> str:
 
 def _failures(found: WarmUpOutcome) -> str:
     named: dict[str, Exception] = {found.name(bucket): error for bucket, error in found.failed.items()}
-    kind = "of its buckets" if named else "of what is warmed beside its buckets"
+    kind = "of its buckets" if named else "of its other warm-up steps"
     named = named or found.failed_beside
     some = "; ".join(f"{name}: {type(e).__name__}: {e}" for name, e in list(named.items())[:SHOWN])
     more = f"; and {len(named) - SHOWN} more" if len(named) > SHOWN else ""

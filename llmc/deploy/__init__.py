@@ -1,6 +1,6 @@
-"""Files that deploy a bundle: kinds of deployment, found by name, over templates beside them.
+"""Files that deploy a bundle: kinds of deployment by name, rendered from templates.
 
-Other packages bring theirs in the entry-point group "llmc.deployments" (registry.py).
+Other packages register theirs in the entry-point group "llmc.deployments" (registry.py).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ KINDS = Registry(
         "vllm": "llmc.deploy.vllm:VllmDeployment",
     },
 )
-"""Classes that take no arguments."""
+"""Classes whose constructors take no arguments."""
 
 
 def create(name: str) -> DeploymentKind:
-    """The kind of a name. Raises UnknownNameError, listing the known ones."""
+    """Create the deployment kind of a name. Raises UnknownNameError listing the known ones."""
     built: DeploymentKind = KINDS.get(name)()
     return built

@@ -1,6 +1,6 @@
-"""The contract of a kind of deployment: options in, texts by path out. A kind is a class here and a line in KINDS.
+"""The contract of a deployment kind: options in, texts by path out. A kind is a class and a line in KINDS.
 
-What a bundle is told by its manifest (`BundleFacts`); a kind opens none of its other files, and starts nothing.
+A kind knows a bundle only through its manifest (`BundleFacts`), opens no other file of it and starts nothing.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:
-    """The text of `TEMPLATE.j2` in templates/ or llmc/integrations/ with these values. It has `[[ value | filter ]]`,
-    `[% statement %]` and `[# comment #]`.
+    """Render `TEMPLATE.j2` of templates/ or llmc/integrations/. Its syntax: `[[ value | filter ]]`, `[% statement %]`,
+    `[# comment #]`.
 
-    These delimiters are none of the languages', among which GitHub and Helm write `{{ }}` themselves. A value without
-    a filter of quoting.py is an error, so that none goes in unquoted; whole numbers alone need none.
+    The delimiters occur in none of the target languages; GitHub and Helm use `{{ }}` themselves. A value without a
+    filter of quoting.py is an error, so that nothing is written unquoted; only whole numbers need no filter.
     """
     return _environment().get_template(f"{template}.j2").render(values)
 
@@ -38,7 +38,7 @@ def _environment() -> Environment:
     built = Environment(
         loader=ChoiceLoader([PackageLoader("llmc.deploy"), PackageLoader("llmc", "integrations")]),
         undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True,
-        autoescape=False,  # noqa: S701 - _finished is to these languages what it is to HTML
+        autoescape=False,  # noqa: S701 - _finished enforces quoting for these languages
         lstrip_blocks=True, finalize=_finished, block_start_string="[%", block_end_string="%]",
         variable_start_string="[[", variable_end_string="]]", comment_start_string="[#", comment_end_string="#]",
     )  # fmt: skip
@@ -53,21 +53,21 @@ def _finished(value: object) -> object:
 
 
 PYTHON_IMAGE = "python:3.11-slim-bookworm"
-"""What images are built on, where the device needs no other."""
+"""Default base image, unless the device needs another one."""
 USER = 10001
-"""User and group that servers run as: none that an image knows, and not root."""
+"""User and group id of servers: not root, and not defined in any image."""
 SHUTDOWN_S = 30
-"""Seconds that running requests get, as `llmc serve` has it by default."""
+"""Seconds for running requests at shutdown, the default of `llmc serve`."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is deployed and how; texts that are "" were not given.
+    """Options of a deployment; "" means not given.
 
-    `bundle_image` is where nodes get the bundle; `image` runs llmc, `base_image` is what that is built on. `model` is
-    the checkpoint that CI compiles. `server` is another server, `configuration` its plan, `device` what it runs on,
+    `bundle_image` is where nodes get the bundle. `image` runs llmc and is built on `base_image`. `model` is the
+    checkpoint that CI compiles. `server` is another server, `configuration` its plan, `device` its device,
     `cache_image` its packed compile cache, and `tool_image` has the llmc that unpacks it. `trusted_keys` is a
-    ConfigMap, `api_key_secret` a Secret, `allow_from` are namespaces.
+    ConfigMap, `api_key_secret` a Secret, and `allow_from` are namespaces.
     """
 
     name: str = ""
@@ -98,59 +98,59 @@ class Options:
 
     @property
     def facts(self) -> BundleFacts:
-        """Of the bundle, which has to be there."""
+        """Facts about the bundle, which must be given."""
         assert self.bundle is not None
         return self.bundle
 
     @property
     def label(self) -> str:
-        """What everything is called."""
+        """The name of all resources."""
         return self.name or (label(self.model) if self.bundle is None else self.bundle.label)
 
     @property
     def extras(self) -> str:
-        """Those of llmc that serve the bundle, and check its signature."""
+        """llmc's extras that serve the bundle and check its signature."""
         return ",".join(filter(None, ("serve", "sign", self.facts.hosting.extra)))
 
     @property
     def compile_extras(self) -> str:
-        """Those of llmc that compile the bundle again."""
+        """llmc's extras that compile the bundle again."""
         return ",".join(dict.fromkeys(filter(None, ("compile", self.facts.hosting.extra))))
 
 
 class DeploymentKind(ABC):
-    """One kind of deployment, as files that are rendered from templates."""
+    """One kind of deployment, as files rendered from templates."""
 
     name: ClassVar[str]
     takes: ClassVar[tuple[str, ...]] = ()
-    """Options that have a meaning for it, beside `name`."""
+    """Options that apply to it, besides `name`."""
 
     needs: ClassVar[tuple[str, ...]] = ("bundle",)
-    """Those of them that have to be given."""
+    """Required options."""
 
     templates: ClassVar[Mapping[str, str]] = {}
-    """Path to the name of its template; `{name}` in a path is the deployment's."""
+    """Path → template name; `{name}` in a path is the deployment's name."""
 
     def files(self, options: Options) -> Mapping[str, str]:
-        """Texts by path. Raises InputError for options that cannot be written."""
+        """Render the texts by path. Raises InputError for options that cannot be written."""
         values = {"options": options, "version": __version__, "user": USER, **self.values(options)}
         return {path.format(name=options.label): render(name, values) for path, name in self.templates.items()}
 
     def values(self, options: Options) -> dict[str, Any]:
-        """What the templates have beside `options`, `version` and `user`. Raises InputError."""
+        """Template variables besides `options`, `version` and `user`. Raises InputError."""
         return {"facts": options.facts, "hosting": options.facts.hosting, "shutdown": SHUTDOWN_S}
 
 
 def flag_of(name: str) -> str:
-    """The flag of an option: "--bundle-image" of "bundle_image"."""
+    """The flag of an option, such as "--bundle-image" for "bundle_image"."""
     return f"--{name.replace('_', '-')}"
 
 
 def base_image(options: Options) -> str:
-    """What the image is built on. Raises InputError where the device needs software that no package has."""
+    """The base image. Raises InputError if the device needs software that no package provides."""
     needed = options.facts.hosting.own_image
     if options.base_image or not needed:
         return options.base_image or PYTHON_IMAGE
     raise InputError(
-        f"{options.facts.manifest.device} needs an image with {needed}; name it with --base-image, Python 3.11 in it"
+        f"{options.facts.manifest.device} needs an image with {needed} and Python 3.11; name it with --base-image"
     )

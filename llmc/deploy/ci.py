@@ -1,7 +1,7 @@
 """`llmc deploy github-actions` and `gitlab`: a pipeline that plans, compiles, verifies, certifies and pushes a bundle.
 
-Each fails where llmc does: 2 where a plan leaves a request uncovered or pads too much, 3 without the device, 4 where
-numbers differ, 5 without a signature, 1 where something was compiled while serving.
+A job fails with llmc's exit code: 2 if a plan leaves a request uncovered or pads too much, 3 without the device, 4 if
+outputs differ, 5 without a signature, 1 if something was compiled while serving.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from llmc.errors import InputError
 
 
 class Pipeline(DeploymentKind):
-    """Base of the CI kinds."""
+    """Base class of the CI kinds."""
 
     takes = ("bundle", "model", "bundle_image", "traffic", "max_padding", "runner")
     needs = ("bundle", "model", "bundle_image")
     default_runner: ClassVar[str]
     constraints: ClassVar[str]
-    """Path of the packages that compile, at the versions that compiled the bundle; as in `templates`."""
+    """Path of the constraints file with the package versions that compiled the bundle; `{name}` as in `templates`."""
 
     def files(self, options: Options) -> Mapping[str, str]:
-        """And the constraints."""
+        """Render the templates, and add the constraints file."""
         return {**super().files(options), self.constraints.format(name=options.label): options.facts.constraints}
 
     def values(self, options: Options) -> dict[str, Any]:
-        """Flags of the plan and of the compile, and the registry.
+        """Flags of plan and compile, and the registry.
 
-        Raises InputError for a padding without traffic, and for a device without the label of a runner that has it.
+        Raises InputError for --max-padding without traffic, and for a device without the label of a runner that has it.
         """
         found, facts = super().values(options), options.facts
         if options.max_padding and not options.traffic:
-            raise InputError("--max-padding is of padding on recorded requests: name them with --traffic FILE")
+            raise InputError("--max-padding needs recorded requests: name them with --traffic FILE")
         if found["hosting"].resources and not options.runner:
             raise InputError(
-                f"a certificate for {facts.manifest.device} is made where that device is: name such a runner with "
-                "--runner"
+                f"a certificate for {facts.manifest.device} must be created on that device: name a runner that has it "
+                "with --runner"
             )
         limits = facts.plan.limits
         plan = [
@@ -58,7 +58,7 @@ class Pipeline(DeploymentKind):
 
 
 class Gitlab(Pipeline):
-    """The pipeline for GitLab CI, as a file to include."""
+    """A pipeline for GitLab CI, as a file to include."""
 
     name = "gitlab"
     default_runner = ""
@@ -67,7 +67,7 @@ class Gitlab(Pipeline):
 
 
 class GithubActions(Pipeline):
-    """A workflow, and the action that it uses, which other workflows may use as well."""
+    """A GitHub workflow, and the action that it and other workflows use."""
 
     name = "github-actions"
     default_runner = "ubuntu-latest"

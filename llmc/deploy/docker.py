@@ -1,4 +1,4 @@
-"""`llmc deploy docker` and `compose`: images, and a service over the one that serves."""
+"""`llmc deploy docker` and `compose`: images, and a Docker Compose service for the serving image."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmc.errors import InputError
 
 
 class Docker(DeploymentKind):
-    """A Dockerfile that compiles, and a slim image that serves, without torch and without root."""
+    """A Dockerfile with a stage that compiles, and a slim one that serves without torch and without root."""
 
     name = "docker"
     takes = ("bundle", "base_image", "port")
@@ -20,27 +20,27 @@ class Docker(DeploymentKind):
     }  # fmt: skip
 
     def files(self, options: Options) -> Mapping[str, str]:
-        """And the bundle's plan, for the stage that compiles, and the packages of both."""
+        """Render the templates, and add the plan for the compile stage and the package constraints."""
         facts = options.facts
         return {**super().files(options), "plan.json": facts.plan_json, "constraints.txt": facts.constraints}
 
     def values(self, options: Options) -> dict[str, Any]:
-        """The image that all stages are built on."""
+        """The base image of all stages."""
         return {**super().values(options), "base_image": base_image(options)}
 
 
 class Compose(DeploymentKind):
-    """A service of Docker Compose over the image of `Docker`."""
+    """A Docker Compose service for the image of `Docker`."""
 
     name = "compose"
     takes = ("bundle", "image", "port", "cpus")
     templates: ClassVar[Mapping[str, str]] = {"compose.yaml": "compose/compose.yaml"}
 
     def values(self, options: Options) -> dict[str, Any]:
-        """The bundle's folder, the image, and the device's part. Raises InputError for a bundle that is no folder."""
+        """The bundle folder, image and devices. Raises InputError for a bundle that is not a folder."""
         folder = Path(options.bundle_path).absolute()
         if not folder.is_dir():
-            raise InputError(f"{options.bundle_path} is not a folder, which a container could mount; pull it with -o")
+            raise InputError(f"{options.bundle_path} is not a folder that a container can mount; pull it with -o")
         found = super().values(options)
         return {
             **found, "folder": str(folder), "image": options.image or f"llmc-{options.label}:latest",

@@ -1,4 +1,4 @@
-"""What a deployment is told of a bundle, from its manifest alone."""
+"""What a deployment knows about a bundle, from its manifest alone."""
 
 from __future__ import annotations
 
@@ -22,33 +22,36 @@ if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
 
 MARGIN = 3
-"""How much longer than estimated a start may take, before it counts as failed."""
+"""A start that takes this many times the estimate counts as failed."""
 LEAST_BUDGET_S = 60
 _PACKAGE = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,98}[a-z0-9])?")
 _VERSION = re.compile(r"[0-9][0-9a-z.]{0,60}")
 _NONE = ("fake", "llmc", "python")
-"""What is no package, or comes as a wheel."""
+"""Toolchain entries that are not packages, or are installed from a wheel."""
 _WORD = re.compile(r"[a-z0-9_]{1,20}")
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 @dataclass(frozen=True)
 class BundleFacts:
-    """Of one bundle. Sizes in bytes, times in seconds."""
+    """Facts about one bundle. Sizes in bytes, times in seconds."""
 
     bundle: Bundle
     target: Target
 
     @classmethod
     def of(cls, bundle: Bundle) -> BundleFacts:
-        """Raises UnknownNameError for a device, and InputError for one that no single server has, or a bundle without
-        weights; ArtifactError for sizes of its cache that are none."""
+        """Read a bundle's facts.
+
+        Raises UnknownNameError for an unknown device, InputError for a device that no single server has or a bundle
+        without weights, and ArtifactError for invalid cache sizes.
+        """
         from llmc.compiler.targets import open_target
 
         if bundle.manifest.is_unbound:
             raise InputError(
-                f"{bundle.path}: compiled from a configuration alone, it holds no weights that a server could start "
-                "with; compile the checkpoint: llmc compile MODEL"
+                f"{bundle.path}: compiled with --config, so it has no weights for a server to start with; compile the "
+                "checkpoint: llmc compile MODEL"
             )
         manifest = bundle.manifest
         named = manifest.device.partition(":")[0] == manifest.target
@@ -56,65 +59,65 @@ class BundleFacts:
 
     @property
     def manifest(self) -> Manifest:
-        """What all is read from."""
+        """The bundle's manifest."""
         return self.bundle.manifest
 
     @property
     def model(self) -> str:
-        """The model's name as the manifest has it: any text."""
+        """The model's name in the manifest; may be any text."""
         return str(self.manifest.model.get("name") or self.manifest.provenance.get("model") or "model")
 
     @property
     def label(self) -> str:
-        """The same as a name in Kubernetes."""
+        """The model's name as a Kubernetes name."""
         return label(self.model)
 
     @property
     def digest(self) -> str:
-        """The bundle's identity."""
+        """The manifest's digest."""
         return self.manifest.digest
 
     @cached_property
     def plan(self) -> Plan:
-        """Its buckets."""
+        """The bundle's plan."""
         return self.bundle.plan if self.bundle.task == "generate" else self.bundle.encode_plan
 
     @property
     def plan_json(self) -> str:
-        """The plan as `llmc compile --plan` takes it."""
+        """The plan as JSON for `llmc compile --plan`."""
         return json.dumps(self.manifest.plan, indent=1, sort_keys=True) + "\n"
 
     @property
     def hosting(self) -> Hosting:
-        """What its device needs of a host."""
+        """What the device needs from a host."""
         return self.target.hosting(self.manifest.options)
 
     @property
     def native(self) -> bool:
-        """Whether it holds code, which comes from elsewhere only with a trusted signature."""
+        """Whether the bundle has native code, which other hosts only accept with a trusted signature."""
         from llmc.artifacts.bundle.native import code_of_bundle
 
         return code_of_bundle(self.manifest) is not None
 
     @property
     def portable(self) -> int:
-        """Executables that the device's own host still has to finish."""
+        """Number of executables that still need on-target compilation."""
         return sum(one.state == "portable" for one in self.manifest.executables)
 
     @property
     def architecture(self) -> str:
-        """Kubernetes' name of the processors that it needs; "" for any."""
+        """Kubernetes' name of the CPU architecture; "" for any."""
         return next((found for name, found in _ARCHITECTURES.items() if name in self.manifest.isa), "")
 
     @property
     def cache_bytes(self) -> int:
-        """Of the caches of all sequences at full length."""
+        """Size of the KV caches of all sequences at full length."""
         return self.bundle.cache_bytes
 
     @cached_property
     def server(self) -> ServerEstimate:
-        """What one of it takes. Weights are taken for the number of parameters: at least as many, unless they have less
-        than 8 bits."""
+        """The cost of one server. Weight bytes stand for the parameter count, which they exceed unless weights have
+        less than 8 bits."""
         manifest = self.manifest
         weights = sum(manifest.blobs[blob] for name, blob in manifest.files.items() if name.startswith("weights"))
         return ServerEstimate(
@@ -125,7 +128,7 @@ class BundleFacts:
 
     @property
     def memory_mib(self) -> int:
-        """Memory of its host in MiB."""
+        """Host memory in MiB."""
         return self.server.host_bytes >> 20
 
     @property
@@ -135,8 +138,11 @@ class BundleFacts:
 
     @property
     def constraints(self) -> str:
-        """The packages that compiled it, as pip's constraints: an executor refuses what another version compiled. What
-        the manifest names and is no package of an index (a flag, a build behind "+") is left out."""
+        """Packages that compiled the bundle as pip constraints, because an executor refuses what another version
+        compiled.
+
+        Manifest entries that are not packages of an index (a flag, a build after "+") are left out.
+        """
         run: Any = self.manifest.provenance.get("runDetails")
         builder = run.get("builder") if isinstance(run, Mapping) else None
         versions = builder.get("version") if isinstance(builder, Mapping) else None
@@ -147,8 +153,11 @@ class BundleFacts:
 
     @property
     def compile_flags(self) -> tuple[str, ...]:
-        """Of `llmc compile`, beside the model, the plan and -o: those that made it. Each is one word, without blanks.
-        Raises ArtifactError for values that no compile writes."""
+        """Flags of `llmc compile` that compiled the bundle, without the model, plan and -o. Each is one word without
+        blanks.
+
+        Raises ArtifactError for values that no compile writes.
+        """
         options = self.manifest.options
         flags = ["--device", self.manifest.device]
         for name in ("quantize", "dtype"):

@@ -1,4 +1,4 @@
-"""`llmc deploy kubernetes` and `kserve`."""
+"""`llmc deploy kubernetes` and `kserve`: Kubernetes manifests."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 PROBE_S = 5
 BUSY = 0.8
-"""Share of the slots that run, on average of all servers, above which one is added."""
+"""A server is added if more than this share of slots is in use, averaged over all servers."""
 
 
 class Kubernetes(DeploymentKind):
-    """A kustomize base, with the device's plug-in and node labels, and a job that certifies.
+    """A kustomize base with the device's plug-in and node labels, and a job that certifies.
 
-    Requests that wait or run scale it: an HPA of autoscaling/v2, which is Kubernetes' own, over the metrics of the
-    Prometheus adapter. KEDA would make the same HPA, and needs a CRD of its own.
+    It scales by waiting and running requests with an HPA (autoscaling/v2, built into Kubernetes) over metrics of the
+    Prometheus adapter. KEDA would create the same HPA but needs its own CRD.
     """
 
     name = "kubernetes"
@@ -42,17 +42,17 @@ class Kubernetes(DeploymentKind):
     }  # fmt: skip
 
     def values(self, options: Options) -> dict[str, Any]:
-        """Raises InputError where a pod could not open the bundle: could not pull it, or not load its library."""
+        """Template variables. Raises InputError if a pod could not pull the bundle or load its library."""
         found, facts = super().values(options), options.facts
         if options.pull and facts.native and not options.trusted_keys:
             raise InputError(
-                "the bundle holds native code, which is not pulled without a signature that is trusted: name the "
-                "ConfigMap of its public keys with --trusted-keys, or mount the image with --bundle-volume image"
+                "the bundle holds native code, which is only pulled with a trusted signature: name the ConfigMap of "
+                "its public keys with --trusted-keys, or mount the image with --bundle-volume image"
             )
         if not options.pull and sets_in(facts.manifest.files):
             raise InputError(
-                "the bundle has llmc's kernels, a library that no image volume lets a server load (noexec): pull it "
-                "first, with --bundle-volume pull"
+                "the bundle has llmc's kernels, a library that cannot be loaded from an image volume (noexec): pull "
+                "the bundle first with --bundle-volume pull"
             )
         slots = facts.plan.limits.max_num_seqs
         return {
@@ -64,19 +64,19 @@ class Kubernetes(DeploymentKind):
 
 
 def pod_values(options: Options) -> dict[str, Any]:
-    """What pods need of the bundle's image: its name as Kubernetes has it, and how it is reached."""
+    """What pods need to know about the bundle's image: its Kubernetes name and how to reach it."""
     reference = options.bundle_image
     assert reference is not None
     return {"pulled": image_of(reference), "oci": str(reference), "registry_port": registry_port(reference)}
 
 
 def image_of(reference: Reference) -> str:
-    """An image's name as Kubernetes writes it, without oci://."""
+    """An image name as Kubernetes writes it, without oci://."""
     return str(reference).partition("://")[2]
 
 
 def registry_port(reference: Reference) -> int:
-    """The port that a registry listens on."""
+    """The port of a registry, 443 by default."""
     port = (reference.host or "").rpartition("]")[2].partition(":")[2]
     return int(port) if port else 443
 
@@ -86,10 +86,10 @@ def _architecture(name: str) -> dict[str, str]:
 
 
 class Kserve(DeploymentKind):
-    """A ServingRuntime that opens the bundle from its registry, and an InferenceService on it.
+    """A ServingRuntime that opens the bundle from its registry, and an InferenceService for it.
 
-    The server pulls the image itself (`llmc serve oci://…`), which checks the signature: KServe's own `oci://` wants a
-    model below /models of an image that has a shell (KServe 0.15, "Modelcars"), and a bundle's image has neither.
+    The server pulls the image itself (`llmc serve oci://…`), which checks the signature. KServe's own `oci://` requires
+    a model below /models in an image with a shell (KServe 0.15, "Modelcars"); a bundle's image has neither.
     """
 
     name = "kserve"
@@ -103,5 +103,5 @@ class Kserve(DeploymentKind):
     }  # fmt: skip
 
     def values(self, options: Options) -> dict[str, Any]:
-        """As of pods that pull the bundle."""
+        """Template variables of pods that pull the bundle."""
         return Kubernetes().values(replace(options, pull=True))

@@ -1,4 +1,4 @@
-"""`llmc deploy opea`."""
+"""`llmc deploy opea`: OPEA's launch and query scripts for a bundle."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class Opea(DeploymentKind):
-    """OPEA's guide of a vLLM endpoint, over a bundle: its launch script's seven parameters, its two forms of a request.
+    """The scripts of OPEA's vLLM guide for a bundle: a launch script with seven parameters, and two forms of a request.
 
-    What was compiled is fixed, so of block_size, max_num_seqs and max_seq_len_to_capture the script takes those of the
-    bundle alone, and says how to compile for others.
+    A compiled bundle is fixed, so the launch script accepts only the bundle's own block_size, max_num_seqs and
+    max_seq_len_to_capture; for other values it says how to compile.
     """
 
     name = "opea"
@@ -26,7 +26,7 @@ class Opea(DeploymentKind):
     }  # fmt: skip
 
     def values(self, options: Options) -> dict[str, Any]:
-        """The parameters that the bundle was compiled with, beside what a container is given."""
+        """The parameters that the bundle was compiled with, and the container's flags."""
         found, limits = Compose().values(options), options.facts.plan.limits
         hosting, device = found["hosting"], options.facts.manifest.device.partition(":")[0]
         compiled = {

@@ -1,5 +1,8 @@
-"""Names and values as the languages of the templates write them. A model's name comes from anywhere, so nothing goes in
-bare: each filter returns `Written`, and `base.py` lets nothing else through but whole numbers."""
+"""Quote names and values for the languages of the templates.
+
+A model's name may be any text, so nothing is written unquoted: each filter returns `Written`, and base.py refuses
+anything else except whole numbers.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import Any
 from llmc.errors import InputError
 
 LONGEST = 40
-"""Characters of a name that is made here: the longest suffix of a resource fits into Kubernetes' 63 behind it."""
+"""Longest generated name: with the longest resource suffix it fits into Kubernetes' 63 characters."""
 _LABEL = re.compile(r"[a-z](?:[a-z0-9-]{0,51}[a-z0-9])?")
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?"
@@ -22,7 +25,7 @@ _IMAGE = re.compile(
 
 
 def label(text: str) -> str:
-    """A label of DNS (RFC 1035) made of any text: "smollm2-demo" of "org/SmolLM2 demo", "llmc" of "?"."""
+    """A DNS label (RFC 1035) derived from any text: "smollm2-demo" from "org/SmolLM2 demo", "llmc" from "?"."""
     name = re.sub(r"[^a-z0-9]+", "-", text.rpartition("/")[2].lower()).strip("-")[:LONGEST].rstrip("-")
     if not name:
         return "llmc"
@@ -30,20 +33,20 @@ def label(text: str) -> str:
 
 
 def require_label(flag: str, text: str) -> str:
-    """`text`, a label of DNS. Raises InputError."""
+    """Return `text` if it is a DNS label. Raises InputError otherwise."""
     if not _LABEL.fullmatch(text):
         raise InputError(
-            f"{flag} {text!r:.80} is not a name in Kubernetes: at most 53 of a-z, 0-9 and -, a letter first, as in "
+            f"{flag} {text!r:.80} is not a Kubernetes name: use at most 53 of a-z, 0-9 and -, a letter first, as in "
             f"{label(text)}"
         )
     return text
 
 
 def require_image(flag: str, text: str) -> str:
-    """`text`, the name of a container image. Raises InputError."""
+    """Return `text` if it is a container image name. Raises InputError otherwise."""
     if not _IMAGE.fullmatch(text):
         raise InputError(
-            f"{flag} {text!r:.80} is not a name of a container image, as in registry.example.com/llmc:0.1.0"
+            f"{flag} {text!r:.80} is not the name of a container image, such as registry.example.com/llmc:0.1.0"
         )
     return text
 
@@ -53,13 +56,13 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Written(str):
-    """A text in the language of its template."""
+    """Text quoted for its template's language."""
 
     __slots__ = ()
 
 
 def as_yaml(value: Any) -> Written:
-    """A text, number, list or mapping in YAML's flow style: JSON, with YAML's escapes for what is not printable."""
+    """Quote a text, number, list or mapping as YAML flow style: JSON with YAML escapes for unprintable characters."""
     if isinstance(value, Mapping):
         return Written("{" + ", ".join(f"{as_yaml(str(k))}: {as_yaml(v)}" for k, v in value.items()) + "}")
     if isinstance(value, list | tuple):
@@ -69,68 +72,69 @@ def as_yaml(value: Any) -> Written:
 
 
 def as_compose(value: Any) -> Written:
-    """YAML in which Docker Compose replaces no variable."""
+    """Quote as YAML in which Docker Compose replaces no variable."""
     return Written(as_yaml(value).replace("$", "$$"))
 
 
 def as_gitlab(value: Any) -> Written:
-    """YAML of a variable's value, in which GitLab's runner expands no other."""
+    """Quote as YAML for a variable's value in which GitLab's runner expands no other variable."""
     return as_compose(value)
 
 
 def as_actions(value: Any) -> Written:
-    """YAML in which GitHub evaluates no expression."""
+    """Quote as YAML in which GitHub evaluates no expression."""
     return Written(as_yaml(value).replace("${{", "${{ '${{' }}"))
 
 
 def as_json(value: Any) -> Written:
-    """JSON in ASCII, to stand within a text of another language."""
+    """Quote as ASCII JSON, for use inside a text of another language."""
     return Written(json.dumps(value))
 
 
 def as_shell(value: object) -> Written:
-    """One word for sh, which has no zero bytes."""
+    """Quote as one word for sh; NUL bytes are removed."""
     return Written(shlex.quote(str(value).replace("\0", "")))
 
 
 def as_words(values: Sequence[object]) -> Written:
-    """Words for sh, apart by blanks."""
+    """Quote as words for sh, separated by blanks."""
     return Written(" ".join(map(as_shell, values)))
 
 
 def as_docker(value: object) -> Written:
-    """One quoted word of a Dockerfile's LABEL, ENV or ARG; what is not printable has no form there, and is a blank."""
+    """Quote as one word of a Dockerfile's LABEL, ENV or ARG; unprintable characters, which have no form there, become
+    blanks."""
     text = "".join(c if c.isprintable() else " " for c in str(value))
     return Written('"' + "".join(f"\\{c}" if c in '\\"$' else c for c in text) + '"')
 
 
 def as_unit(value: object) -> Written:
-    """One quoted word of a systemd unit's command or Environment= (systemd.service(5), systemd.syntax(7))."""
+    """Quote as one word of a systemd unit's command or Environment= (systemd.service(5), systemd.syntax(7))."""
     slashed = str(value).replace("\\", "\\\\")
     text = "".join(c if c.isprintable() else "".join(f"\\x{byte:02x}" for byte in c.encode()) for c in slashed)
     return Written('"' + text.replace('"', '\\"').replace("%", "%%") + '"')
 
 
 def as_unit_argument(value: object) -> Written:
-    """The same in a command, in which systemd replaces variables too."""
+    """Quote as a word of a systemd command, in which variables are replaced too."""
     return Written(as_unit(value).replace("$", "$$"))
 
 
 def as_markdown(value: object) -> Written:
-    """Text within a line or a table of Markdown, where nothing of it is markup (CommonMark, Backslash escapes)."""
+    """Escape text for a line or table cell of Markdown (CommonMark, Backslash escapes)."""
     line = "".join(c if c.isprintable() else " " for c in str(value))
     return Written(_MARKUP.sub(r"\\\g<0>", line))
 
 
 def as_variable(value: str) -> Written:
-    """The name of an environment variable, bare; such names come from llmc's own targets and server models alone."""
+    """The bare name of an environment variable. Such names only come from llmc's own targets and server models."""
     if not _VARIABLE.fullmatch(value):
-        raise ValueError(f"{value!r:.80} is no name of a variable")
+        raise ValueError(f"{value!r:.80} is not a variable name")
     return Written(value)
 
 
 def as_line(value: object) -> Written:
-    """The rest of a line that is nothing but text: a comment, or a unit's Description=."""
+    """Text for the rest of a line: a comment, or a unit's Description=."""
     return Written("".join(c if c.isprintable() else " " for c in str(value)).replace("%", "%%"))
 
 

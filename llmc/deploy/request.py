@@ -1,4 +1,4 @@
-"""From what a user gave to files on disk: which options a kind takes and needs, and whether they are names."""
+"""From a user's options to files on disk: checks which options a kind takes and needs, and their names."""
 
 from __future__ import annotations
 
@@ -20,23 +20,22 @@ LABELS = ("name", "namespace", "trusted_keys", "api_key_secret")
 IMAGES = ("image", "base_image", "tool_image")
 REFERENCES = ("bundle_image", "cache_image")
 FLAGS = {"pull": "--bundle-volume pull"}
-"""Flags that are not named as their options are."""
+"""Flags whose names differ from their options."""
 
 
 def options_for(kind: DeploymentKind, given: Mapping[str, Any]) -> Options:
-    """The options that a kind is rendered with; `given` by name, None or () for what was not given.
+    """The options to render a kind with; `given` by name, with None or () for options not given.
 
-    Raises InputError for an option that means nothing to the kind, for one that it needs and that is missing, and for
-    names that are none.
+    Raises InputError for options that the kind does not take, required options that are missing, and invalid names.
     """
     said = {name: value for name, value in given.items() if value not in (None, ())}
     named = str(said.get("bundle_path", ""))
     if "bundle_image" in kind.takes and "bundle_image" not in said and named.startswith("oci://"):
-        said["bundle_image"] = named  # a bundle that was named by its image is there for the nodes, too
+        said["bundle_image"] = named  # nodes can pull a bundle that was named by its image
     known = {"name", *kind.takes, *(("bundle_path",) if "bundle" in kind.takes else ())}
     for name in said:
         if name not in known:
-            raise InputError(f"{_flag(name)} means nothing to llmc deploy {kind.name}; leave it out")
+            raise InputError(f"{_flag(name)} has no effect on llmc deploy {kind.name}; leave it out")
     for name in kind.needs:
         if name not in said:
             raise InputError(f"llmc deploy {kind.name} needs {_flag(name)}")
@@ -51,13 +50,12 @@ def options_for(kind: DeploymentKind, given: Mapping[str, Any]) -> Options:
 
 
 def _reference(flag: str, text: str) -> Reference:
-    """An image in a registry. Raises InputError."""
     from llmc.artifacts.oci.reference import parse_reference
 
     found = parse_reference(text)
     if found.host is None:
         raise InputError(
-            f"{flag} {text!r:.200} is a folder, which nodes cannot pull; name an image, as oci://host/name:tag"
+            f"{flag} {text!r:.200} is a folder, which nodes cannot pull; name an image, such as oci://host/name:tag"
         )
     return found
 
@@ -67,10 +65,10 @@ def _flag(name: str) -> str:
 
 
 def write(folder: Path, files: Mapping[str, str], *, force: bool = False) -> None:
-    """Write texts by path below `folder`, which is made. Files that hold the same already are left alone.
+    """Write texts by path below `folder`, which is created. Files with the same content are left alone.
 
-    Raises InputError, before anything is written, where a file is there with other content and not `force`; and where
-    something cannot be written.
+    Raises InputError, before anything is written, if a file has other content and `force` is not set, and if something
+    cannot be written.
     """
     todo = {path: text for path, text in files.items() if not _holds(folder / path, text)}
     there = sorted(str(folder / path) for path in todo if os.path.lexists(folder / path))

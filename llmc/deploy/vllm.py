@@ -1,4 +1,4 @@
-"""`llmc deploy vllm`."""
+"""`llmc deploy vllm`: a vLLM server with a plan and compile cache of llmc, in Kubernetes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from llmc.integrations.base import BucketRules
 from llmc.integrations.configuration import MOUNT, Configuration, load, mounted, setup_for
 
 LOAD_S = 600
-"""For fetching and loading a checkpoint, which nothing here knows."""
+"""Assumed seconds to fetch and load a checkpoint."""
 
 
 class VllmDeployment(DeploymentKind):
-    """A vLLM server with a plan of llmc's, and with a compile cache that llmc packed, in Kubernetes.
+    """A vLLM server in Kubernetes with a plan of llmc and a compile cache that llmc packed.
 
     The plan is a configuration of `llmc plan tune` or `export`, or a bundle's own. An init container unpacks the cache;
-    without one the server compiles when it starts. What is rendered here follows the servers' documentation
-    (docs/servers.md, docs/servers.md), and was validated and not run.
+    without one the server compiles when it starts. The files follow the servers' documentation (docs/servers.md); they
+    were validated but not run.
     """
 
     name = "vllm"
@@ -38,13 +38,13 @@ class VllmDeployment(DeploymentKind):
     }  # fmt: skip
 
     def values(self, options: Options) -> dict[str, Any]:
-        """Raises InputError and UnknownNameError for what cannot be planned or has no device."""
+        """Template variables. Raises InputError and UnknownNameError for an unusable plan or a missing device."""
         deployments = {name: one.deployment for name, one in integrations().items() if one.deployment is not None}
         if options.server not in deployments:
             raise UnknownNameError("vLLM server", options.server, deployments)
         server, deployment = bucket_rules(options.server), deployments[options.server]
         if options.cache_image is not None and not options.tool_image:
-            raise InputError("a packed cache is unpacked by llmc: name an image with it with --tool-image")
+            raise InputError("--cache-image needs llmc to unpack it: name an image that has llmc with --tool-image")
         plan = _configuration(server, options)
         exported = server.export(plan.setup, plan.accepted(server).lists)
         environment, arguments = mounted(exported)
@@ -52,9 +52,7 @@ class VllmDeployment(DeploymentKind):
         reference = options.cache_image
         device = options.device or deployment.device
         if not device:
-            raise InputError(
-                f"{options.server} runs on one of several devices: say which with --device, as in tpu:v5e-2x2"
-            )
+            raise InputError(f"{options.server} runs on several devices: choose one with --device, such as tpu:v5e-2x2")
         hosting = open_target(device).hosting({})
         return {
             "hosting": hosting, "variables": {**deployment.cache, **hosting.environment, **environment},
@@ -66,7 +64,7 @@ class VllmDeployment(DeploymentKind):
 
 
 def _configuration(server: BucketRules, options: Options) -> Configuration:
-    """The plan that was named, or the bundle's. Raises InputError without either."""
+    """The given plan, or the bundle's. Raises InputError without either."""
     if options.configuration is not None:
         return load(server, str(options.configuration), {}, {})
     if options.bundle is None:

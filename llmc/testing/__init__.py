@@ -1,9 +1,9 @@
-"""Tests that a device of your own can run: subclass `TargetContract` in a test file of your package.
+"""Tests for your own device: subclass `TargetContract` in a test file of your package.
 
     class TestPocket(TargetContract):
         device = "pocket"
 
-Needs pytest, and llmc's extra `compile`. docs/adding.md shows it at work.
+Needs pytest and llmc's extra `compile`. docs/adding.md shows an example.
 """
 
 import pytest

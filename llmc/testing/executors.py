@@ -1,4 +1,4 @@
-"""The contract of an executor, as tests: slots keep their tokens, whatever steps, copies and dummy rows come."""
+"""The executor contract as tests: slots keep their tokens through any sequence of steps, copies and dummy rows."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from llmc.testing.toy import toy_plan
 
 Array = NDArray[np.float32]
 Open = Callable[..., Executor]
-"""Opens the bundle with so many slots, SLOTS by default, full of NaN."""
+"""Opens the bundle with a number of slots (default SLOTS), filled with NaN."""
 
 PLAN = toy_plan()
 SLOTS = 6
-"""Two more than a batch has rows: prompts in prefill and prefixes that are kept live there."""
+"""Two more than a batch has rows, for prompts in prefill and for kept prefixes."""
 
 LONGEST, TOP = 32, 8
-"""Tokens of a slot, and the largest logits that bundles are compiled to return (sample_top_k)."""
+"""Tokens per slot, and the sample_top_k that bundles are compiled with."""
 
 
 class Alone:
-    """The results of a sequence that runs alone in a new executor."""
+    """Reference results of a sequence that runs alone in a new executor."""
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
         self.known: dict[tuple[int, ...], tuple[Array, list[Array]]] = {}
 
     def __call__(self, tokens: list[int]) -> tuple[Array, list[Array]]:
-        """Logits after the last of `tokens`, and what is cached then."""
+        """Logits after the last of `tokens`, and the cache contents then."""
         key = tuple(tokens)
         if key not in self.known:
             logits = prefill(self.executor, 0, tokens)
@@ -53,7 +53,7 @@ class Alone:
 
 
 def prefill(executor: Executor, slot: int, tokens: list[int]) -> Array:
-    """Put a prompt into an empty slot, in PLAN's buckets where shapes are fixed; its last logits, [V]."""
+    """Prefill an empty slot, in PLAN's buckets if shapes are fixed; returns the last logits, [V]."""
     if executor.capabilities.exact:
         whole: Array = executor.run(exact("prompt", [slot], [tokens], [0]))[0]
         return whole
@@ -66,7 +66,7 @@ def prefill(executor: Executor, slot: int, tokens: list[int]) -> Array:
 
 
 def opener(bundle: Path, request: pytest.FixtureRequest) -> Open:
-    """Opens the bundle with caches full of NaN, as often as asked, until the test ends."""
+    """A function that opens the bundle with NaN-filled caches, closed when the test ends."""
 
     def open_(slots: int = SLOTS) -> Executor:
         executor = open_executor(Bundle.open(bundle), slots=slots, threads=1)
@@ -79,12 +79,12 @@ def opener(bundle: Path, request: pytest.FixtureRequest) -> Open:
 
 
 def close(got: Array, wanted: Array) -> bool:
-    """Whether two summed in another order are equal."""
+    """Whether two results are equal up to summation order."""
     return bool(np.allclose(got, wanted, rtol=1e-4, atol=1e-4))
 
 
 def decode(executor: Executor, new: list[list[int]], held: list[list[int]]) -> Array:
-    """A step over the first slots; in a bucket of four rows of 16 tokens where shapes are fixed."""
+    """Run a decode step over the first slots; in a bucket of four rows and 16 tokens if shapes are fixed."""
     past = [len(h) for h in held]
     if executor.capabilities.exact:
         return executor.run(exact("decode", range(len(new)), new, past))
@@ -92,13 +92,13 @@ def decode(executor: Executor, new: list[list[int]], held: list[list[int]]) -> A
 
 
 def each(executor: Executor, phase: str, slots: list[int], tokens: list[list[int]], past: list[int]) -> Array:
-    """Logits after every token of rows of any lengths, filled up where they differ."""
+    """Logits after every token of rows of any lengths, padded if they differ."""
     step = ragged(phase, slots, tokens, past)  # type: ignore[arg-type]
     return executor.run_each(replace(step, packed=executor.capabilities.ragged))
 
 
 class Life:
-    """Random work over an executor's slots, whose tokens are known here."""
+    """Random work over an executor's slots, with the expected tokens tracked."""
 
     def __init__(self, executor: Executor, alone: Alone, seed: int) -> None:
         self.executor, self.alone = executor, alone
@@ -108,13 +108,13 @@ class Life:
         self.done: dict[str, int] = {}
 
     def go_on(self) -> None:
-        """One random action; the rows of a step are compared with their sequences alone."""
+        """Do one random action; rows of a step are compared with the same sequences run alone."""
         action = self.random.choice(["prompt", "decode", "copy", "move"], p=[0.25, 0.55, 0.12, 0.08])
         done = getattr(self, f"_{action}")()
         self.done[action] = self.done.get(action, 0) + bool(done)
 
     def check_slots(self) -> None:
-        """Every slot holds what its sequence alone has."""
+        """Check that every slot holds what its sequence has when run alone."""
         for slot, tokens in enumerate(self.held):
             if tokens:
                 got, wanted = self.executor.export_prefix(slot, len(tokens)), self.alone(tokens)[1]
@@ -124,7 +124,7 @@ class Life:
         return [int(t) for t in self.random.integers(0, 256, count)]
 
     def _prompt(self) -> bool:
-        """New prompts, prompts that continue, and prompts that start again below the end of the slot's tokens."""
+        """New prompts, continued prompts, and prompts that restart before the end of the slot's tokens."""
         bucket: Bucket = PLAN.prompt[int(self.random.integers(len(PLAN.prompt)))]
         count = 1 if self.executor.capabilities.exact else int(self.random.integers(1, bucket.batch + 1))
         slots = [int(s) for s in self.random.permutation(self.executor.slots)[:count]]
@@ -140,7 +140,7 @@ class Life:
         return True
 
     def _decode(self) -> bool:
-        """A step over the first slots, some of which take tokens back, in any bucket that takes them."""
+        """A decode step over the first slots, some rewound, in any bucket that fits."""
         ready = next((s for s, held in enumerate(self.held) if not 0 < len(held) < LONGEST), self.executor.slots)
         most = min(ready, PLAN.limits.max_num_seqs)
         if not most:
@@ -176,7 +176,7 @@ class Life:
             assert close(logits[row], alone), f"{step.phase} row {row} of {step.slots}"
 
     def _source_and_target(self) -> tuple[int, int]:
-        """Any two slots, or the same twice; the first holds tokens if any slot does."""
+        """Any two slots, possibly the same; the first holds tokens if any slot does."""
         sources = [s for s, held in enumerate(self.held) if held] or [0]
         return int(self.random.choice(sources)), int(self.random.integers(self.executor.slots))
 
@@ -190,7 +190,6 @@ class Life:
         return length > 0
 
     def _move(self) -> bool:
-        """Out of one slot and into another."""
         source, target = self._source_and_target()
         if not self.held[source]:
             return False
@@ -201,8 +200,11 @@ class Life:
 
 
 class ExecutorContract:
-    """Every executor's promises. A subclass brings the fixtures `opened` (Open) and `rounds`, the random actions a
-    life has, over a bundle compiled for PLAN with sample_top_k TOP."""
+    """The tests that every executor must pass.
+
+    A subclass provides the fixtures `opened` (Open) and `rounds`, the number of random actions of a life, for a bundle
+    compiled for PLAN with sample_top_k TOP.
+    """
 
     @pytest.mark.parametrize(("slots", "seed"), [(SLOTS, 0), (SLOTS, 1), (PLAN.limits.max_num_seqs, 2)])
     def test_every_slot_keeps_its_tokens_through_any_work(
@@ -217,7 +219,7 @@ class ExecutorContract:
         assert all(life.done.values()), "each kind of work was done"
 
     def test_a_dummy_row_harms_no_slot(self, opened: Open) -> None:
-        """A batch of four with one live row, above three slots that decoded before and hold more than it takes."""
+        """A batch of four with one live row, over three slots that decoded before and hold more tokens."""
         executor = opened()
         alone = Alone(opened(1))
         tokens = [[slot, *range(slot + 2)] for slot in range(4)]
@@ -275,7 +277,7 @@ class ExecutorContract:
             executor.import_prefix(1, prefix * 2)
 
     def test_drafted_tokens_are_scored_in_one_step_as_they_would_be_one_by_one(self, opened: Open) -> None:
-        """A token and three drafted ones, two of which are taken back: they do not change the next tokens."""
+        """A token and three drafted ones, of which two are rejected and must not change the next tokens."""
         executor, alone = opened(), Alone(opened(1))
         if not executor.capabilities.scores_each:
             with pytest.raises(InputError, match="its graphs give logits after the last token of a row only"):
@@ -283,7 +285,7 @@ class ExecutorContract:
             return
         prompt, drafted = [5, 6, 7, 8, 9], [10, 11, 12, 13]
         prefill(executor, 0, prompt)
-        for _ in range(2):  # into buffers that are there already, too
+        for _ in range(2):  # the second time into existing buffers
             rows = each(executor, "decode", [0], [drafted], [len(prompt)])
             assert len(rows) == 4
             for count, row in enumerate(rows, 1):
@@ -312,7 +314,7 @@ class ExecutorContract:
     def test_everything_that_it_opens_is_declared_and_code_makes_the_bundle_native(
         self, opened: Open, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """artifacts/bundle/native.py decides by these declarations which bundles and results need a signature."""
+        """These declarations decide which bundles and results need a signature (artifacts/bundle/native.py)."""
         files = BundleFiles.open(opened().bundle.path)
         manifest, seen = files.manifest, set[str]()
         originals = {verb: getattr(BundleFiles, verb) for verb in ("path", "read", "within")}

@@ -1,4 +1,4 @@
-"""The contract of a target, as tests: its options, its keys, the whole pipeline, and its executor's promises."""
+"""The target contract as tests: options, keys, the whole pipeline, and the executor contract."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from llmc.testing.toy import write_toy
 
 
 class Compiled(NamedTuple):
-    """A bundle, what was compiled into it, and the store that its parts are in."""
+    """A bundle, the checkpoint it was compiled from, and the store with its parts."""
 
     bundle: Path
     model: Path
@@ -32,28 +32,29 @@ class Compiled(NamedTuple):
 
 
 class TargetContract(ExecutorContract):
-    """A subclass names its `device`; `rounds_of_life` are the random actions of each life of its executor's slots.
+    """The tests that every target must pass. A subclass sets `device`.
 
-    `model` writes the checkpoint that is compiled; the toy model of the fake target, whose reference is "toy", where it
-    is not overridden. `varied` has another value for each of the target's own options that has no choices.
+    `rounds_of_life` is the number of random actions per executor test. `model` writes the checkpoint to compile, by
+    default the fake target's toy model with reference "toy". `varied` has another value for each of the target's own
+    options without choices.
     """
 
     device: ClassVar[str]
     options: ClassVar[dict[str, Any]] = {}
-    """What is compiled with, beside the defaults."""
+    """Compile options besides the defaults."""
 
     varied: ClassVar[dict[str, Value]] = {}
     rounds_of_life: ClassVar[int] = 50
 
     @classmethod
     def model(cls, folder: Path) -> Path:
-        """A small checkpoint in a new folder; override it for a target that compiles other models."""
+        """Write a small checkpoint to a new folder; override it for a target that compiles other models."""
         return write_toy(folder)
 
     @pytest.fixture(scope="class")
     @classmethod
     def compiled(cls, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
-        """Compiled and verified, once for all tests."""
+        """The bundle, compiled and verified once for all tests."""
         folder = tmp_path_factory.mktemp("target")
         model, store = cls.model(folder / "model"), Store(folder / "store")
         return Compiled(folder / "bundle", model, store, cls._compile(model, folder / "bundle", store))
@@ -136,7 +137,6 @@ class TargetContract(ExecutorContract):
             engine.close()
 
     def _another(self, option: Option[Any]) -> Value:
-        """A value that is not the default."""
         if option.name in self.varied:
             return self.varied[option.name]
         if option.choices:

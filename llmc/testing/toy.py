@@ -1,6 +1,6 @@
-"""A toy model on disk and plans for it: the whole pipeline in milliseconds, with numpy alone.
+"""A toy model on disk and plans for it: runs the whole pipeline in milliseconds, with numpy alone.
 
-The model is the fake target's, see compiler/targets/fake.py.
+The model is the fake target's (compiler/targets/fake.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from llmc.buckets.plan import Plan, Provenance
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 EOS = len(BYTES)
-"""Id of "<|end|>"; the ids below it are one byte each."""
+"""Id of "<|end|>"; lower ids are one byte each."""
 VOCAB = EOS + 1
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 
@@ -32,7 +32,7 @@ DECODE = [(1, 8), (1, 32), (2, 16), (4, 16), (4, 32)]
 
 @cache
 def tokenizer_json() -> str:
-    """Every byte is a token, so that any text can be encoded."""
+    """A tokenizer in which every byte is a token, so that any text can be encoded."""
     backend = Tokenizer(BPE({name: index for index, name in enumerate(BYTES)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
@@ -44,7 +44,7 @@ def write_toy(
     folder: Path, *, hidden: int = 8, vocab: int = VOCAB, positions: int = 64, seed: int = 0, tokenizer: bool = True,
     **config: object,
 ) -> Path:  # fmt: skip
-    """Write a toy checkpoint into `folder`; weights follow from `seed`, `config` overrides config.json."""
+    """Write a toy checkpoint to `folder`. Weights depend on `seed`; `config` overrides config.json."""
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(seed)
     names = ("model.embed_tokens.weight", "lm_head.weight")
@@ -66,9 +66,9 @@ def write_toy(
 
 
 def write_toy_encoder(folder: Path, task: str = "embed", *, hidden: int = 8, **config: object) -> Path:
-    """Write a toy that embeds (mean pooling, length 1) or scores (one label) into `folder`, for device fake.
+    """Write a toy to `folder` that embeds (mean pooling, length 1) or scores (one label), for device fake.
 
-    Its configuration is BERT's by name; see compiler/targets/fake_encoder.py.
+    Its configuration is called BERT's (compiler/targets/fake_encoder.py).
     """
     kind = {"embed": "BertModel", "score": "BertForSequenceClassification"}[task]
     said = {"model_type": "bert", "architectures": [kind], "num_labels": 1, **config}
@@ -90,7 +90,7 @@ def toy_plan(
     prompt: Iterable[tuple[int, int, int]] = PROMPT, decode: Iterable[tuple[int, int]] = DECODE,
     limits: Limits | None = None,
 ) -> Plan:  # fmt: skip
-    """A plan with exactly these buckets; default: at most 4 sequences of 32 tokens, long prompts in chunks."""
+    """A plan with exactly these buckets; by default for up to 4 sequences of 32 tokens, prompts in chunks."""
     buckets = [Bucket("prompt", *sizes) for sizes in prompt]
     buckets += [Bucket("decode", batch, 1, context) for batch, context in decode]
     plan = Plan(limits or Limits(32, 4, 64, 8), tuple(buckets), Provenance("test"))

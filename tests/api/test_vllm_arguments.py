@@ -40,7 +40,7 @@ def test_auto_leaves_the_choice_to_the_target() -> None:
 
 @pytest.mark.parametrize(("given", "said"), [
     ({"tensor_parallel_size": 32}, "tensor_parallel_size=32 has no effect: a bundle runs as it was compiled"),
-    ({"override_neuron_config": {"enable_bucketing": False}}, "override_neuron_config has no effect: the plan says"),
+    ({"override_neuron_config": {"enable_bucketing": False}}, "override_neuron_config has no effect: the plan defines"),
     ({"trust_remote_code": True}, "no code of a checkpoint is run"),
 ])  # fmt: skip
 def test_what_has_no_effect_is_said(given: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture) -> None:

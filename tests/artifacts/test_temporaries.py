@@ -86,7 +86,7 @@ def test_gc_removes_them_and_says_so(
     assert "temporary" not in gc()
     holder.kill()
     holder.wait()
-    assert "would remove 1 temporary folder of processes that were killed, 1000 B" in gc("--dry-run")
+    assert "would remove 1 temporary folder of killed processes, 1000 B" in gc("--dry-run")
     assert left.exists()
     assert json.loads(gc("--json"))["temporaries"] == {"folders": 1, "freed": 1000}
     assert not left.exists()

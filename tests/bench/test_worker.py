@@ -70,7 +70,7 @@ def test_a_first_token_takes_the_whole_process(tmp_path: Path) -> None:
 
 
 def test_an_answer_without_text_is_no_first_token(tmp_path: Path) -> None:
-    with engine(tmp_path, "silent") as one, pytest.raises(EngineError, match="no text came"):
+    with engine(tmp_path, "silent") as one, pytest.raises(EngineError, match="the engine returned no text"):
         one.first_token("Why?")
 
 

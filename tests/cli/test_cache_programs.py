@@ -233,7 +233,7 @@ def test_one_thing_is_shown_at_a_time(llmc: Llmc, key: str, flags: tuple[str, ..
 
 @pytest.mark.parametrize("flags", [("-o", "file"), ("--executable", "decode")])
 def test_flags_of_programs_belong_to_programs(llmc: Llmc, key: str, flags: tuple[str, ...]) -> None:
-    assert "belong to --stablehlo or --hlo" in llmc("cache", "show", key, *flags).failed(2)
+    assert "need --stablehlo or --hlo" in llmc("cache", "show", key, *flags).failed(2)
 
 
 def test_the_same_executable_gives_the_same_bytes(file: bytes) -> None:

@@ -76,7 +76,7 @@ def test_gc_says_what_stays_and_why(llmc: Llmc, filled: Layout) -> None:
     user = Store(filled.root)
     assert user.lookup(key(batch=2)) is not None
     said = llmc("cache", "gc", "--max-size", "0").out
-    assert "kept in spite of the limits: 1 in use, 1 pinned\n" in said
+    assert "kept despite the limits: 1 in use, 1 pinned\n" in said
     assert "over the limit\n" in said
     assert batches(filled) == {1, 2}
 
@@ -125,7 +125,7 @@ def test_pins_of_what_is_not_there(llmc: Llmc, filled: Layout) -> None:
     assert llmc("cache", "unpin").code == 2
     llmc("cache", "pin", key(batch=1).short)
     filled.entry("executable", key(batch=1).hex).unlink()
-    assert "not in the store now" in llmc("cache", "pin").out
+    assert "not in the store" in llmc("cache", "pin").out
 
 
 def test_a_bundle_is_pinned_by_its_folder(llmc: Llmc, bundle: Path, tmp_path: Path) -> None:

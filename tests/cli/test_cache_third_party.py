@@ -51,9 +51,7 @@ def test_pack_says_what_decides_and_the_key(store: Store, tmp_path: Path) -> Non
     assert lines[2].split(maxsplit=1) == ["compiler.0.device.name", "NVIDIA H100 80GB HBM3"]
     assert lines[-2] == "and 4 more facts; `llmc cache show KEY` lists all"
     assert lines[-1].startswith("key: sha256:")
-    assert "which the store had already" in output(
-        store, "pack", "vllm", tmp_path / "c", "--fact", "model=Qwen/Qwen3-8B"
-    )
+    assert "already in the store" in output(store, "pack", "vllm", tmp_path / "c", "--fact", "model=Qwen/Qwen3-8B")
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -124,11 +122,11 @@ def test_a_cache_of_jax_belongs_to_its_folder(store: Store, tmp_path: Path) -> N
 def test_what_nobody_could_check_is_reported_and_strict_refuses_it(store: Store, tmp_path: Path) -> None:
     key = pack(store, "gaudi", make_gaudi(tmp_path / "c"), "--fact", "num_hpu_blocks=2100")
     location = ("-o", tmp_path / "place")
-    assert "not checked, as nothing here says them: device, num_hpu_blocks, synapse" in output(
+    assert "not checked, because their expected values are unknown here: device, num_hpu_blocks, synapse" in output(
         store, "unpack", key, *location
     )
     found = str(error(store, "unpack", key, *location, "--strict", "--expect", "num_hpu_blocks=2100"))
-    assert "nothing here says what device, synapse should be; say it with --expect NAME=VALUE" in found
+    assert "the expected value of device, synapse is unknown here; give it with --expect NAME=VALUE" in found
     known = ("--expect", "device=0a1b2c", "--expect", "synapse=1.22.0.638", "--expect", "num_hpu_blocks=2100")
     assert data(store, "unpack", key, *location, "--strict", *known)["unchecked"] == []
 
@@ -154,7 +152,7 @@ def test_other_content_needs_a_word(store: Store, tmp_path: Path) -> None:
 def test_without_a_place_it_requests_one(store: Store, tmp_path: Path) -> None:
     key = pack(store, "jax", make_jax(tmp_path / "c"))
     found = str(error(store, "unpack", key))
-    assert "name the folder with -o, or set JAX_COMPILATION_CACHE_DIR or VLLM_XLA_CACHE_PATH as for the server" in found
+    assert "name it with -o, or set JAX_COMPILATION_CACHE_DIR or VLLM_XLA_CACHE_PATH as for the server" in found
 
 
 def test_what_is_no_packed_cache_says_so(store: Store, tmp_path: Path) -> None:
@@ -175,7 +173,7 @@ def test_explain_names_the_factor_that_differs_and_counts_files(store: Store, tm
     lines = output(store, "explain", one, other).splitlines()
     assert lines[:2] == ["config.dtype: bfloat16 → float16", "config.num_gpu_blocks: 2100 → 1900"]
     assert lines[2].startswith("tree: sha256:")
-    assert lines[3].startswith("2 with other content: torch_compile_cache/")
+    assert lines[3].startswith("2 with different content: torch_compile_cache/")
     found = data(store, "explain", one, other)
     assert [item["name"] for item in found["differences"]] == ["config.dtype", "config.num_gpu_blocks", "tree"]
     assert {side: len(names) for side, names in found["files"].items()} == {"differ": 2, "only_a": 0, "only_b": 0}
@@ -219,7 +217,7 @@ def test_from_the_job_that_packs_to_the_pod_that_unpacks(llmc: Llmc, keys: Path,
     assert done["key"] == key and len(done["placed"]) == 2
     assert content(location).keys() == {path for path in content(source) if not path.startswith("modelinfos")}
     said = llmc("cache", "pull", image, "-o", location, *pod).failed(2)
-    assert said == f"it is in the store, but -o is for bundles: `llmc cache unpack {key[7:19]}` puts a cache in place"
+    assert said == f"it is in the store, but -o is for bundles: unpack it with `llmc cache unpack {key[7:19]}`"
 
 
 def test_a_cache_that_another_package_brings(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_the_outcome_is_reported_in_words(compile_: Llmc) -> None:
     assert second.startswith(f"built {BUCKETS}, from the store 0; native {BUCKETS}, portable 0; ")
     assert third.startswith("verified against toy: all 6 executables run, 6 buckets (") and "padding leak 0" in third
     assert fourth.startswith("accuracy over ") and "nats (limit 1e-05 for exact), p99 " in fourth
-    found = re.search(r"equal tokens 100.0%, perplexity ([\d,.]+) \(reference ([\d,.]+)\)$", fourth)
+    found = re.search(r"top-1 agreement 100.0%, perplexity ([\d,.]+) \(reference ([\d,.]+)\)$", fourth)
     assert found is not None
     assert float(found[1].replace(",", "")) == pytest.approx(float(found[2].replace(",", "")), rel=1e-4)
     again = compile_().out.splitlines()
@@ -60,7 +60,7 @@ def test_the_outcome_is_reported_in_words(compile_: Llmc) -> None:
 def test_top_logits_are_reported_and_explained(compile_: Llmc, llmc: Llmc) -> None:
     assert "largest logits" not in compile_().out
     topped = compile_("--sample-top-k", 64, "-o", "topped")
-    assert topped.out.splitlines()[2] == "graphs return the 64 largest logits and their ids beside all logits"
+    assert topped.out.splitlines()[2] == "graphs also return the 64 largest logits with their ids"
     assert compile_("--sample-top-k", 64, "--json").json["sample_top_k"] == 64
     assert read_manifest(Path("topped")).options["sample_top_k"] == 64
     assert "--sample-top-k" in llmc("compile", "--help").out
@@ -159,7 +159,7 @@ def test_planning_flags_shape_the_plan(compile_: Llmc) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--plan", "plan.json", "--block-size", 8], "--plan has the buckets already; leave out --block-size"),
+        (["--plan", "plan.json", "--block-size", 8], "--plan already defines the buckets; leave out --block-size"),
         (["--plan", "absent.json"], "cannot read the plan absent.json"),
         (["--plan", "damaged.json"], "damaged.json"),
         (["--max-model-len", 65], "--max-model-len 65 is above the 64 positions of"),
@@ -349,7 +349,7 @@ def test_an_interrupted_compile_goes_on_with_the_flags_it_had(
     interrupt(monkeypatch, after=2)
     ran = compile_("--decode-batch", "1,1,4", "--verify", "all", "--jobs", 1)
     assert (ran.code, ran.out) == (130, "")
-    said = "llmc: interrupted; what is done is kept: go on with `llmc compile --resume -o bundle`"
+    said = "llmc: interrupted; finished work is kept: continue with `llmc compile --resume -o bundle`"
     assert ran.err.splitlines()[-1] == said
     assert not (here / "bundle").exists() and journal(here).exists()
     monkeypatch.undo()

@@ -49,7 +49,7 @@ def test_an_image_in_a_layout_is_read_and_nodes_need_one_in_a_registry(
 
 
 def test_what_is_requested_has_to_be_clear(llmc: Llmc, here: Path) -> None:
-    assert "with -o DIR, or print the files with --print" in llmc("deploy", "docker").failed(2)
+    assert "-o DIR to write the files to a folder, or --print to print them" in llmc("deploy", "docker").failed(2)
     assert f"known: {', '.join(KINDS.names())}" in llmc("deploy", "helm", "--print").failed(2)
     assert llmc("deploy", "docker", "--print").failed(2) == "llmc deploy docker needs --bundle"
     assert "is not one of image, pull" in llmc("deploy", "docker", "--bundle-volume", "x", "--print").failed(2)

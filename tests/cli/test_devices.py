@@ -59,7 +59,7 @@ def test_a_row_for_every_device_but_the_one_for_tests(llmc: Llmc) -> None:
     here, cards, _, header, *lines = ran.out.splitlines()
     assert (ran.code, ran.err) == (0, "")
     assert re.fullmatch(r"this host: .*; \d+ CPUs, [\d.]+ GiB", here)
-    assert cards == "cards: none found"
+    assert cards == "accelerators: none found"
     assert re.split(r" {2,}", header) == ["device", "compiles here", "runs here", "run on hardware"]
     listed = [line.split()[0] for line in lines[: lines.index("")]]
     assert [name for name in listed if ":" not in name] == [name for name in devices() if name != "fake"]

@@ -173,7 +173,7 @@ def test_speculation_over_graphs_of_fixed_shapes_says_what_to_compile(generate: 
 @pytest.mark.parametrize(("flags", "said"), [
     (("--speculate", 0), "num_speculative_tokens 0 must be a whole number, at least 1"),
     (("--speculate", 99), "num_speculative_tokens 99 is more than 64"),
-    (("--prompt-lookup-min", 2), "--prompt-lookup-min says how drafts are looked up; --speculate K asks for them"),
+    (("--prompt-lookup-min", 2), "--prompt-lookup-min has no effect without speculation; add --speculate K"),
     (("--speculate", 4, "--prompt-lookup-min", 5, "--prompt-lookup-max", 2), "prompt_lookup_min 5 is more than"),
 ])  # fmt: skip
 def test_speculation_that_makes_no_sense(generate: Llmc, flags: tuple[Any, ...], said: str) -> None:
@@ -246,8 +246,8 @@ def test_chat_wraps_prompts_in_the_models_template(generate: Llmc) -> None:
     ("lines", "message"),
     [
         (['{"prompt": "a"}', "{"], "line 2: not JSON"),
-        (['{"prompt": "a"}', "[1]"], "line 2: needs a field prompt or messages"),
-        (['{"prompt": "a", "messages": []}'], "line 1: needs a field prompt or messages, and one of them"),
+        (['{"prompt": "a"}', "[1]"], "line 2: needs either a field prompt or a field messages"),
+        (['{"prompt": "a", "messages": []}'], "line 1: needs either a field prompt or a field messages"),
         (
             ['{"prompt": "a"}', "", '{"prompt": "a", "max_token": 5}'],
             "line 3: unknown field 'max_token'; known: prompt,",
@@ -258,9 +258,9 @@ def test_chat_wraps_prompts_in_the_models_template(generate: Llmc) -> None:
         (['{"prompt": "a", "stop": [""]}'], "line 1: stop must hold texts that are not empty"),
         (["[" * 100000], "the prompt has 100000 tokens"),
         (['{"prompt": ' + "[" * 100000], "line 1: not JSON"),
-        (['{"text": "a"}'], "line 1: needs a field prompt or messages"),
-        (['{"prompt": "a"}', '{"prompt": 5}'], "line 2: prompt is neither a text nor a list of token ids"),
-        (['{"prompt": ["a"]}'], "line 1: prompt is neither a text nor a list of token ids"),
+        (['{"text": "a"}'], "line 1: needs either a field prompt or a field messages"),
+        (['{"prompt": "a"}', '{"prompt": 5}'], "line 2: prompt must be a text or a list of token ids"),
+        (['{"prompt": ["a"]}'], "line 1: prompt must be a text or a list of token ids"),
         (['{"messages": "x"}'], "line 1: messages must be a list"),
         (['{"messages": [{"role": "user"}]}'], "line 1: messages[0] (user) has no content"),
         (['{"prompt": [1, 9999]}'], "prompt token ids must be in 0 … 256, found 9999"),
@@ -276,7 +276,7 @@ def test_prompts_come_in_one_way(generate: Llmc, here: Path) -> None:
     assert generate().failed(2) == one_way
     assert generate("--prompt", "x", "-").failed(2) == one_way
     assert generate("--prompt", "x", "--prompts", written(here, "y")).failed(2) == one_way
-    assert generate("text").failed(2).startswith("unexpected argument 'text'; prompts come by --prompt")
+    assert generate("text").failed(2).startswith("unexpected argument 'text'; give prompts with --prompt")
 
 
 def test_a_file_that_cannot_be_read(generate: Llmc, here: Path) -> None:
@@ -450,5 +450,5 @@ def test_logits_that_are_no_numbers_end_one_text_and_the_command_in_an_error(
     ran = generate("--prompt", "a~b", "--prompt", "a river", *how)
     assert ran.code == 4
     assert text_of(answer(toy, "a river")) in ran.out, "the other text is there"
-    assert "1 of 2 texts ended early: the model's logits were no numbers" in ran.err
+    assert "1 of 2 texts ended early: the logits contain NaN or infinity" in ran.err
     assert "run: llmc verify" in ran.err

@@ -55,7 +55,7 @@ def test_a_device_whose_own_runtime_hands_over_gets_one_bundle(
 
     monkeypatch.setattr(FakeTarget, "prefills_on", own, raising=False)
     ran = llmc("compile", toy, "--prefill-device", "gpu:2", "--decode-device", "fake", "-o", "one", "-q")
-    assert ran.code == 0 and "by itself where NUM_GPU_DEVICES=2 is set" in ran.out
+    assert ran.code == 0 and "by itself if NUM_GPU_DEVICES=2 is set" in ran.out
     assert Bundle.open("one").prefill is None
     assert llmc("compile", toy, "--prefill-device", "gpu:2", "--decode-device", "fake:ragged", "-o", "b").code == 0
 

@@ -69,7 +69,7 @@ def test_gpus_and_lpus_go_through_the_door_of_every_hybrid(
     """One bundle, opened in HyperDex's hybrid mode: device_map={"gpu": 2, "lpu": 2}."""
     hybrid, pair = str(tmp_path / "hybrid"), ["--prefill-device", "cuda:2", "--decode-device", "lpu:2"]
     assert main(["compile", str(lpu.model), *pair, "--max-model-len", "48", "--verify", "none", "-o", hybrid]) == 0
-    assert "by itself where NUM_GPU_DEVICES=2 NUM_LPU_DEVICES=2 is set" in capsys.readouterr().out
+    assert "by itself if NUM_GPU_DEVICES=2 NUM_LPU_DEVICES=2 is set" in capsys.readouterr().out
     monkeypatch.setenv("NUM_GPU_DEVICES", "2")
     monkeypatch.setenv("NUM_LPU_DEVICES", "2")
     assert main(["generate", hybrid, "--prompt", "Hello", "--max-tokens", "5", "--json"]) == 0

@@ -201,7 +201,7 @@ def test_verify_says_so_in_words_and_clears_it(mine: Machine, bundle: Path, monk
     assert mine.reported(bundle) == UNKNOWN, "what failed vouches for nothing"
     assert "does it again here" in mine("generate", bundle, "--prompt", "a", "-v").err
     assert mine("verify", bundle, *MODEL).out.splitlines()[2:] == [
-        f"the outcome it records: {UNKNOWN}; verified again here"
+        f"recorded verification: {UNKNOWN}; verified again here"
     ]
     assert (mine.reported(bundle), mine.metric(bundle)) == ("created here", "here")
     assert len(mine("verify", bundle, *MODEL).out.splitlines()) == 2

@@ -135,7 +135,7 @@ def test_the_environment_is_read_when_no_settings_are_given(monkeypatch):
         ([], InputError, "give MODEL, --config FILE or --max-model-len N"),
         (["a", "b"], InputError, "llmc plan takes one MODEL, not 2: a b"),
         (["a", "--config", "b"], InputError, "MODEL and --config were both given"),
-        (["show"], InputError, "takes one PLAN file; to plan for a model in a folder show, name ./show"),
+        (["show"], InputError, "takes one PLAN file; for a model in a folder named show, write ./show"),
         (["show", "absent.json"], InputError, "cannot read the plan absent.json"),
         (["./absent"], CheckpointError, "absent"),
         (["--max-model-len", "64", "--strategy", "cubic"], UnknownNameError, "known: "),

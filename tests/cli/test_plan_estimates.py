@@ -36,7 +36,11 @@ def test_estimates_are_of_the_precision_that_is_requested(llmc: Llmc, here: Path
     said = llmc("plan", *limits, "--device", "hpu", "--quantize", "int8").failed(2)
     assert said == "--quantize int8 is not offered for device hpu; offered: none"
     assert "--tensor-parallel" in llmc("plan", *limits, "--device", "hpu", "--tensor-parallel", 2).failed(2)
-    assert llmc("plan", "--max-model-len", 64, "--dtype", "bf16").failed(2).startswith("--dtype estimates what a model")
+    assert (
+        llmc("plan", "--max-model-len", 64, "--dtype", "bf16")
+        .failed(2)
+        .startswith("--dtype is for estimates, which need a model")
+    )
 
 
 def test_plan_prices_the_engine_that_a_compile_for_cpu_chooses(

@@ -156,7 +156,7 @@ def test_the_longest_prompt_is_a_limit_of_its_own(llmc: Llmc) -> None:
         (["tune", "--server", "absent@1"], "unknown server 'absent'; known: "),
         (["tune", "--server", "vllm@new", *VLLM[2:], *TRAFFIC], "vllm: 'new' is not a release"),
         (["tune", *VLLM, *TRAFFIC, "--set", "cudagraph_mode=ALL"], "unknown cudagraph mode 'ALL'"),
-        (["evaluate", *VLLM, *TRAFFIC], "name the configurations to judge, or --default"),
+        (["evaluate", *VLLM, *TRAFFIC], "name the configurations to judge, or add --default"),
         (["evaluate", "c", *VLLM, *TRAFFIC, "--plot", "p.png"], "ends in .html"),
         (["export", "absent", *VLLM], "cannot read the configuration absent"),
         (["import", "c.json", *VLLM], "c.json says max_num_seqs 8, but 64 was given"),

@@ -73,7 +73,7 @@ def test_a_log_is_planned_from_as_it_is(llmc: Llmc) -> None:
         "plan", *LENGTH, "--traffic", "access.log", "--traffic-format", "jsonl"
     ).failed(2)
     url = llmc("plan", *LENGTH, "--traffic", "http://localhost:8000/metrics").failed(2)
-    assert "sample it first, llmc traffic show http://localhost:8000/metrics --for 10m -o sampled.prom" in url
+    assert "sample it with llmc traffic show http://localhost:8000/metrics --for 10m -o sampled.prom" in url
 
 
 def test_arrivals_decide_how_full_batches_get(llmc: Llmc) -> None:
@@ -194,10 +194,10 @@ def test_estimates_follow_the_device(llmc: Llmc, toy: Path, here: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["plan", "evaluate", "--traffic", "t"], "llmc plan evaluate takes PLAN files"),
+        (["plan", "evaluate", "--traffic", "t"], "llmc plan evaluate needs PLAN files"),
         (
             ["plan", "evaluate", "p", "--max-num-seqs", "2"],
-            "replays traffic on plans as they are; leave out",
+            "replays traffic on finished plans; leave out",
         ),
         (["plan", "evaluate", "plan.json"], "name the recorded requests with --traffic FILE"),
         (["plan", *LENGTH, "--traffic", "absent.csv"], "absent.csv"),
@@ -207,7 +207,7 @@ def test_estimates_follow_the_device(llmc: Llmc, toy: Path, here: Path) -> None:
         (["plan", *LENGTH, "--strategy", "traffic"], "name them with --traffic FILE"),
         (
             ["plan", *LENGTH, "--arrival-rate", "5"],
-            "says how --traffic is read or replayed: give --traffic FILE",
+            "needs recorded requests: add --traffic FILE",
         ),
         (["plan", *LENGTH, "--device", "hpu"], "give MODEL or --config FILE"),
         (["plan", *LENGTH, "--context-unit", "pages"], "unknown context unit 'pages'; known: blocks, tokens"),

@@ -74,7 +74,7 @@ def test_documents_are_ranked_best_first(llmc: Llmc, folder: Path) -> None:
         (("score", "embed.llmc", "--query", "a", "-d", "b"), "a bundle to embed, not to score; use llmc embed"),
         (("score", "score.llmc", "--query", "a"), "there is no text"),
         (("score", "score.llmc", "--query", "a", "--documents", "nothere"), "cannot read the texts nothere: "),
-        (("bench", "embed.llmc"), "a bundle to embed is timed over texts; give --texts FILE, one a line"),
+        (("bench", "embed.llmc"), "a bundle to embed is timed over texts; give --texts FILE with one text a line"),
         (("bench", "embed.llmc", "--texts", "nothere"), "cannot read the texts nothere: "),
         (("bench", "embed.llmc", "--texts", "nothere", "--query", "a"), "a bundle to embed takes no --query"),
         (("bench", "score.llmc", "--texts", "nothere"), "a bundle to score needs --query TEXT"),
@@ -137,7 +137,7 @@ def test_an_interrupted_compile_says_how_to_go_on(llmc: Llmc, folder: Path, monk
     monkeypatch.setattr(FakeEncoderTarget, "make", interrupt)
     ran = llmc("compile", folder / "embed", "--device", "fake", "-o", "none.llmc")
     assert ran.code == 130
-    assert ran.err.splitlines()[-1] == "llmc: interrupted; what is done is kept: run it again to go on"
+    assert ran.err.splitlines()[-1] == "llmc: interrupted; finished work is kept: run it again to continue"
 
 
 def test_a_dry_run_says_what_is_missing_and_builds_nothing(llmc: Llmc, folder: Path) -> None:
@@ -174,7 +174,7 @@ def test_files_and_plan_of_a_bundle_are_shown(llmc: Llmc, folder: Path, here: Pa
     assert llmc("plan", folder / "embed", "--max-num-seqs", 1, "-o", "plan.json").code == 0
     assert llmc("plan", "show", "plan.json").out.startswith("3 buckets to embed, texts of at most 64 tokens\n")
     assert llmc("plan", "show", "plan.json", "--json").json == json.loads((here / "plan.json").read_text())
-    assert "--plot draws plans to generate" in llmc("plan", "show", "plan.json", "--plot", "a.html").failed(2)
+    assert "--plot draws plans for text generation" in llmc("plan", "show", "plan.json", "--plot", "a.html").failed(2)
     said = llmc("plan", "evaluate", "plan.json", "--traffic", "t.csv").failed(2)
     assert said.startswith("plan.json: a plan to embed, which generates no text")
 

@@ -83,7 +83,7 @@ def test_a_server_that_is_killed_in_mid_request_loses_no_request(
 
 def test_a_door_to_other_hosts_needs_a_key(llmc: Llmc, bundle: Path) -> None:
     ran = llmc("prefill", bundle, "--listen", "0.0.0.0:0")
-    assert ran.code == 2 and "no key is asked for: set LLMC_PREFILL_KEY" in ran.err
+    assert ran.code == 2 and "no key is set: set LLMC_PREFILL_KEY" in ran.err
 
 
 @default_cases(2)

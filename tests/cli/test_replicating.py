@@ -25,8 +25,8 @@ def test_a_port_that_is_taken(llmc: Llmc) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--replicas", "0"), "--replicas 0: nothing would serve; ask for 1 at least"),
-        (("--replicas", "1-2"), "--replicas 1-2: write it as N; of a range as load asks for with --executor ray"),
+        (("--replicas", "0"), "--replicas 0: nothing would serve; give at least 1"),
+        (("--replicas", "1-2"), "--replicas 1-2: write it as N; a range MIN-MAX needs --executor ray"),
         (("--replicas", "many"), "--replicas many: write it as N"),
         (
             ("--replicas", "3"),

@@ -60,7 +60,7 @@ def test_a_prompt_may_be_piped(
     typed(monkeypatch, " ab\n")
     assert llmc("run", bundle, "--max-tokens", 2).code == 0 and requested == [{"messages": user("ab")}]
     typed(monkeypatch, "\n")
-    assert llmc("run", bundle).failed(2) == "standard input is empty: there is no prompt"
+    assert llmc("run", bundle).failed(2) == "no prompt: standard input is empty"
 
 
 def test_what_cannot_be_requested_is_one_error(llmc: Llmc, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,8 +72,8 @@ def test_speculation_is_requested_by_flags_or_as_vllm_spells_it(
 
 @pytest.mark.parametrize(("flags", "said"), [
     (("--speculate", 0), "num_speculative_tokens 0 must be a whole number, at least 1"),
-    (("--prompt-lookup-max", 3), "--prompt-lookup-max says how drafts are looked up; --speculate K asks for them"),
-    (("--speculative-config", "{}", "--speculate", 3), "--speculative-config says all of it; leave out --speculate"),
+    (("--prompt-lookup-max", 3), "--prompt-lookup-max has no effect without speculation; add --speculate K"),
+    (("--speculative-config", "{}", "--speculate", 3), "--speculative-config replaces --speculate; leave it out"),
     (("--speculative-config", "{}"), "speculative_config needs num_speculative_tokens"),
     (("--speculative-config", "eagle"), "--speculative-config 'eagle' is not JSON"),
 ])  # fmt: skip
@@ -128,7 +128,7 @@ def test_the_key_comes_from_the_environment_unless_flags_give_keys(
 @pytest.mark.parametrize("key", ["", "  "])
 def test_an_empty_key_is_refused_rather_than_no_key_requested(llmc: Llmc, requested: Requested, key: str) -> None:
     message = llmc("serve", "bundle", "--api-key", key).failed(2)
-    assert message.startswith("--api-key is empty; leave it out to ask for none")
+    assert message.startswith("--api-key is empty; leave it out to require none")
     assert not hasattr(requested, "config")
 
 
@@ -166,7 +166,7 @@ def test_a_plan_has_the_limits_already(llmc: Llmc, requested: Requested, toy: Pa
 
     assert llmc("plan", toy, "--max-model-len", 16, "--max-num-seqs", 2, "-o", "plan.json").code == 0
     message = llmc("serve", toy, "--plan", "plan.json", "--max-num-seqs", 4).failed(2)
-    assert message == "--plan has the limits already; leave out --max-num-seqs"
+    assert message == "--plan already defines the limits; leave out --max-num-seqs"
     assert llmc("serve", toy, "--device", "fake", "--plan", "plan.json").code == 0
     assert Bundle.open(requested.open_bundle(lambda _: None)).plan.limits.max_model_len == 16
 
@@ -212,10 +212,10 @@ def test_it_reports_what_happens_in_lines(capfd: pytest.CaptureFixture[str]) -> 
     assert out == ""
     assert err.splitlines() == [
         "llmc: listening on http://0.0.0.0:8000",
-        "llmc: no API key is asked for, and other hosts can connect: --api-key sets one",
-        "llmc: ready in 1.2 s: toy on fake; 11 steps run to warm up, compilations 0",
-        "llmc: SIGTERM: no new requests; 2 running and 1 waiting may take 30 s (again: stop now)",
-        "llmc: the engine stopped, /health is 503 now: RuntimeError: lost",
+        "llmc: no API key is required, and other hosts can connect; --api-key sets one",
+        "llmc: ready in 1.2 s: toy on fake; 11 warm-up steps run, compilations 0",
+        "llmc: SIGTERM: no new requests; 2 running and 1 waiting have 30 s to end (signal again to stop now)",
+        "llmc: the engine stopped, and /health is now 503: RuntimeError: lost",
         "llmc: stopped after 30.0 s, 1 requests cut",
     ]
 

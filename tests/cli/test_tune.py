@@ -17,10 +17,10 @@ def test_it_reports_how_many_products_were_tuned(tmp_path: Path, monkeypatch: py
     toy.compile()
     monkeypatch.setattr(FakeTarget, "tuner", lambda self: OnCard())
     given = (toy.bundle, "--cache-dir", tmp_path / "store", "-o", tmp_path / "found.json")
-    assert "11 products tuned on fake-1, 11 of them new; 11 of 11 executables" in llmc("tune", *given).out
+    assert "11 matmuls tuned on fake-1, 11 of them new; 11 of 11 executables" in llmc("tune", *given).out
     found = llmc("tune", *given, "--json").json
     assert (found["new"], found["results"], found["device"]) == (0, 11, "fake")
-    assert "is a bundle of device fake, not cuda:h100" in llmc("tune", *given, "--device", "cuda:h100").failed(2)
+    assert "is a bundle for device fake, not cuda:h100" in llmc("tune", *given, "--device", "cuda:h100").failed(2)
 
 
 def test_an_interrupt_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llmc: Llmc) -> None:
@@ -32,4 +32,4 @@ def test_an_interrupt_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(FakeTarget, "tuner", lambda self: OnCard(stop=stop))
     ran = llmc("tune", toy.bundle, "--cache-dir", tmp_path / "store")
     assert ran.code == 130
-    assert "0 of 11 executables were tuned; what was found is kept" in ran.err
+    assert "0 of 11 executables were tuned; their results are kept" in ran.err

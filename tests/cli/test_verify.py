@@ -24,7 +24,9 @@ def test_a_sound_bundle_is_reported_in_two_lines(llmc: Llmc, bundle: Path) -> No
     assert ran.code == 0
     first, second = ran.out.splitlines()
     assert first.startswith(f"{bundle}: files intact; ")
-    assert all(words in first for words in ("against toy", "mean KL", "limit 1e-05", "equal tokens 100.0%", "leak 0"))
+    assert all(
+        words in first for words in ("against toy", "mean KL", "limit 1e-05", "top-1 agreement 100.0%", "leak 0")
+    )
     assert second.startswith("accuracy over ") and "(limit 1e-05 for exact)" in second
 
 

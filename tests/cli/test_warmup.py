@@ -77,7 +77,7 @@ def test_a_bundle_that_runs_any_shape_says_why_two_steps_are_all(llmc: Llmc, tmp
     toy.compile(specialise=False)
     ran = llmc("warmup", toy.bundle)
     assert ran.code == 0
-    assert ran.out.splitlines()[1] == "any shape runs as it is: a prompt and a decode step warm it up"
+    assert ran.out.splitlines()[1] == "any shape runs as it is: one prefill and one decode step warm it up"
 
 
 def test_with_traffic_the_bucket_that_it_uses_most_comes_first(llmc: Llmc, static: Path, here: Path) -> None:

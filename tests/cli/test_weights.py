@@ -74,7 +74,7 @@ def test_what_cannot_be_compiled_from_a_configuration_is_refused(run: Llmc, fold
     assert both.failed(2) == "MODEL and --config were both given; give one of them"
     assert Plan.load(plan).limits.max_model_len == 16
     weights = run("compile", "--config", folder / "llama" / "model.safetensors", "--device", "hpu", *LIMITS)
-    assert weights.failed(2).endswith("model.safetensors: a config.json is needed; give a checkpoint as MODEL")
+    assert weights.failed(2).endswith("model.safetensors: not a config.json; to compile a checkpoint, give it as MODEL")
     assert "needs the weights to compile" in run("compile", "--config", config, *LIMITS).failed(2)
     full = run("compile", "--config", config, "--device", "hpu", *LIMITS, "--verify", "all")
     assert full.failed(2).startswith("--verify all needs weights to compare with")

@@ -101,5 +101,5 @@ def test_what_holds_no_weights_is_not_deployed(tmp_path: Path) -> None:
     def unbound(document: dict[str, Any]) -> None:
         document["files"]["tensors.json"] = document["files"].pop("weights")
 
-    with pytest.raises(InputError, match=r"holds no weights .* compile the checkpoint"):
+    with pytest.raises(InputError, match=r"has no weights .* compile the checkpoint"):
         facts(tmp_path / "bundle", unbound)

@@ -31,10 +31,10 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "no reference": ("kubernetes", {"bundle_image": "registry/x"}, "is not an image name: oci://"),
     "replicas": ("kubernetes", {"replicas": 5}, "--max-replicas 4 is below --replicas 5"),
     "unsigned code": ("kubernetes", {"pull": True}, "native code.*--trusted-keys"),
-    "padding": ("gitlab", {"max_padding": "5%"}, "--max-padding is of padding on recorded requests.*--traffic"),
+    "padding": ("gitlab", {"max_padding": "5%"}, "--max-padding needs recorded requests.*--traffic"),
     "no server": ("vllm", {"server": "sglang"}, "unknown vLLM server 'sglang'; known: tpu-inference, vllm, vllm-gaudi"),
     "no plan": ("vllm", {"bundle": None, "bundle_path": None}, "needs a plan: --configuration"),
-    "no device": ("vllm", {"server": "tpu-inference"}, "say which with --device"),
+    "no device": ("vllm", {"server": "tpu-inference"}, "choose one with --device"),
     "no tool": ("vllm", {"cache_image": "oci://r.example.com/c:1"}, "name an image with it with --tool-image"),
 }
 
@@ -51,7 +51,7 @@ def test_a_device_whose_software_no_package_has_needs_its_image(tmp_path: Path) 
     with pytest.raises(InputError, match=r"hpu needs an image with Intel's Gaudi software .* --base-image"):
         files("docker", gaudi)
     assert 'ARG BASE="vault/gaudi:1"' in files("docker", gaudi, base_image="vault/gaudi:1")["Dockerfile"]
-    with pytest.raises(InputError, match=r"a certificate for hpu is made where that device is.*--runner"):
+    with pytest.raises(InputError, match=r"a certificate for hpu must be created on that device.*--runner"):
         files("github-actions", gaudi)
 
 
@@ -65,7 +65,7 @@ def test_kernels_are_not_loaded_from_an_image_volume(tmp_path: Path) -> None:
         tmp_path / "bundle",
         lambda document: document["files"].update({KERNEL_SETS[0].file: document["files"]["weights"]}),
     )
-    with pytest.raises(InputError, match="no image volume lets a server load"):
+    with pytest.raises(InputError, match="cannot be loaded from an image volume"):
         files("kubernetes", bundle)
     assert files("kubernetes", bundle, pull=True, trusted_keys="keys")
 
@@ -83,7 +83,7 @@ def test_options_that_no_compile_writes_are_refused(tmp_path: Path) -> None:
 
 
 def test_compose_mounts_folders_alone(tmp_path: Path) -> None:
-    with pytest.raises(LlmcError, match=r"oci://r/x is not a folder, which a container could mount"):
+    with pytest.raises(LlmcError, match=r"oci://r/x is not a folder that a container can mount"):
         files("compose", facts(tmp_path / "bundle"), bundle_path="oci://r/x")
 
 
@@ -138,5 +138,5 @@ def test_a_dangling_link_is_not_written_through(tmp_path: Path) -> None:
 
 def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"cannot make the folder .*file"):
+    with pytest.raises(InputError, match=r"cannot create the folder .*file"):
         write(tmp_path / "file", {"a": "1"})

@@ -1,4 +1,4 @@
-"""`llmc cache`: the artifact store, and the bundles in it and elsewhere."""
+"""`llmc cache`: work with the artifact store and with bundles."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COMMANDS = {
 }
 
 app = typer.Typer(
-    help="Look into the artifact store and into bundles; trim, share, export and sign them.",
+    help="Inspect, trim, share, export and sign the artifact store and bundles.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

@@ -1,4 +1,4 @@
-"""Shared by the commands of `llmc cache`: what they open, and printing."""
+"""Helpers shared by the `llmc cache` commands."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 
 def open_cache(cache_dir: Path | None) -> Store:
-    """The store a command works on."""
+    """Open the store that a command works on."""
     from llmc.artifacts.local.opening import open_store
 
     return open_store(cache_dir, Settings.from_environment())
 
 
 def is_bundle(text: str) -> bool:
-    """Whether an argument is a path or a reference; anything that does not look like one is a key."""
+    """Whether an argument is a path or a bundle reference; anything else is a key."""
     from llmc.artifacts.local.references import is_reference
 
     return os.sep in text or is_dir(text) or is_reference(text)
 
 
 def bundle_folder(text: str, store: Store) -> Path:
-    """The folder of a bundle: as given, or where the bundle of a reference is checked out."""
+    """The bundle folder: `text` itself, or the checkout of the referenced bundle."""
     from llmc.artifacts.local.references import resolve
 
     return resolve(text, Settings.from_environment(), store)
@@ -43,7 +43,7 @@ def print_json(value: object) -> None:
 
 
 def show_value(value: object) -> str:
-    """A value for people: text as it is, anything else as JSON."""
+    """Format a value for people: text unchanged, anything else as JSON."""
     from llmc.artifacts.key import Absent
 
     if isinstance(value, str) and value.isprintable():
@@ -52,12 +52,12 @@ def show_value(value: object) -> str:
 
 
 def count_text(number: int, one: str, many: str) -> str:
-    """A number of things, for people."""
+    """Format a count with its noun, for example "2 files"."""
     return f"{number} {one if number == 1 else many}"
 
 
 def age_text(moment: float) -> str:
-    """How long ago a moment (seconds since 1970) was, for people."""
+    """Format the time since `moment` (seconds since 1970), for example "3 h"."""
     seconds = max(0.0, time.time() - moment)
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:

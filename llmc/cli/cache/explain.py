@@ -1,4 +1,4 @@
-"""`llmc cache explain`: which components make two keys, two bundles, or two packed caches differ."""
+"""`llmc cache explain`: print which components make two keys, bundles or packed caches differ."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ BUNDLES_COMPARED = 32
 
 
 class _Subject(NamedTuple):
-    """What is compared: its name for people, its kind, the digest that tells it from others, its components, and the
-    digests of the files of a packed cache."""
+    """One side of a comparison. `digest` tells it from others; `files` are the digests of a packed cache's files by
+    path."""
 
     name: str
     kind: str
@@ -35,11 +35,11 @@ class _Subject(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheExplainCommand(Command):
-    """Print which components make two keys, or two bundles, differ: why B was not taken for A.
+    """Explain a cache miss: print which key components make two stored results, or two bundles, differ.
 
-    Of two packed caches of other servers it prints the facts that differ (version, card, dtype, sizes), and how many
-    files do. With A alone: how it differs from the entry of its kind, or the bundle, that is most like it. To see why
-    a compile builds something again: llmc compile --dry-run, or -v.
+    With A alone, the store's most similar entry of the same kind, or bundle, is the other side. For two packed caches
+    it prints the facts that differ (version, GPU, dtype, sizes) and how many files do. To see why a compile would
+    rebuild something, use llmc compile --dry-run or -v.
 
     \b
     Example:
@@ -48,10 +48,8 @@ class CacheExplainCommand(Command):
       llmc cache explain ./smollm2-old ./smollm2-new --json
     """
 
-    a: str = argument("A", "A key, or its first digits; or a bundle folder.")
-    b: str | None = argument(
-        "[B]", "What to compare it with. Default: what the store has that is most like A.", default=None
-    )
+    a: str = argument("A", "A key or its first digits, or a bundle folder.")
+    b: str | None = argument("[B]", "The other side. Default: the most similar one in the store.", default=None)
     cache_dir: Path | None = store_flag()
     as_json: bool = switch("--json", "Print JSON.")
 
@@ -80,7 +78,6 @@ class CacheExplainCommand(Command):
 
 
 def _print_nearest(store: Store, subject: _Subject, as_json: bool) -> None:
-    """What changed from the nearest to the subject."""
     near = _nearest(store, subject)
     found = [] if near is None else _differences(near, subject)
     if as_json:
@@ -96,7 +93,7 @@ def _print_nearest(store: Store, subject: _Subject, as_json: bool) -> None:
 
 
 def _subject(store: Store, text: str) -> _Subject:
-    """A bundle folder, or an entry of the store. Raises ArtifactError for what is neither."""
+    """Read a bundle folder or a store entry. Raises ArtifactError for anything else."""
     from llmc.artifacts.bundle.manifest import manifest_components, read_manifest
     from llmc.artifacts.bundle.stored import KIND, read_bundle
 
@@ -111,7 +108,7 @@ def _subject(store: Store, text: str) -> _Subject:
 
 
 def _tree(entry: Entry) -> Mapping[str, str]:
-    """The digests of the files of a packed cache, by path; nothing for any other entry."""
+    """File digests of a packed cache by path; empty for any other entry."""
     from llmc.artifacts.third_party.contents import KIND, TREE
 
     if entry.key.kind != KIND:
@@ -120,7 +117,7 @@ def _tree(entry: Entry) -> Mapping[str, str]:
 
 
 def _nearest(store: Store, subject: _Subject) -> _Subject | None:
-    """The bundle of the store, or its entry of the same kind, with the fewest differing components."""
+    """The stored bundle, or the entry of the same kind, with the fewest differing components."""
     from llmc.artifacts.bundle.stored import KIND
     from llmc.artifacts.key import Key
 
@@ -131,7 +128,7 @@ def _nearest(store: Store, subject: _Subject) -> _Subject | None:
     for entry in store.entries(KIND)[:BUNDLES_COMPARED]:
         try:
             other = _subject(store, entry.key.digest)
-        except ArtifactError:  # a damaged bundle is not compared; `llmc cache verify` reports it
+        except ArtifactError:  # skip damaged bundles; `llmc cache verify` reports them
             continue
         if other.digest != subject.digest:
             others.append(other)
@@ -139,7 +136,7 @@ def _nearest(store: Store, subject: _Subject) -> _Subject | None:
 
 
 def _differences(one: _Subject, other: _Subject) -> list[Difference]:
-    """Components that differ; those of single executables, and the digest of a cache's files, last."""
+    """The differing components; those of single executables and of a cache's files come last."""
     from llmc.artifacts.key import Difference, differences
 
     found = [] if one.kind == other.kind else [Difference("kind", one.kind, other.kind)]
@@ -163,7 +160,7 @@ def _print(found: list[Difference]) -> None:
 
 
 def _files(one: _Subject, other: _Subject) -> dict[str, Any]:
-    """The files in which two packed caches differ, by path; nothing for anything else."""
+    """Paths at which two packed caches differ; empty for anything else."""
     if not one.files or not other.files:
         return {}
     common = one.files.keys() & other.files.keys()
@@ -178,13 +175,13 @@ def _files(one: _Subject, other: _Subject) -> dict[str, Any]:
 def _print_files(one: _Subject, other: _Subject) -> None:
     for side, names in _files(one, other).get("files", {}).items():
         if names:
-            words = {"differ": "with other content", "only_a": "in A alone", "only_b": "in B alone"}[side]
+            words = {"differ": "with different content", "only_a": "only in A", "only_b": "only in B"}[side]
             shown = ", ".join(names[:FILES_SHOWN]) + (" …" if len(names) > FILES_SHOWN else "")
             echo(f"{len(names)} {words}: {shown}")
 
 
 def _difference_json(item: Difference) -> dict[str, Any]:
-    """The difference; a side that does not have the component has no member for it."""
+    """The difference as JSON; a side without the component has no member."""
     from llmc.artifacts.key import Absent, changed_code
 
     sides, modules = (("a", item.mine), ("b", item.theirs)), changed_code(item)

@@ -1,4 +1,4 @@
-"""`llmc cache show|verify`: what a key or a bundle consists of, and whether it is intact."""
+"""`llmc cache ls|show|verify`: list the store, inspect a result or bundle, and check for damage."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BAD_SHOWN = 5
 
 @dataclass(frozen=True, kw_only=True)
 class CacheShowCommand(Command):
-    """Show the components and outputs of a stored result, or what a bundle consists of.
+    """Show what a stored result was made from and what it holds, or the contents of a bundle.
 
     \b
     Example:
@@ -48,23 +48,23 @@ class CacheShowCommand(Command):
       llmc cache show ./smollm2-xla --executable "decode batch=4 context=512" --hlo -o decode.hlo_module.pb
     """
 
-    what: str = argument("KEY | BUNDLE", "A key, or its first digits; or a bundle: folder, archive, oci://….")
-    sbom: bool = switch("--sbom", "Print a bundle's bill of materials: a CycloneDX 1.6 document, in JSON.")
-    stablehlo: bool = switch("--stablehlo", "Print the program of an executable for xla or tpu, as StableHLO.")
-    hlo: bool = switch("--hlo", "Write that program as an HLO module proto, for compilers that read those.")
-    executable: str | None = flag(None, "GRAPH", 'Which executable of a bundle: "decode batch=4", or a file\'s name.')
+    what: str = argument("KEY | BUNDLE", "A key or its first digits; or a bundle: folder, archive, oci://….")
+    sbom: bool = switch("--sbom", "Print a bundle's bill of materials (CycloneDX 1.6 JSON).")
+    stablehlo: bool = switch("--stablehlo", "Print an executable's program as StableHLO (xla and tpu).")
+    hlo: bool = switch("--hlo", "Write that program as an HLO module proto.")
+    executable: str | None = flag(None, "GRAPH", 'The executable of a bundle: "decode batch=4", or a file name.')
     output: Path | None = flag(None, "FILE", "Write --stablehlo or --hlo to a file.", names="-o --output")
     cache_dir: Path | None = store_flag()
     as_json: bool = switch("--json", "Print JSON.")
 
     def run(self) -> None:
         if sum((self.sbom, self.stablehlo, self.hlo)) > 1 or (self.as_json and (self.stablehlo or self.hlo)):
-            raise InputError("--sbom, --stablehlo, --hlo and --json are different things to show: give one of them")
+            raise InputError("--sbom, --stablehlo, --hlo and --json are different outputs: give one of them")
         if self.stablehlo or self.hlo:
             _show_program(self.what, self.cache_dir, self.executable, self.output, self.hlo)
             return
         if self.executable is not None or self.output is not None:
-            raise InputError("--executable and --output belong to --stablehlo or --hlo: add one of them")
+            raise InputError("--executable and --output need --stablehlo or --hlo: add one of them")
         if self.sbom:
             self._print_sbom()
             return
@@ -88,7 +88,6 @@ class CacheShowCommand(Command):
             _print_entry(entry)
 
     def _print_sbom(self) -> None:
-        """The bill of materials of a bundle, or of a bundle's entry in the store. Raises ArtifactError."""
         from llmc.artifacts.bundle.manifest import read_manifest
         from llmc.artifacts.bundle.sbom import bill_of_materials
         from llmc.artifacts.bundle.stored import read_bundle
@@ -103,10 +102,10 @@ class CacheShowCommand(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheVerifyCommand(Command):
-    """Read every byte of the store, or of a bundle, and compare it with its digest.
+    """Check the store, or a bundle, for damage: read every byte and compare it with its digest.
 
-    What is damaged in the store goes into quarantine, and is compiled again when it is next needed. Of a bundle it
-    says who signed it, too. Exit status 5 when anything was damaged, or a signature is not valid.
+    Damaged parts of the store are moved to quarantine and compiled again when needed. For a bundle the report also says
+    who signed it. Exit status 5: something is damaged, or a signature is invalid.
 
     \b
     Example:
@@ -147,7 +146,7 @@ class CacheVerifyCommand(Command):
         if errors:
             shown = "\n  ".join(errors[:BAD_SHOWN])
             more = f"\n  and {len(errors) - BAD_SHOWN} more" if len(errors) > BAD_SHOWN else ""
-            put_aside = "" if self.bundle is not None else "; put into quarantine, compiling again heals it"
+            put_aside = "" if self.bundle is not None else "; moved to quarantine, compile again to replace it"
             raise ArtifactError(f"{location}: {len(errors)} damaged{put_aside}\n  {shown}{more}")
 
 
@@ -157,7 +156,7 @@ def _show_program(what: str, cache_dir: Path | None, executable: str | None, out
     from llmc.compiler.targets.xla import show as programs
 
     if hlo and output is None:
-        raise InputError("--hlo writes a binary file: name it with -o")
+        raise InputError("--hlo writes a binary file: give its name with -o FILE")
     store = open_cache(cache_dir)
     if is_bundle(what):
         with BundleFiles.open(bundle_folder(what, store)) as files:
@@ -190,7 +189,7 @@ def _print_entry(entry: Entry) -> None:
 
 
 def _origin(what: str, folder: Path, store: Store | None) -> str | None:
-    """Where the outcome that a bundle records comes from; of a manifest's file alone there is nothing to say."""
+    """Where the bundle's recorded verification comes from; None for a lone manifest file."""
     from llmc.artifacts.bundle.reader import BundleFiles
 
     if not is_dir(folder):
@@ -234,16 +233,17 @@ def _print_members(members: Mapping[str, Any]) -> None:
 
 SUMMARY_WIDTH = 90
 ORDER = {"cache": -3, "model": -2, "version": -1, "shape": -1, "input": 1, "option": 1, "toolchain": 2, "isa": 3}
-"""Groups of components that come first, and those that most entries have in common."""
+"""Sort order of component groups: distinctive ones first, those that most entries share last."""
 TITLES = ("KIND", "KEY", "SIZE", "OWN", "SHARED", "USED", "STATE", "COMPONENTS")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheListCommand(Command):
-    """List what is stored: kind, key, size, time since it was used, and what it was made from.
+    """List the store's entries: kind, key, size, time since last use, and what they were made from.
 
-    OWN is what goes with the entry, SHARED what other entries name as well. What is pinned or in use is not collected.
-    --plot draws where the bytes are; the .html lists bundles, entries, pins, and what `llmc cache gc` takes first.
+    OWN is the size that is freed with the entry, SHARED the size that other entries also use. Entries that are pinned
+    or in use are never collected. --plot draws where the bytes are; an .html also lists bundles, pins and what llmc
+    cache gc would remove first.
 
     \b
     Example:
@@ -253,8 +253,8 @@ class CacheListCommand(Command):
       llmc cache ls --kind executable --json
     """
 
-    kind: str | None = flag(None, "KIND", "Only entries of this kind.")
-    plot: Path | None = flag(None, "OUT", "Draw all of the store: a .png, or a self-contained .html.")
+    kind: str | None = flag(None, "KIND", "List only entries of this kind.")
+    plot: Path | None = flag(None, "OUT", "Draw the whole store: a .png, or a self-contained .html.")
     cache_dir: Path | None = store_flag()
     as_json: bool = switch("--json", "Print JSON.")
 
@@ -287,7 +287,7 @@ class CacheListCommand(Command):
 
 
 def entry_json(entry: Entry) -> dict[str, Any]:
-    """An entry as JSON."""
+    """Convert a store entry to JSON members."""
     return {
         "kind": entry.key.kind,
         "key": entry.key.digest,
@@ -315,14 +315,14 @@ def _as_json(listed: Listed) -> dict[str, Any]:
 
 
 def _usage_text(usage: StoreUsage, root: Path) -> str:
-    """What is on the disk in all, and how much of it is neither entries nor blobs."""
-    others = ((usage.bundle_bytes, "bundle folders alone"), (usage.other_bytes, "quarantine and temporaries"))
+    """Total disk usage, and how much of it is neither entries nor blobs."""
+    others = ((usage.bundle_bytes, "bundle folders only"), (usage.other_bytes, "quarantine and temporaries"))
     rest = ", ".join(f"{size_text(size)} of it in {what}" for size, what in others if size)
     return f"{usage.blobs} blobs, {size_text(usage.total)} on disk in {root}" + (f"; {rest}" if rest else "")
 
 
 def _summary(entry: Entry) -> str:
-    """What an entry was made from, on one line: the components that are no digests; for a bundle, what it is."""
+    """One line about an entry: its components that are not digests, or a bundle's description."""
     from llmc.artifacts.bundle.stored import KIND
     from llmc.artifacts.digest import is_digest
 

@@ -1,4 +1,4 @@
-"""`llmc cache sign`: vouch for a bundle or a stored result; and what is said of a bundle's signature."""
+"""`llmc cache sign|keygen|trust`: signatures of bundles and stored results."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheSignCommand(Command):
-    """Sign bundles, or results in the store, with your private key. Other keys' signatures stay.
+    """Sign bundles or stored results with your private key. Signatures by other keys stay.
 
-    A bundle's signature covers its manifest, and by the digests in it every file. It is signature.json in the
-    bundle's folder, and goes along with it wherever it is pushed or exported.
+    A bundle's signature covers its manifest and, through the digests in it, every file. It is the file signature.json
+    in the bundle folder and travels with the bundle.
 
     \b
     Example:
@@ -33,8 +33,8 @@ class CacheSignCommand(Command):
       LLMC_SIGNING_KEY=release llmc cache sign 3fa9c2 77b01e --json
     """
 
-    what: list[str] = argument("BUNDLE|KEY…", "Bundle folders; or keys of the store, or their first digits.")
-    private: Path | None = flag(None, "PRIVATE", "The private key. Default: LLMC_SIGNING_KEY.", names="--key")
+    what: list[str] = argument("BUNDLE|KEY…", "Bundle folders, or keys in the store or their first digits.")
+    private: Path | None = flag(None, "PRIVATE", "Private key file. Default: LLMC_SIGNING_KEY.", names="--key")
     cache_dir: Path | None = store_flag()
     as_json: bool = switch("--json", "Print JSON.")
 
@@ -56,14 +56,14 @@ class CacheSignCommand(Command):
 
 
 def signer_of(private: Path | None) -> Signer:
-    """The signer of a private key, by default that of LLMC_SIGNING_KEY; a passphrase is asked for on a terminal."""
+    """Load the private key, by default LLMC_SIGNING_KEY. On a terminal, asks for a missing passphrase."""
     from llmc.artifacts.signing.keys import is_encrypted, read_private
     from llmc.artifacts.signing.signer import Signer
 
     settings = Settings.from_environment()
     given = private or settings.signing_key
     if given is None:
-        raise InputError("name the private key with --key or LLMC_SIGNING_KEY; `llmc cache keygen` makes one")
+        raise InputError("name the private key with --key or LLMC_SIGNING_KEY; `llmc cache keygen` creates one")
     path = expanded(given)
     passphrase = settings.signing_passphrase
     if passphrase is None and is_terminal() and is_encrypted(read_private(path)):
@@ -72,7 +72,7 @@ def signer_of(private: Path | None) -> Signer:
 
 
 def signature_text(found: dict[str, Any]) -> str:
-    """`signature_status` in words."""
+    """Describe the result of `signature_status` in words."""
     from llmc.artifacts.signing.keys import short_id
 
     keys = ", ".join(short_id(key) or "an unnamed key" for key in found["keys"])
@@ -86,9 +86,9 @@ def signature_text(found: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheKeygenCommand(Command):
-    """Make an Ed25519 key to sign with. Nothing is ever replaced.
+    """Create an Ed25519 key pair for signing. Existing files are never replaced.
 
-    Keep PATH to yourself (its mode is 0600); give PATH.pub to those who shall trust what you sign.
+    Keep PATH secret (its mode is 0600). Give PATH.pub to everyone who should trust what you sign.
 
     \b
     Example:
@@ -96,8 +96,10 @@ class CacheKeygenCommand(Command):
       llmc cache keygen release --passphrase --json
     """
 
-    path: Path = argument("PATH", "File of the private key; PATH.pub will be the public one.")
-    protect: bool = switch("--passphrase", "Encrypt the private key: LLMC_SIGNING_PASSPHRASE, or asked for here.")
+    path: Path = argument("PATH", "File for the private key; the public key goes to PATH.pub.")
+    protect: bool = switch(
+        "--passphrase", "Encrypt the private key with LLMC_SIGNING_PASSPHRASE, or ask for a passphrase."
+    )
     as_json: bool = switch("--json", "Print JSON.")
 
     def run(self) -> None:
@@ -105,7 +107,7 @@ class CacheKeygenCommand(Command):
 
         path = expanded(self.path)
         if not path.name:
-            raise InputError(f"{path}: a folder; name the file that the private key goes to")
+            raise InputError(f"{path}: a folder; name the file for the private key")
         key = write_pair(path, _new_passphrase() if self.protect else None)
         if self.as_json:
             print_json({"id": key.id, "private": str(path), "public": str(public_file(path))})
@@ -116,10 +118,10 @@ class CacheKeygenCommand(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheTrustCommand(Command):
-    """Trust what a key has signed: native code of a remote is then taken, others' is refused.
+    """Trust a public key: native code that it signed is accepted from remotes. Other native code is refused.
 
-    Trusted keys are files in LLMC_TRUSTED_KEYS, by default in your configuration folder. Compare the id that is
-    printed with the one its owner tells you.
+    Trusted keys are files in LLMC_TRUSTED_KEYS, by default in your configuration folder. Compare the printed id with
+    the one that the key's owner gives you.
 
     \b
     Example:
@@ -129,9 +131,9 @@ class CacheTrustCommand(Command):
     """
 
     key: Path | None = argument("[KEY.pub]", "A public key to trust.", default=None)
-    name: str | None = flag(None, "NAME", "What to call it. Default: the file's name.")
+    name: str | None = flag(None, "NAME", "Name of the key. Default: the file name.")
     list_keys: bool = switch("--list", "List the trusted keys.")
-    remove: str | None = flag(None, "ID|NAME", "Trust this key no more.")
+    remove: str | None = flag(None, "ID|NAME", "Stop trusting this key.")
     as_json: bool = switch("--json", "Print JSON.")
 
     def run(self) -> None:
@@ -140,7 +142,7 @@ class CacheTrustCommand(Command):
         if (self.key is not None) + self.list_keys + (self.remove is not None) != 1:
             raise InputError("give a KEY.pub to trust, or --list, or --remove ID|NAME")
         if self.name is not None and self.key is None:
-            raise InputError("--name goes with a KEY.pub to trust")
+            raise InputError("--name needs a KEY.pub to trust")
         keys = TrustedKeys(Settings.from_environment().trusted_keys)
         if self.key is not None:
             _add(keys, expanded(self.key), self.name, self.as_json)
@@ -163,7 +165,7 @@ def _remove(keys: TrustedKeys, what: str, as_json: bool) -> None:
     if as_json:
         print_json({"removed": files})
     else:
-        echo(f"{what}: trusted no more; removed {', '.join(files)}")
+        echo(f"{what}: no longer trusted; removed {', '.join(files)}")
 
 
 def _list(keys: TrustedKeys, as_json: bool) -> None:
@@ -187,7 +189,7 @@ def _new_passphrase() -> str:
 
 
 def is_terminal() -> bool:
-    """Whether a user at a terminal can be asked."""
+    """Whether a user at a terminal can answer a question."""
     import sys
 
     return sys.stdin.isatty() and sys.stderr.isatty()

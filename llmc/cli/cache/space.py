@@ -1,4 +1,4 @@
-"""`llmc cache gc|pin|unpin`: what the store may take up, and what stays in it whatever happens."""
+"""`llmc cache gc|pin|unpin`: limit the store's size, and exempt entries from that."""
 
 from __future__ import annotations
 
@@ -32,16 +32,17 @@ if TYPE_CHECKING:
 
 FAILURES_SHOWN = 5
 _things = partial(
-    argument, "[KEY | BUNDLE]...", "Keys, or their first digits; bundles: folder, archive, oci://….", default=None
+    argument, "[KEY | BUNDLE]...", "Keys or their first digits; bundles: folder, archive, oci://….", default=None
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheCollectCommand(Command):
-    """Give back disk space: remains of crashed processes, what no entry names, and what is beyond the limits.
+    """Free disk space in the store: remove leftovers of crashed processes, unreferenced data, and entries over the
+    limits.
 
-    What is pinned, or used by a process that is running, stays; other processes may use the store meanwhile. Without
-    limits only garbage goes.
+    Without limits only leftovers and unreferenced data are removed. Pinned entries, and those that a running process
+    uses, stay. Other processes may use the store meanwhile.
 
     \b
     Example:
@@ -50,9 +51,9 @@ class CacheCollectCommand(Command):
       llmc cache gc --max-size 0 --dry-run --json
     """
 
-    max_size: str | None = flag(None, "SIZE", "Remove what was used least recently until this size: 20G.")
-    max_age: str | None = flag(None, "TIME", "Remove what was not used for this long: 30d.")
-    dry_run: bool = switch("--dry-run", "Say what would be removed, and stop.")
+    max_size: str | None = flag(None, "SIZE", "Remove least recently used entries until the store has this size: 20G.")
+    max_age: str | None = flag(None, "TIME", "Remove entries unused for this long: 30d.")
+    dry_run: bool = switch("--dry-run", "Print what would be removed, then stop.")
     cache_dir: Path | None = store_flag()
     as_json: bool = switch("--json", "Print JSON.")
 
@@ -74,17 +75,17 @@ class CacheCollectCommand(Command):
         if left.folders:
             folders = count_text(left.folders, "temporary folder", "temporary folders")
             done = "would remove" if self.dry_run else "removed"
-            echo(f"{done} {folders} of processes that were killed, {size_text(left.freed)}")
+            echo(f"{done} {folders} of killed processes, {size_text(left.freed)}")
 
 
 def did_something(found: Collection) -> bool:
-    """Whether there is something to tell of a collection."""
+    """Whether a collection has anything to report."""
     removed = found.entries or found.bundles or found.blobs or found.others
     return bool(removed or found.over or found.failed)
 
 
 def summary(found: Collection, root: Path) -> list[str]:
-    """What a collection did, or would do, in sentences."""
+    """Describe what a collection did, or would do."""
     counts = [
         count_text(count, one, many)
         for count, one, many in (
@@ -100,12 +101,12 @@ def summary(found: Collection, root: Path) -> list[str]:
     freed = f"{done} {', '.join(counts)}, {size_text(found.freed)}" if counts else "nothing to remove"
     lines = [f"{freed}; {left} in {root}: {size_text(found.after)}"]
     if found.linked:
-        lines.append(f"{size_text(found.linked)} of what goes stays on the disk: other names (bundles) hold on to it")
+        lines.append(f"{size_text(found.linked)} of that stays on disk: other links (bundles) still use it")
     if found.waiting:
-        lines.append(f"{size_text(found.waiting)} that no entry names are too new to go")
+        lines.append(f"{size_text(found.waiting)} of unreferenced data is too new to remove")
     if found.kept:
         kept = ", ".join(f"{count} {why}" for why, count in sorted(found.kept.items()))
-        lines.append(f"kept in spite of the limits: {kept}")
+        lines.append(f"kept despite the limits: {kept}")
     if found.over:
         lines.append(f"{size_text(found.over)} over the limit")
     failed = sorted(found.failed.items())
@@ -117,9 +118,9 @@ def summary(found: Collection, root: Path) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class CachePinCommand(Command):
-    """Keep results, or bundles, whatever the limits of the store are; without arguments, list what is pinned.
+    """Pin stored results or bundles, so that llmc cache gc never removes them; without arguments, list the pins.
 
-    A bundle that is not in the store is put into it.
+    A bundle that is not in the store yet is added to it.
 
     \b
     Example:
@@ -143,7 +144,7 @@ class CachePinCommand(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheUnpinCommand(Command):
-    """Let pinned results, or bundles, be collected again.
+    """Unpin results or bundles, so that llmc cache gc may remove them again.
 
     \b
     Example:
@@ -168,7 +169,7 @@ class CacheUnpinCommand(Command):
             hex_digits = bundle_key(_manifest(store, text)).hex if is_bundle(text) else _digits(text)
             found = [item for item in known if item.hex.startswith(hex_digits)]
             if len(found) != 1:
-                number = "is not pinned" if not found else "is the beginning of several keys"
+                number = "is not pinned" if not found else "matches several keys"
                 raise ArtifactError(f"{text} {number} in {store.root}; `llmc cache pin` lists what is pinned")
             chosen += found
         for item in chosen:
@@ -192,7 +193,7 @@ def _manifest(store: Store, text: str) -> Manifest:
 
 
 def _bundle_in(store: Store, text: str) -> Key:
-    """The key of a bundle, which is put into the store if it is not there."""
+    """The key of a bundle. A bundle that is not in the store is added."""
     from llmc.artifacts.bundle.reader import BundleFiles
     from llmc.artifacts.bundle.stored import add_bundle
 
@@ -217,7 +218,7 @@ def _print_pins(store: Store, found: list[Pin], as_json: bool) -> None:
     rows = []
     for item in found:
         entry = entries.get((item.kind, item.hex))
-        held = "not in the store now" if entry is None else size_text(entry.size)
+        held = "not in the store" if entry is None else size_text(entry.size)
         rows.append((item.kind, item.hex[:12], age_text(item.since), held))
     if rows:
         print_table(("KIND", "KEY", "PINNED", "SIZE"), rows)

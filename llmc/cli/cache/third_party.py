@@ -1,4 +1,4 @@
-"""`llmc cache pack|unpack`: other servers' compile caches in llmc's store."""
+"""`llmc cache pack|unpack`: compile caches of other servers in llmc's store."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ FACTS_SHOWN = 12
 
 @dataclass(frozen=True, kw_only=True)
 class CachePackCommand(Command):
-    """Put another server's compile cache into the store, to be signed, pushed, exported and unpacked elsewhere.
+    """Pack another server's compile cache into the store, so that it can be signed, shared and unpacked on other hosts.
 
-    The entry records what decides whether that server takes the cache: what its files say of the model, the card and
-    the versions, and which versions of the server's packages are installed here. Its files are never executed or
-    unpickled. They count as native code: elsewhere, they have to be signed by a key that is trusted there.
+    The entry records the facts that decide whether the server accepts the cache: model, GPU and versions from its
+    files, and the versions of the server's packages here. The files are never executed or unpickled. Other hosts treat
+    them as native code and require a trusted signature.
 
     \b
     Example:
@@ -43,10 +43,10 @@ class CachePackCommand(Command):
       llmc cache pack jax /mnt/jax-cache --json
     """
 
-    name: str = argument("CACHE", "Whose: vllm, triton, vllm-neuron, gaudi or jax.")
-    folder: Path = argument("DIR", "The folder where that server keeps its cache.")
-    fact: list[str] | None = flag(None, "NAME=VALUE", "A key fact that the cache does not say itself; may be repeated.")
-    leave_out_incomplete: bool = switch("--leave-out-incomplete", "Pack the rest of a cache that is half written.")
+    name: str = argument("CACHE", "The cache's format: vllm, triton, vllm-neuron, gaudi or jax.")
+    folder: Path = argument("DIR", "The server's cache folder.")
+    fact: list[str] | None = flag(None, "NAME=VALUE", "A fact that the cache itself does not record. Repeatable.")
+    leave_out_incomplete: bool = switch("--leave-out-incomplete", "Skip half-written parts of the cache.")
     cache_dir: Path | None = store_flag()
     as_json: bool = switch("--json", "Print JSON.")
 
@@ -72,11 +72,11 @@ class CachePackCommand(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheUnpackCommand(Command):
-    """Put a packed compile cache where its server looks, if it is of this server's version, card and model.
+    """Unpack a packed compile cache to where its server looks, if it fits this server version, GPU and model.
 
-    The facts of the cache are compared with what --expect says and with what is found here: versions of installed
-    packages, the machine, the card, the folder. Every one that differs is named, and nothing is written then (exit
-    status 5). Each part of the cache appears in one step; what is there already and equal is left alone.
+    The cache's facts are compared with --expect and with this host: package versions, machine, GPU and folder. If any
+    fact differs, all differences are printed and nothing is written (exit status 5). Each part of the cache appears
+    atomically; equal parts that already exist are left alone.
 
     \b
     Example:
@@ -87,18 +87,18 @@ class CacheUnpackCommand(Command):
 
     source: str = argument(
         "KEY | URL | FILE",
-        "A key of the store, or its first digits; oci://HOST/NAME:TAG or oci-layout:FOLDER:TAG; an archive.",
+        "A key in the store or its first digits; oci://HOST/NAME:TAG or oci-layout:FOLDER:TAG; an archive.",
     )
     output: Path | None = flag(
-        None, "DIR", "Where to. Default: where the server looks, by its environment.", names="--output -o"
+        None, "DIR", "Target folder. Default: where the server looks, by its environment.", names="--output -o"
     )
-    expect: list[str] | None = flag(None, "NAME=VALUE", "What a fact of the cache has to be; may be repeated.")
-    allow: list[str] | None = flag(None, "NAME", "Take the cache though this fact differs; may be repeated.")
-    strict: bool = switch("--strict", "Refuse a cache of which a fact that has to match cannot be checked here.")
-    keep: bool = switch("--keep", "Leave parts as they are that are there with other content.")
-    replace: bool = switch("--replace", "Replace parts that are there with other content.")
-    dry_run: bool = switch("--dry-run", "Compare the facts, and write nothing.")
-    allow_unsigned: bool = switch("--allow-unsigned", "Take a cache without a signature by a trusted key.")
+    expect: list[str] | None = flag(None, "NAME=VALUE", "Required value of a fact. Repeatable.")
+    allow: list[str] | None = flag(None, "NAME", "Accept a difference in this fact. Repeatable.")
+    strict: bool = switch("--strict", "Refuse the cache if a required fact cannot be checked here.")
+    keep: bool = switch("--keep", "Keep existing parts whose content differs.")
+    replace: bool = switch("--replace", "Replace existing parts whose content differs.")
+    dry_run: bool = switch("--dry-run", "Compare the facts but write nothing.")
+    allow_unsigned: bool = switch("--allow-unsigned", "Accept a cache without a trusted signature.")
     cache_dir: Path | None = store_flag()
     as_json: bool = switch("--json", "Print JSON.")
 
@@ -126,7 +126,7 @@ class CacheUnpackCommand(Command):
 
 
 def _entry(store: Store, source: str, allow_unsigned: bool) -> Entry:
-    """The entry of a packed cache, which is pulled or imported first where it is not in the store."""
+    """The entry of a packed cache. A source outside the store is pulled or imported first."""
     from llmc.artifacts.oci.archive import import_archive, is_archive_name
     from llmc.artifacts.oci.reference import is_reference
     from llmc.artifacts.signing.keyring import Keyring
@@ -145,7 +145,9 @@ def _entry(store: Store, source: str, allow_unsigned: bool) -> Entry:
         entries, _ = import_archive(store, expanded(source), trust=trust, progress=progress)
     found = [entry for entry in entries if entry.key.kind == KIND]
     if len(found) != 1:
-        raise InputError(f"{source}: {len(found)} packed caches are in it; import it, and unpack one by its KEY")
+        raise InputError(
+            f"{source}: the archive holds {len(found)} packed caches; import it, then unpack one by its KEY"
+        )
     return found[0]
 
 
@@ -155,7 +157,7 @@ def _folder(cache: ThirdPartyCache, output: Path | None, environment: Mapping[st
     location = cache.location(environment)
     if location is None:
         raise InputError(
-            f"where {cache.name} looks is not known here: name the folder with -o, or set "
+            f"the cache folder of {cache.name} is unknown here: name it with -o, or set "
             f"{' or '.join(cache.variables)} as for the server"
         )
     return expanded(location)
@@ -168,12 +170,12 @@ def _require_match(comparison: FactComparison, contents: Contents, allow: Sequen
     wrong = [str(item) for item in comparison.mismatches if item.name not in allowed]
     if wrong:
         raise ArtifactError(
-            f"not unpacked: {'; '.join(wrong)}; take a cache that was made for this, or --allow NAME where the server "
-            "does not mind"
+            f"not unpacked: {'; '.join(wrong)}; use a cache that was built for this host, or add --allow NAME if the "
+            "server accepts the difference"
         )
     if strict and (unknown := set(comparison.unchecked) - allowed):
         raise ArtifactError(
-            f"not unpacked: nothing here says what {', '.join(sorted(unknown))} should be; say it with --expect "
+            f"not unpacked: the expected value of {', '.join(sorted(unknown))} is unknown here; give it with --expect "
             "NAME=VALUE, or leave out --strict"
         )
 
@@ -200,7 +202,7 @@ def _print_packed(cache: ThirdPartyCache, done: Packed, folder: Path, as_json: b
         })  # fmt: skip
         return
     files = count_text(len(contents.files), "file", "files")
-    new = "" if done.new else ", which the store had already"
+    new = "" if done.new else ", already in the store"
     echo(f"packed {cache.name} cache {folder}: {files}, {size_text(contents.size)}{new}")
     for unit, why in done.left_out.items():
         echo(f"left out: {unit} {why}")
@@ -236,7 +238,7 @@ def _print_unpacked(
     for item in comparison.mismatches:
         echo(f"allowed: {item}")
     if comparison.unchecked:
-        echo(f"not checked, as nothing here says them: {', '.join(comparison.unchecked)}")
+        echo(f"not checked, because their expected values are unknown here: {', '.join(comparison.unchecked)}")
     if done is None:
         echo(f"{contents.cache} cache for {folder}: nothing written (--dry-run)")
         return

@@ -1,4 +1,4 @@
-"""`llmc cache push|pull|export|import`: share what is compiled, by a folder, object store, registry or file."""
+"""`llmc cache push|pull|export|import`: share compiled results through a folder, object store, registry or file."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ STREAM = "-"
 
 _url = partial(
     argument, "URL",
-    "A folder; s3://BUCKET/FOLDER, gs://, hf:// and what else fsspec knows; or, for one bundle or packed cache, "
+    "A folder; s3://BUCKET/FOLDER, gs://, hf:// or another fsspec URL; or, for one bundle or packed cache, "
     "oci://HOST/NAME:TAG or oci-layout:FOLDER:TAG.",
 )  # fmt: skip
 _kind = partial(flag, None, "KIND", "Only entries of this kind.")
-_jobs = partial(flag, None, "N", "Blobs that are moved at once. Default: 8.", min=1)
+_jobs = partial(flag, None, "N", "Parallel transfers. Default: 8.", min=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CachePushCommand(Command):
-    """Bring what is in the store to a remote; only what is missing there is moved.
+    """Upload stored results or bundles to a remote; only what the remote lacks is transferred.
 
-    A transfer that was cut off goes on when it is started again. Exit status 5 when the remote failed, or when
-    something in the store was damaged and stayed behind.
+    Run it again to resume an interrupted transfer. Exit status 5: the remote failed, or something damaged in the store
+    was not pushed.
 
     \b
     Example:
@@ -56,7 +56,7 @@ class CachePushCommand(Command):
 
     url: str = _url()
     what: list[str] | None = argument(
-        "KEY | BUNDLE", "Keys, or their first digits; bundle folders. Default: all that is in the store.", default=None
+        "KEY | BUNDLE", "Keys or their first digits; bundle folders. Default: the whole store.", default=None
     )
     kind: str | None = _kind()
     key: Path | None = flag(None, "FILE", "Sign with this private key. Default: LLMC_SIGNING_KEY.")
@@ -99,11 +99,10 @@ class CachePushCommand(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class CachePullCommand(Command):
-    """Bring what a remote has into the store, verified; only what is missing here is moved.
+    """Download results or bundles from a remote into the store and verify them; only what is missing is transferred.
 
-    Native code has to be signed by a key that is trusted here (see `llmc cache trust`). A transfer that was cut off
-    goes on when it is started again. Exit status 5 when the remote failed, or when something in it was damaged or
-    not trusted and stayed behind.
+    Native code must be signed by a key that is trusted here (llmc cache trust). Run it again to resume an interrupted
+    transfer. Exit status 5: the remote failed, or something damaged or untrusted was not pulled.
 
     \b
     Example:
@@ -113,10 +112,10 @@ class CachePullCommand(Command):
     """
 
     url: str = _url()
-    keys: list[str] | None = argument("KEY", "Keys, or their first digits. Default: all that is there.", default=None)
+    keys: list[str] | None = argument("KEY", "Keys or their first digits. Default: everything there.", default=None)
     kind: str | None = _kind()
-    output: Path | None = flag(None, "FOLDER", "Make this folder the bundle that is pulled.", names="--output -o")
-    allow_unsigned: bool = switch("--allow-unsigned", "Take native code without a signature by a trusted key.")
+    output: Path | None = flag(None, "FOLDER", "Also write the pulled bundle to this folder.", names="--output -o")
+    allow_unsigned: bool = switch("--allow-unsigned", "Accept native code without a trusted signature.")
     jobs: int | None = _jobs()
     cache_dir: Path | None = store_flag()
     as_json: bool = switch("--json", "Print JSON.")
@@ -134,9 +133,7 @@ class CachePullCommand(Command):
         store = open_store(self.cache_dir, settings)
         if is_reference(self.url):
             if self.keys or self.kind is not None:
-                raise InputError(
-                    f"{address(self.url).shown} is one bundle, or cache: give neither keys nor a kind with it"
-                )
+                raise InputError(f"{address(self.url).shown} is a single bundle or cache: leave out keys and --kind")
             from llmc.artifacts.oci import pull_image
 
             with TransferProgress("pull") as progress:
@@ -153,7 +150,7 @@ class CachePullCommand(Command):
         kind, keys = self.kind, self.keys
         if self.output is not None:
             if kind not in (None, KIND):
-                raise InputError(f"-o is for a bundle, not for entries of kind {kind}; leave out one of them")
+                raise InputError(f"-o is for bundles, not for entries of kind {kind}; leave out -o or --kind")
             kind, keys = KIND, [_hex(find_names(remote, keys, KIND), remote.url)]
         with TransferProgress("pull") as progress:
             report = pull_entries(
@@ -167,10 +164,10 @@ class CachePullCommand(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheExportCommand(Command):
-    """Write bundles, or packed caches of other servers, into one file: a tarred OCI image layout.
+    """Write bundles or packed caches to one archive file: a tarred OCI image layout.
 
-    The same bundles give the same bytes, wherever and whenever it is made. podman and skopeo read it as
-    `oci-archive:FILE`, and llmc wherever a bundle is asked for. The file appears whole, or not at all.
+    The same bundles always give the same bytes. podman and skopeo read the file as oci-archive:FILE; llmc accepts it
+    wherever it takes a bundle. The file is written atomically.
 
     \b
     Example:
@@ -178,10 +175,10 @@ class CacheExportCommand(Command):
       llmc cache export - ./smollm2-cpu | zstd | ssh host 'zstd -dc | llmc cache import - -o smollm2-cpu'
     """
 
-    file: str = argument("FILE", "The archive, NAME.tar; - for stdout.")
+    file: str = argument("FILE", "The archive, NAME.tar, or - for stdout.")
     what: list[str] | None = argument(
         "[KEY | BUNDLE]...",
-        "Keys, or their first digits; bundle folders. Default: every bundle and packed cache of the store.",
+        "Keys or their first digits; bundle folders. Default: every bundle and packed cache in the store.",
         default=None,
     )
     cache_dir: Path | None = store_flag()
@@ -208,11 +205,11 @@ class CacheExportCommand(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheImportCommand(Command):
-    """Bring the bundles and packed caches of an archive into the store, each verified to the last byte.
+    """Import the bundles and packed caches of an archive into the store; every byte is verified.
 
-    Native code has to be signed by a key that is trusted here (see `llmc cache trust`); --require-signature or
-    LLMC_REQUIRE_SIGNATURES ask for that of everything. A signature that is there has to be right. Exit status 5 when
-    the archive is damaged or not trusted.
+    Native code must be signed by a key that is trusted here (llmc cache trust). --require-signature or
+    LLMC_REQUIRE_SIGNATURES require that for everything. An existing signature must always be valid. Exit status 5: the
+    archive is damaged or not trusted.
 
     \b
     Example:
@@ -220,10 +217,10 @@ class CacheImportCommand(Command):
       llmc cache import smollm2-cpu.tar -o ./smollm2-cpu --require-signature
     """
 
-    file: str = argument("FILE", "An archive of llmc cache export; - for stdin.")
-    output: Path | None = flag(None, "FOLDER", "Make this folder the bundle in the archive.", names="--output -o")
-    require_signature: bool = switch("--require-signature", "Refuse what no key that is trusted here has signed.")
-    allow_unsigned: bool = switch("--allow-unsigned", "Take native code without a signature by a trusted key.")
+    file: str = argument("FILE", "An archive of llmc cache export, or - for stdin.")
+    output: Path | None = flag(None, "FOLDER", "Also write the archive's bundle to this folder.", names="--output -o")
+    require_signature: bool = switch("--require-signature", "Refuse anything without a trusted signature.")
+    allow_unsigned: bool = switch("--allow-unsigned", "Accept native code without a trusted signature.")
     cache_dir: Path | None = store_flag()
     as_json: bool = switch("--json", "Print JSON.")
 
@@ -242,22 +239,22 @@ class CacheImportCommand(Command):
             entries, report = import_archive(store, source, trust=trust, progress=progress)
         if self.output is not None and len(entries) != 1:
             raise InputError(
-                f"{self.file}: imported, but -o needs one bundle, and {len(entries)} images are in it; "
-                "name one as store:KEY"
+                f"{self.file}: imported, but -o needs one bundle and the archive holds {len(entries)} images; "
+                "use one as store:KEY"
             )
         folder = None if self.output is None else _checkout(store, entries[0], self.output)
         _finish("imported", "from", self.file, report, self.as_json, folder)
 
 
 def _every_image(store: Store) -> list[Entry]:
-    """All that can be in an archive; incomplete ones are left out, with a message."""
+    """Every entry that fits in an archive. Incomplete ones are skipped with a message."""
     from llmc.artifacts.bundle.stored import KIND
     from llmc.artifacts.third_party.contents import KIND as FOREIGN
 
     found = [*store.entries(KIND), *store.entries(FOREIGN)]
     complete = [entry for entry in found if all(store.has(blob) for blob in entry.outputs.values())]
     if not complete:
-        raise InputError(f"there is no bundle in {store.root}; name bundle folders, or another --cache-dir")
+        raise InputError(f"no bundle in {store.root}; name bundle folders, or another --cache-dir")
     if len(complete) != len(found):
         lost = count_text(len(found) - len(complete), "entry", "entries")
         echo(f"llmc: left out {lost} whose blobs are missing or damaged; see `llmc cache verify`", err=True)
@@ -265,18 +262,17 @@ def _every_image(store: Store) -> list[Entry]:
 
 
 def _chosen(store: Store, what: Sequence[str] | None, kind: str | None) -> list[Entry]:
-    """The entries that are meant; bundle folders are put into the store first."""
+    """The chosen entries. Bundle folders are added to the store first."""
     if what is None:
         return store.entries(kind)
     found = [_add(store, item) if is_bundle(item) else store.find(item) for item in what]
     for entry in found:
         if entry.key.is_local:
-            raise InputError(f"{entry.key.kind} {entry.key.short} means something on this machine only; leave it out")
+            raise InputError(f"{entry.key.kind} {entry.key.short} is only valid on this machine; leave it out")
     return [entry for entry in found if kind in (None, entry.key.kind)]
 
 
 def _one_image(store: Store, what: Sequence[str], kind: str | None, url: str) -> Entry:
-    """The bundle, or packed cache of another server, that is meant."""
     from llmc.artifacts.bundle.stored import KIND
     from llmc.artifacts.third_party.contents import KIND as FOREIGN
 
@@ -297,10 +293,9 @@ def _add(store: Store, folder: str) -> Entry:
 
 
 def _hex(names: Sequence[str], url: str) -> str:
-    """The digits of the one key that is named."""
     if len(names) != 1:
         found = f"there are {len(names)}" if names else "there is none"
-        raise InputError(f"{url}: -o needs one bundle, and {found}; `llmc cache pull URL KEY -o FOLDER` names one")
+        raise InputError(f"{url}: -o needs one bundle, but {found}; choose one: `llmc cache pull URL KEY -o FOLDER`")
     return Path(names[0]).stem
 
 
@@ -310,7 +305,7 @@ def _checkout(store: Store, entry: Entry, output: Path | None) -> Path | None:
 
     if output is not None and entry.key.kind == FOREIGN:
         raise InputError(
-            f"it is in the store, but -o is for bundles: `llmc cache unpack {entry.key.short}` puts a cache in place"
+            f"it is in the store, but -o is for bundles: unpack it with `llmc cache unpack {entry.key.short}`"
         )
     return None if output is None else checkout(store, entry, output)
 
@@ -318,7 +313,7 @@ def _checkout(store: Store, entry: Entry, output: Path | None) -> Path | None:
 def _finish(
     done: str, way: str, location: str, report: TransferReport, as_json: bool, folder: Path | None = None
 ) -> None:
-    """Print what was done. Raises ArtifactError when something stayed behind."""
+    """Print the result. Raises ArtifactError if something was refused."""
     if as_json:
         found: dict[str, Any] = {"remote": location, **report._asdict()}
         found["refused"] = [item._asdict() for item in report.refused]

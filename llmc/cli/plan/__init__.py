@@ -1,4 +1,4 @@
-"""`llmc plan`: verbs; without a verb, it makes a plan."""
+"""`llmc plan`: a group of verbs; without a verb it makes a plan."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ VERBS = {
 }
 DEFAULT = "make"
 FLAGS = ("--hybrid", "--fleet")
-"""Verbs that may be written as flags."""
+"""Verbs that may also be written as flags."""
 
 
 class VerbOrModel(TyperGroup):
-    """A group whose first word may be a verb; anything else is what the default command takes."""
+    """A group whose first word may be a verb; anything else goes to the default command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the default command in front of what begins with no verb; some flags are verbs, too."""
+        """Insert the default command if no verb is given; turn flags that are verbs into verbs."""
         if args and args[0] in FLAGS:
             args = [args[0].removeprefix("--"), *args[1:]]
         verb = bool(args) and args[0] in self.commands and args[0] != DEFAULT

@@ -1,4 +1,4 @@
-"""`llmc plan capture PLAN`: which graphs a device's memory holds, before there is a device."""
+"""`llmc plan capture`: predict which graphs fit a device's memory, without the device."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanCaptureCommand(CaptureFlags):
-    """Say which graphs of a plan a device of that memory captures at start, and how large its KV cache becomes.
+    """Predict which graphs of a plan a device with that memory captures at start, and how large its KV cache becomes.
 
-    Nothing is run: sizes are estimates for --model, or what a server's log said. The rules are the Gaudi guide's
+    Nothing runs. Sizes are estimates for --model, or values from a server's log. The rules are those of the Gaudi guide
     (docs/guarantees.md).
 
     \b
@@ -37,15 +37,15 @@ class PlanCaptureCommand(CaptureFlags):
         --kv-bytes-per-token 128KiB --graph-bytes-per-token 1.44MiB --graph-reserved-mem 40%
     """
 
-    file: str = argument("PLAN", "A plan of llmc plan -o.")
-    device_memory: str = flag(MISSING, "SIZE", "All memory of the device, e.g. 96GiB.")
-    model: str | None = flag(None, "MODEL", "Estimate from this model: a folder, .gguf, hub name or config.json.")
+    file: str = argument("PLAN", "A plan file written by llmc plan -o.")
+    device_memory: str = flag(MISSING, "SIZE", "Total device memory, e.g. 96GiB.")
+    model: str | None = flag(None, "MODEL", "Estimate sizes for this model: a folder, .gguf, hub name or config.json.")
     device: str = device_flag("hpu", "The device to estimate --model for.")
-    dtype: str = flag("bf16", "f32|bf16|f16", "What --model's weights are held in.")
-    bench: str | None = flag(None, "FILE", "Graphs as measured by llmc bench -o.")
-    weight_memory: str | None = flag(None, "SIZE", "What weights take.")
-    profile_memory: str = flag("0", "SIZE", "What a run of dummy data takes beside weights.")
-    kv_bytes_per_token: str | None = flag(None, "SIZE", "Keys and values of one token, all layers.")
+    dtype: str = flag("bf16", "f32|bf16|f16", "Precision of --model's weights.")
+    bench: str | None = flag(None, "FILE", "Graph measurements of llmc bench -o.")
+    weight_memory: str | None = flag(None, "SIZE", "Memory of the weights.")
+    profile_memory: str = flag("0", "SIZE", "Memory of a profile run, without weights.")
+    kv_bytes_per_token: str | None = flag(None, "SIZE", "KV cache memory per token, all layers.")
     graph_bytes_per_token: str | None = flag(None, "SIZE", "Memory of a graph for each new token of its bucket.")
     traffic: str | None = flag(None, "FILE", "Recorded requests: how many of their steps replay a graph.")
     as_json: bool = switch("--json", "Print JSON in place of the report.")
@@ -79,7 +79,7 @@ class PlanCaptureCommand(CaptureFlags):
         if weights is None or not block or (graph is None and footprint is None):
             raise InputError(
                 "sizes are missing: give --model MODEL to estimate them, or --weight-memory, --kv-bytes-per-token and "
-                "--graph-bytes-per-token, all as a server logged them"
+                "--graph-bytes-per-token from a server's log"
             )
         size_of = _sizes(graph, footprint)
         lines = Lines.of(built.buckets, limits.block_size)
@@ -111,7 +111,6 @@ class PlanCaptureCommand(CaptureFlags):
 
 
 def _steps(built: Plan, traffic: str) -> dict[Bucket, int]:
-    """How often recorded requests run each bucket."""
     from llmc.buckets.evaluation.replay import replay
 
     requests = traffic_of(traffic, "count the steps of each bucket")
@@ -123,7 +122,7 @@ def _steps(built: Plan, traffic: str) -> dict[Bucket, int]:
 
 
 def _sizes(each: int | None, footprint: Footprint | None) -> SizeOf:
-    """Bytes of a bucket's graph: `each` byte of a new token, or as estimated."""
+    """Graph bytes of a bucket: `each` bytes per new token, or else the estimate."""
     if each is not None or footprint is None:
         return lambda bucket: (each or 0) * bucket.tokens
     return lambda bucket: footprint.graph_bytes([bucket])

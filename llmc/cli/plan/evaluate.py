@@ -1,4 +1,4 @@
-"""`llmc plan evaluate` replays traffic on plans as they are: llmc's own, or a server's by that server's rules."""
+"""`llmc plan evaluate`: replay traffic on llmc's plans, or on a server's by that server's rules."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanEvaluateCommand(ServerFlags):
-    """Replay recorded requests on plans, several side by side: padding, use of each bucket, what is not covered.
+    """Replay recorded requests on one or more plans and compare padding, bucket usage and uncovered steps.
 
-    With --server by that server's rules: its filters, its look-up, what it does with a step that no graph covers.
+    With --server, configurations of another server are judged by its own rules: its filters, its bucket lookup, and
+    what it does with a step that no graph covers.
 
     \b
     Example:
@@ -37,13 +38,15 @@ class PlanEvaluateCommand(ServerFlags):
 
     files: list[str] | None = argument(
         "PLAN…",
-        "Plans; with --server also folders that llmc exported, the server's own files, command lines, logs.",
+        "Plans; with --server also exported folders, the server's own files, command lines or logs.",
         default=None,
     )
-    bench: str | None = flag(None, "FILE", "Measured seconds of buckets (llmc bench -o).")
-    default: bool = switch("--default", "With --server: also what the server would prepare by itself.")
-    plot: Path | None = flag(None, "OUT", "Draw it: a .png, or a self-contained .html; with --server .html.")
-    as_json: bool = switch("--json", "Print JSON in place of the report.")
+    bench: str | None = flag(None, "FILE", "Measured bucket times (llmc bench -o).")
+    default: bool = switch("--default", "With --server: also judge the server's own default.")
+    plot: Path | None = flag(
+        None, "OUT", "Draw the result: a .png, or a self-contained .html; with --server only .html."
+    )
+    as_json: bool = switch("--json", "Print JSON instead of the report.")
 
     def run(self) -> None:
         if self.server is not None:
@@ -54,10 +57,10 @@ class PlanEvaluateCommand(ServerFlags):
         given = [f"--{name.replace('_', '-')}" for name in self.limits()]
         if given or self.default or self.settings:
             given += ["--default"] * self.default + ["--set"] * bool(self.settings)
-            raise InputError(f"llmc plan evaluate replays traffic on plans as they are; leave out {', '.join(given)}")
+            raise InputError(f"llmc plan evaluate replays traffic on finished plans; leave out {', '.join(given)}")
         if not self.files:
             raise InputError(
-                "llmc plan evaluate takes PLAN files; to plan for a model in a folder evaluate, name ./evaluate"
+                "llmc plan evaluate needs PLAN files; for a model in a folder named evaluate, write ./evaluate"
             )
         self._own(self.files)
 
@@ -92,7 +95,7 @@ class PlanEvaluateCommand(ServerFlags):
                 echo(range_text(name if len(found) > 1 else "", evaluation, all_padding), nl=False)
 
     def _replay(self, built: Plan) -> tuple[Evaluation, dict[str, int], list[str], dict[str, tuple[float, float]]]:
-        """What the plan does, counts and notes of the traffic, and for uncertain lengths the range of each padding."""
+        """The evaluation, the traffic's counts and notes, and the padding ranges if lengths are uncertain."""
         from llmc.buckets.evaluation.replay import padding_ranges, replay
         from llmc.buckets.traffic.length_histogram import EMBED_LM_HEAD
 
@@ -108,7 +111,7 @@ class PlanEvaluateCommand(ServerFlags):
         )  # fmt: skip
 
     def _of_server(self, sources: list[str]) -> None:
-        """Every configuration on the steps that its own limits and settings make of the traffic."""
+        """Judge every configuration on the steps that its own limits and settings make of the traffic."""
         from llmc.files import write_text
         from llmc.integrations import report
         from llmc.integrations.base import Export, Setup
@@ -118,15 +121,13 @@ class PlanEvaluateCommand(ServerFlags):
 
         server = self.model()
         if not sources and not self.default:
-            raise InputError(
-                "name the configurations to judge, or --default for what the server would prepare by itself"
-            )
+            raise InputError("name the configurations to judge, or add --default for the server's own")
         if self.plot is not None and self.plot.suffix.lower() != ".html":
             raise InputError(f"cannot draw to {self.plot}: with --server, give a file name that ends in .html")
         loaded = [self.load(server, source) for source in sources]
         setups = [one.setup for one in loaded] or [self.setup(server)]
         if any(one.limits != setups[0].limits for one in setups):
-            raise InputError("the configurations are of different limits; judge each by itself")
+            raise InputError("the configurations have different limits; judge each by itself")
         judged = [(report.OWN, setups[0], server.default(setups[0]))] if self.default else []
         notes: list[str] = []
         for one in loaded:

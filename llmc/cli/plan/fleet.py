@@ -1,4 +1,4 @@
-"""`llmc plan fleet FILE`, or `llmc plan --fleet FILE`: what a fleet costs, and where its cold start breaks."""
+"""`llmc plan fleet`, or `llmc plan --fleet`: estimate a fleet's costs and simulate its cold starts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ MOST_NODES = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class PlanFleetCommand(Command):
-    """Say what a fleet costs before it is there: compile hours, artifacts, memory of a node, and cold starts.
+    """Estimate what a fleet will cost: compile hours, artifact sizes, memory per node and cold starts.
 
-    Cold starts are simulated: nodes pull a bundle at once through one registry, alone or helped by peers or by a
-    pre-pull, up to 10,000 of them. docs/planning.md has the file and the model.
+    Cold starts are simulated: up to 10,000 nodes pull a bundle at once through one registry, alone, helped by peers, or
+    with a pre-pull. docs/planning.md describes the file and the model.
 
     \b
     Example:
@@ -30,11 +30,13 @@ class PlanFleetCommand(Command):
       llmc plan --fleet fleet.yaml --nodes 50,500,5000 --json
     """
 
-    file: str = argument("FILE", "Models, devices and replicas: YAML or JSON.")
-    max_cold_start: str | None = flag(None, "T", "Say from how many nodes on p99 is above it. Default: the file's.")
-    nodes: str | None = flag(None, "N,N…", "Nodes that pull one bundle. Default: 10,100,1000,10000.")
-    plot: Path | None = flag(None, "OUT", "Draw cold starts by nodes: a .png, or a self-contained .html.")
-    as_json: bool = switch("--json", "Print JSON in place of the report.")
+    file: str = argument("FILE", "Models, devices and replicas, as YAML or JSON.")
+    max_cold_start: str | None = flag(
+        None, "T", "Report from how many nodes on the p99 exceeds this. Default: the file's."
+    )
+    nodes: str | None = flag(None, "N,N…", "Node counts to simulate. Default: 10,100,1000,10000.")
+    plot: Path | None = flag(None, "OUT", "Draw cold starts by node count: a .png, or a self-contained .html.")
+    as_json: bool = switch("--json", "Print JSON instead of the report.")
 
     def run(self) -> None:
         from llmc.fleet.costs import cost_of

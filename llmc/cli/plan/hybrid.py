@@ -1,4 +1,4 @@
-"""`llmc plan hybrid`, also written `llmc plan --hybrid`: whether prompts on one device and decode on another pays."""
+"""`llmc plan hybrid`, or `llmc plan --hybrid`: whether disaggregated prefill and decode pay off."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from llmc.buckets.traffic.events import TrafficRequest
 
 REQUESTS = 256
-"""Requests of one length that are simulated without recorded ones."""
+"""Simulated requests of one length, if there is no recording."""
 MOST_REQUESTS = 20_000
 _VALUE_BYTES = 4
-"""Keys and values are handed over as float32 unless --kv-bytes-per-token says (runtime/engine/kv_transfer.py)."""
+"""Keys and values are transferred as float32 unless --kv-bytes-per-token is given (runtime/engine/kv_transfer.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanHybridCommand(Command):
-    """Say whether a hybrid pays: prompts on one device, decode on the other, against the better of the two alone.
+    """Estimate whether prefill on one device and decode on another beats the better device alone.
 
-    Nothing is run: requests are simulated with measured times of steps. The report has throughput, time to first token,
-    what the hand-over costs, and from which lengths on it pays (docs/planning.md).
+    Nothing runs: requests are simulated with measured step times. The report has throughput, time to first token, the
+    cost of KV transfers, and the prompt lengths from which it pays off (docs/planning.md).
 
     \b
     Example:
@@ -40,31 +40,31 @@ class PlanHybridCommand(Command):
         --prompt-len 1024 --output-len 64 --same-host
     """
 
-    prefill_bench: str = flag(MISSING, "FILE", "Measured seconds of the device for prompts (llmc bench -o).")
-    decode_bench: str = flag(MISSING, "FILE", "Measured seconds of the device for decode steps (llmc bench -o).")
-    gb_per_s: float = flag(MISSING, "R", "Keys and values handed over, 10⁹ bytes a second, export and import included.")
-    latency_ms: float = flag(0.0, "T", "Of the transport, for each prompt.")
-    model: str | None = flag(None, "MODEL", "What a token's keys and values take: a model or config.json.")
-    kv_bytes_per_token: str | None = flag(None, "SIZE", "The same, as a number.")
+    prefill_bench: str = flag(MISSING, "FILE", "Step times of the prefill device (llmc bench -o).")
+    decode_bench: str = flag(MISSING, "FILE", "Step times of the decode device (llmc bench -o).")
+    gb_per_s: float = flag(MISSING, "R", "KV transfer rate in GB/s (10⁹ bytes), export and import included.")
+    latency_ms: float = flag(0.0, "T", "Transfer latency per prompt.")
+    model: str | None = flag(None, "MODEL", "Model or config.json that gives the KV size per token.")
+    kv_bytes_per_token: str | None = flag(None, "SIZE", "KV size per token, instead of --model.")
     traffic: str | None = flag(None, "FILE", "Recorded requests, in any format of docs/planning.md.")
     traffic_format: str | None = traffic_format_flag()
     fields: str | None = fields_flag()
-    arrival_rate: str | None = flag(None, "R", "Requests a second, or inf. Default: as recorded; else inf.")
-    prompt_len: int | None = flag(None, "N", "Prompt tokens, in place of --traffic.", min=1)
-    output_len: int | None = flag(None, "N", "Output tokens, beside --prompt-len.", min=1)
+    arrival_rate: str | None = flag(None, "R", "Requests per second, or inf. Default: as recorded, else inf.")
+    prompt_len: int | None = flag(None, "N", "Prompt tokens, instead of --traffic.", min=1)
+    output_len: int | None = flag(None, "N", "Output tokens, with --prompt-len.", min=1)
     max_num_seqs: int = flag(8, "N", "Sequences in flight.", min=1)
-    max_model_len: int = flag(8192, "N", "Longest sequence.", min=2)
-    step_overhead_ms: float = flag(0.0, "T", "The engine's time around each step (sampling, scheduling).")
-    same_host: bool = switch("--same-host", "Both run on the same cores: their times add up, and do not overlap.")
-    contention: float = flag(1.0, "F", "With --same-host: times that two steps at once take, over their sum.")
-    as_json: bool = switch("--json", "Print JSON in place of the report.")
+    max_model_len: int = flag(8192, "N", "Longest sequence in tokens.", min=2)
+    step_overhead_ms: float = flag(0.0, "T", "Engine overhead per step (sampling, scheduling).")
+    same_host: bool = switch("--same-host", "Both devices share the same cores, so their times add up.")
+    contention: float = flag(1.0, "F", "With --same-host: time of two concurrent steps relative to their sum.")
+    as_json: bool = switch("--json", "Print JSON instead of the report.")
 
     def run(self) -> None:
         from llmc.buckets.hybrid.comparison import compare
         from llmc.buckets.hybrid.device import Link, Sharing
 
         if self.contention != 1.0 and not self.same_host:
-            raise InputError("--contention is of two devices on the same cores; give --same-host too")
+            raise InputError("--contention is for two devices on the same cores; add --same-host")
         prefill, decode = (_stage(file, self.step_overhead_ms) for file in (self.prefill_bench, self.decode_bench))
         link = Link(_token_bytes(self.model, self.kv_bytes_per_token), self.gb_per_s, self.latency_ms / 1e3)
         sharing = Sharing(self.same_host, self.contention)
@@ -72,7 +72,7 @@ class PlanHybridCommand(Command):
         echo(json.dumps(found.to_dict()) if self.as_json else found.text(), nl=self.as_json)
 
     def _requests(self) -> list[TrafficRequest]:
-        """Those recorded, clipped to the longest sequence; or REQUESTS of one length."""
+        """The recorded requests, clipped to the longest sequence; or REQUESTS of one length."""
         from llmc.buckets.limits import Limits
         from llmc.buckets.traffic.events import TrafficRequest
 
@@ -81,9 +81,11 @@ class PlanHybridCommand(Command):
             raise InputError("give --traffic FILE, or --prompt-len and --output-len")
         if prompt is not None and answer is not None:
             if prompt + answer > self.max_model_len:
-                raise InputError(f"{prompt} and {answer} tokens are more than --max-model-len {self.max_model_len}")
+                raise InputError(
+                    f"{prompt} prompt and {answer} output tokens exceed --max-model-len {self.max_model_len}"
+                )
             if self.arrival_rate not in (None, "inf"):
-                raise InputError("--arrival-rate is of recorded requests; equal ones all arrive at once")
+                raise InputError("--arrival-rate needs --traffic; requests of --prompt-len all arrive at once")
             return [TrafficRequest(0.0, prompt, answer)] * REQUESTS
         source = traffic_of(
             self.traffic, "simulate", format_=self.traffic_format, names=self.fields, arrival_rate=self.arrival_rate,
@@ -108,13 +110,15 @@ def _stage(file: str, overhead_ms: float) -> Stage:
     bench = Bench.load(file)
     for phase in ("prompt", "decode"):
         if not any(one.bucket.phase == phase for one in bench.measurements):
-            raise InputError(f"{file}: no {phase} step was measured, and each device is compared alone too")
+            raise InputError(
+                f"{file}: no {phase} step was measured, but each device is also compared alone; measure both phases"
+            )
     return Stage(bench.device, BenchStepTime(bench.rising()), overhead_ms / 1e3)
 
 
 def _token_bytes(model: str | None, given: str | None) -> int:
     if (model is None) == (given is None):
-        raise InputError("say what a token's keys and values take with --model or --kv-bytes-per-token, one of them")
+        raise InputError("give the KV size per token with either --model or --kv-bytes-per-token")
     if model is None:
         return size("--kv-bytes-per-token", given) or 0
     from llmc.compiler.architectures.shared.caches import cache_of

@@ -1,4 +1,4 @@
-"""`llmc plan MODEL` makes a plan."""
+"""`llmc plan MODEL`: make a plan."""
 
 from __future__ import annotations
 
@@ -41,12 +41,11 @@ _ESTIMATES, _SHOWN = "Estimates", "Also shown"
 
 @dataclass(frozen=True, kw_only=True)
 class PlanMakeCommand(DeviceOptions, PlanningFlags):
-    """Choose the buckets to compile, and report what they are and why. Compiles nothing.
+    """Choose the buckets to compile and explain the choice. Nothing is compiled.
 
-    Every plan covers every request its limits admit; what that adds to the ranges, or drops from them, is reported. A
-    model that keeps states and no cached tokens gets buckets of context 0 alone; of a model of experts the report has
-    the active parameters too. A model in a folder called show is ./show. For other servers: llmc plan
-    tune|export|check --server NAME.
+    A bucket is a batch size with a token count; its graph serves every request that fits. Every plan covers every
+    request within its limits; the report lists what that adds to your ranges or drops from them. For other servers use
+    llmc plan tune, export or check with --server NAME.
 
     \b
     Example:
@@ -62,22 +61,22 @@ class PlanMakeCommand(DeviceOptions, PlanningFlags):
 
     words: list[str] | None = argument(
         " | ".join(("MODEL", *VERBS)),
-        "A model folder, .gguf file or hub name; or a verb, each with a --help of its own.",
+        "A model folder (./show if it is named like a verb), .gguf file or hub name; or a verb with its own --help.",
         default=None,
         autocompletion=one_of(lambda: VERBS),
     )
     device: str | None = device_flag(None, "Estimate compile time and memory for this device. Default with MODEL: cpu.")
-    quantize: str | None = quantize_flag("Estimate with weights quantised so.")
-    config: str | None = flag(None, "FILE", "A config.json, in place of MODEL.")
-    output: str | None = flag(None, "FILE", "Write the plan here, as JSON.", names="--output -o")
-    as_json: bool = switch("--json", "Print JSON in place of the report.")
-    dtype: str | None = flag(None, DTYPE_CHOICES, "Estimate with unquantised numbers held so.", _ESTIMATES)
+    quantize: str | None = quantize_flag("Estimate with this weight format.")
+    config: str | None = flag(None, "FILE", "A config.json, instead of MODEL.")
+    output: str | None = flag(None, "FILE", "Write the plan here as JSON.", names="--output -o")
+    as_json: bool = switch("--json", "Print JSON instead of the report.")
+    dtype: str | None = flag(None, DTYPE_CHOICES, "Estimate with this precision of unquantized values.", _ESTIMATES)
     bundle: Path | None = flag(
-        None, "BUNDLE", "Estimate by the weights and builds of a bundle compiled before.", _ESTIMATES
+        None, "BUNDLE", "Estimate from the weights and compile times of this bundle.", _ESTIMATES
     )
-    frontier: bool = switch("--frontier", "Also tabulate padding against the number of graphs.", _SHOWN)
+    frontier: bool = switch("--frontier", "Also print padding for each number of graphs.", _SHOWN)
     plot: Path | None = flag(None, "OUT", "Draw the plan: a .png, or a self-contained .html.", _SHOWN)
-    server: str | None = flag(None, "NAME", "Also print the plan in this server's form, see llmc plan export.", _SHOWN)
+    server: str | None = flag(None, "NAME", "Also print the plan in this server's format (llmc plan export).", _SHOWN)
     task: str | None = task_flag()
 
     def run(self) -> None:
@@ -100,7 +99,7 @@ class PlanMakeCommand(DeviceOptions, PlanningFlags):
         model = arguments[0] if arguments else None
         for name, given in priced.items():
             if given is not None and model is None and self.config is None:
-                raise InputError(f"{name} estimates what a model costs there: give MODEL or --config FILE")
+                raise InputError(f"{name} is for estimates, which need a model: give MODEL or --config FILE")
         if model is not None and self.config is not None:
             raise InputError("MODEL and --config were both given; give one of them")
         if model is not None and (pooled := self._to_encode(model)) is not None:
@@ -130,7 +129,7 @@ class PlanMakeCommand(DeviceOptions, PlanningFlags):
             echo("\n" + estimates, nl=False)
 
     def _to_encode(self, model: str) -> EncodePlan | None:
-        """The plan of a checkpoint that embeds or scores; None for one that generates, or has no weights."""
+        """The plan of a checkpoint that embeds or scores; None if it generates or has no weights."""
         from llmc.compiler.checkpoint import open_checkpoint
         from llmc.compiler.pipeline.encoding import encoder_plan_of, settled_task
 
@@ -144,7 +143,7 @@ class PlanMakeCommand(DeviceOptions, PlanningFlags):
             return None
 
     def _estimates(self, built: Plan, model: str | None, options: CompileOptions, named: bool) -> str:
-        """The cost of compiling the plan, if the model's sizes are known; `named`: the user asked for it."""
+        """The estimated cost of compiling the plan, if the model's sizes are known; `named`: the user requested it."""
         if model is None:
             return ""
         from llmc.compiler.estimates.footprint import Footprint
@@ -163,7 +162,7 @@ class PlanMakeCommand(DeviceOptions, PlanningFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanShowCommand(Command):
-    """Print a plan as it is.
+    """Print a plan file.
 
     \b
     Example:
@@ -171,14 +170,14 @@ class PlanShowCommand(Command):
       llmc plan show plan.json --plot plan.html
     """
 
-    files: list[str] | None = argument("PLAN", "A plan of llmc plan -o.", default=None)
+    files: list[str] | None = argument("PLAN", "A plan file written by llmc plan -o.", default=None)
     plot: Path | None = flag(None, "OUT", "Draw the plan: a .png, or a self-contained .html.")
-    output: str | None = flag(None, "FILE", "Write the plan here, as JSON.", names="--output -o")
-    as_json: bool = switch("--json", "Print JSON in place of the report.")
+    output: str | None = flag(None, "FILE", "Write the plan here as JSON.", names="--output -o")
+    as_json: bool = switch("--json", "Print JSON instead of the report.")
 
     def run(self) -> None:
         if not self.files or len(self.files) != 1:
-            raise InputError("llmc plan show takes one PLAN file; to plan for a model in a folder show, name ./show")
+            raise InputError("llmc plan show takes one PLAN file; for a model in a folder named show, write ./show")
         text = read_text(self.files[0], "plan")
         if "task" in Fields.parse(text, self.files[0]).names():
             from llmc.buckets.encoding import EncodePlan
@@ -196,7 +195,7 @@ class PlanShowCommand(Command):
 
 def _show_pooled(built: EncodePlan, plot: Path | None, output: str | None, as_json: bool) -> None:
     if plot is not None:
-        raise InputError(f"--plot draws plans to generate text, not one to {built.task}; leave it out")
+        raise InputError(f"--plot draws plans for text generation, but this one is to {built.task}; leave it out")
     if output is not None:
         built.save(output)
         echo(f"wrote {output}", err=True)
@@ -213,7 +212,7 @@ def draw_to(path: Path, plans: list[tuple[str, Plan]], traffic: Traffic | None, 
 
 
 def print_plan(built: Plan, points: list[FrontierPoint], *, as_json: bool) -> None:
-    """The report on a plan, or its JSON, with the frontier where there is one."""
+    """Print the report on a plan, or its JSON, with the frontier if there is one."""
     if not as_json:
         from llmc.buckets.report.text import frontier_text, plan_text
 
@@ -231,9 +230,9 @@ def print_plan(built: Plan, points: list[FrontierPoint], *, as_json: bool) -> No
 
 
 def print_for_server(built: Plan, name: str, *, as_json: bool) -> None:
-    """The plan in the form of the server `name`, to paste; what the server leaves out or adds goes to stderr.
+    """Print the plan in the format of server `name`; what the server drops or adds goes to stderr.
 
-    Raises UnknownNameError, listing the known servers, and InputError for limits or lists that the server refuses.
+    Raises UnknownNameError listing the known servers, and InputError for limits or lists that the server refuses.
     """
     from llmc.integrations import bucket_rules
     from llmc.integrations import report as reported

@@ -1,4 +1,4 @@
-"""The flags of every verb that plans for another server, and what they open."""
+"""`llmc plan export|import|tune|check`: plans for other servers, and the flags they share."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ def _known() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerFlags(Command):
-    """The flags as typed; None is a flag that was not given."""
+    """Flags for planning with another server's rules; None means not given."""
 
-    server: str | None = flag(None, "NAME", f"Which server, vllm also at a release, as vllm@0.24: {_known()}.")
-    max_model_len: int | None = flag(None, "N", "Tokens of one sequence, as the server runs.")
+    server: str | None = flag(None, "NAME", f"The server, for vllm optionally with a release (vllm@0.24): {_known()}.")
+    max_model_len: int | None = flag(None, "N", "Longest sequence in tokens, as configured in the server.")
     max_num_seqs: int | None = flag(None, "N", "Sequences in flight. Default: the server's.")
-    max_num_batched_tokens: int | None = flag(None, "N", "Tokens of a step. Default: the server's.")
-    block_size: int | None = flag(None, "N", "Tokens of one KV cache block. Default: the server's.")
-    max_prompt_len: int | None = flag(None, "N", "Tokens of the longest prompt. Default: what --max-model-len admits.")
+    max_num_batched_tokens: int | None = flag(None, "N", "Most tokens per step. Default: the server's.")
+    block_size: int | None = flag(None, "N", "Tokens per KV cache block. Default: the server's.")
+    max_prompt_len: int | None = flag(None, "N", "Longest prompt in tokens. Default: what --max-model-len allows.")
     settings: list[str] | None = flag(
-        None, "NAME=VALUE", "A setting of the server's own; --set ? lists them. Again for each.", names="--set"
+        None, "NAME=VALUE", "A server-specific setting; --set ? lists them. Repeatable.", names="--set"
     )
-    traffic: str | None = flag(None, "FILE", "Recorded requests, see docs/planning.md.")
+    traffic: str | None = flag(None, "FILE", "Recorded requests (docs/planning.md).")
     traffic_format: str | None = traffic_format_flag()
     fields: str | None = fields_flag()
     arrival_rate: str | None = rate_flag()
     clip: bool = clip_flag()
-    graph_seconds: str | None = flag(None, "T", "What one graph takes at start. Default: as published.")
-    graph_bytes: str | None = flag(None, "SIZE", "Device memory of one graph. Default: as published.")
+    graph_seconds: str | None = flag(None, "T", "Start-up time per graph. Default: the published value.")
+    graph_bytes: str | None = flag(None, "SIZE", "Device memory per graph. Default: the published value.")
 
     def model(self) -> BucketRules:
-        """The server. Raises InputError without one, UnknownNameError, listing the known ones, for another name."""
+        """The server's rules. Raises InputError if none is named, UnknownNameError listing the known ones."""
         from llmc.integrations import bucket_rules, released
 
         if self.server is None:
@@ -62,11 +62,11 @@ class ServerFlags(Command):
         return bucket_rules(released(self.server)[0])
 
     def limits(self) -> dict[str, int]:
-        """The limits that were given, by name."""
+        """The given limits by name."""
         return {name: value for name in LIMITS if (value := getattr(self, name)) is not None}
 
     def own(self, server: BucketRules) -> dict[str, Value]:
-        """The server's own settings that were given. Raises InputError for one that it does not have."""
+        """The given server-specific settings. Raises InputError for an unknown one."""
         from llmc.integrations import released
 
         known = {setting.name: setting for setting in server.settings}
@@ -76,24 +76,24 @@ class ServerFlags(Command):
             name = name.strip("-").replace("-", "_")
             if name not in known or not equals:
                 listed = "; ".join(f"{one.name} ({one.spelling}): {one.help}" for one in server.settings) or "none"
-                raise InputError(f"--set {text!r} is none of {server.name}'s NAME=VALUE, known: {listed}")
+                raise InputError(f"--set {text!r} is not a setting of {server.name} (NAME=VALUE), known: {listed}")
             found[name] = known[name].parse(value)
         return found
 
     def setup(self, server: BucketRules) -> Setup:
-        """The server's setup. Raises InputError without --max-model-len."""
+        """The server's setup. Raises InputError if --max-model-len is missing."""
         from llmc.integrations.configuration import setup_for
 
         return setup_for(server, self.limits(), self.own(server))
 
     def load(self, server: BucketRules, source: str) -> Configuration:
-        """The configuration at `source`. Raises InputError as configuration.load does."""
+        """Read the configuration at `source`. Raises what configuration.load raises."""
         from llmc.integrations.configuration import load
 
         return load(server, source, self.limits(), self.own(server))
 
     def cost(self, server: BucketRules) -> GraphCost:
-        """What a graph takes at start: what was given, else what was published."""
+        """The cost of a graph at start: the given values, else the published ones."""
         from dataclasses import replace
 
         seconds, held = duration("--graph-seconds", self.graph_seconds), size("--graph-bytes", self.graph_bytes)
@@ -104,7 +104,7 @@ class ServerFlags(Command):
         )
 
     def observe(self, server: BucketRules, setup: Setup, then: str, path: str | None = None) -> ObservedSteps:
-        """The steps for the traffic of `path`, else of --traffic, with a bar that says what comes `then`."""
+        """The steps for the traffic in `path`, else --traffic. Its progress bar ends with `then`, the next activity."""
         from llmc.buckets.traffic.formats.fields import parse
         from llmc.buckets.traffic.formats.prometheus.live import is_url
         from llmc.integrations.observed import TrafficSource, observe
@@ -125,11 +125,11 @@ class ServerFlags(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanExportCommand(ServerFlags):
-    """Print a plan in the server's own form, to paste; with -o, write it to a folder.
+    """Print a plan in another server's format, ready to paste; with -o, write it to a folder.
 
-    The folder holds environment (NAME=VALUE a line), arguments (a flag a line), the server's own file where it reads
-    one, kubernetes-env.yaml, and report.html: the numbers that justify it, with --traffic also of padding. A list that
-    leaves steps of that traffic to be compiled while serving, or refused, is an error that names them.
+    The folder holds environment (one NAME=VALUE a line), arguments (one flag a line), the server's own file if it reads
+    one, kubernetes-env.yaml, and report.html with the numbers behind the plan. With --traffic the report includes
+    padding, and a plan that leaves steps of that traffic without a graph is an error.
 
     \b
     Example:
@@ -137,7 +137,7 @@ class PlanExportCommand(ServerFlags):
       llmc plan export tuned.json --server vllm --traffic requests.csv
     """
 
-    source: str = argument("PLAN", "A plan of llmc's, of llmc plan tune, or any configuration.")
+    source: str = argument("PLAN", "A plan of llmc plan or llmc plan tune, or any configuration.")
     output: Path | None = flag(
         None, "DIR", "Write environment, arguments, files and a report here.", names="--output -o"
     )
@@ -153,9 +153,7 @@ class PlanExportCommand(ServerFlags):
         loaded = self.load(server, self.source)
         accepted = loaded.accepted(server)
         if accepted.dropped:
-            raise InputError(
-                "; ".join([*report.accepted(self.source, accepted), "mend the list, or the limits it is for"])
-            )
+            raise InputError("; ".join([*report.accepted(self.source, accepted), "correct the list or the limits"]))
         given = server.export(loaded.setup, loaded.lists)
         found: list[tuple[str, ServerEvaluation]] = []
         demands: Demands = {}
@@ -187,7 +185,7 @@ class PlanExportCommand(ServerFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanImportCommand(ServerFlags):
-    """Read a server's configuration, or the list that its log printed at start, as a plan in JSON.
+    """Convert another server's configuration, or the bucket list in its start-up log, to a plan in JSON.
 
     \b
     Example:
@@ -196,7 +194,7 @@ class PlanImportCommand(ServerFlags):
     """
 
     source: str = argument("SOURCE", "The server's own file, command line, variables, folder or log.")
-    output: Path | None = flag(None, "FILE", "Write the plan here in place of printing it.", names="--output -o")
+    output: Path | None = flag(None, "FILE", "Write the plan here instead of printing it.", names="--output -o")
 
     def run(self) -> None:
         from llmc.integrations import report
@@ -220,9 +218,9 @@ TUNED = "tuned"
 
 @dataclass(frozen=True, kw_only=True)
 class PlanTuneCommand(ServerFlags):
-    """Choose the graphs that pad recorded requests least, under the server's own rules, and write its configuration.
+    """Choose the graphs that pad recorded requests least, by another server's own rules, and write its configuration.
 
-    Without a bound, it prepares as many graphs as the server would by itself.
+    By default it uses as many graphs as the server would prepare by itself.
 
     \b
     Example:
@@ -230,13 +228,13 @@ class PlanTuneCommand(ServerFlags):
       llmc plan tune --server vllm-gaudi --traffic requests.csv --max-model-len 8192 --max-num-seqs 32 --max-warmup 20m
     """
 
-    max_graphs: int | None = flag(None, "N", "Graphs at start. Default: as many as the server's own.", min=1)
-    max_warmup: str | None = flag(None, "T", "Warm-up time at most, e.g. 10m.")
-    max_graph_memory: str | None = flag(None, "SIZE", "Memory of all graphs at most, e.g. 8GiB.")
-    judge: str | None = flag(None, "FILE", "Other recorded requests, to judge both configurations on too.")
-    output: Path | None = flag(None, "DIR", "Write the configuration here: see llmc plan export.", names="--output -o")
+    max_graphs: int | None = flag(None, "N", "Most graphs. Default: as many as the server's own.", min=1)
+    max_warmup: str | None = flag(None, "T", "Longest warm-up, e.g. 10m.")
+    max_graph_memory: str | None = flag(None, "SIZE", "Most memory for all graphs, e.g. 8GiB.")
+    judge: str | None = flag(None, "FILE", "Other recorded requests, to also judge both configurations on.")
+    output: Path | None = flag(None, "DIR", "Write the configuration here (llmc plan export).", names="--output -o")
     save: Path | None = flag(None, "FILE", "Write the plan here, as JSON.")
-    as_json: bool = switch("--json", "Print JSON in place of the report.")
+    as_json: bool = switch("--json", "Print JSON instead of the report.")
 
     def run(self) -> None:
         from llmc.integrations import report
@@ -287,25 +285,25 @@ class PlanTuneCommand(ServerFlags):
 
 
 DRIFTED = 4
-"""Exit code where the traffic pads or misses more than stated."""
+"""Exit code if padding, or the share of steps without a graph, exceeds the limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanCheckCommand(ServerFlags):
-    """Judge what a server runs with on today's traffic, and tell what a new plan of as many graphs would gain; where so
-    few cannot do, one of as many as the server's own.
+    """Check whether a server's graphs still fit its traffic, and report what a new plan would gain.
 
-    For a cron job or CI: exit code 4 where a list's padding is more than --fail-above of its real work, or where more
-    than that share of steps has no graph and would have one.
+    For cron jobs and CI. Exit status 4: padding exceeds --fail-above of the real work, or more than that share of steps
+    lacks a graph that a new plan would have. The new plan has as many graphs as now, or as the server's default if so
+    few cannot cover its limits.
 
     \b
     Example:
       llmc plan check configuration --server vllm-gaudi --traffic yesterday.csv --fail-above 15%
     """
 
-    source: str = argument("CONFIG", "What the server runs with: a folder, file, command line, plan or log.")
-    fail_above: str = flag("15%", "F", "Exit with 4 above this padding, or share of steps without a graph.")
-    as_json: bool = switch("--json", "Print JSON in place of the report.")
+    source: str = argument("CONFIG", "The server's configuration: a folder, file, command line, plan or log.")
+    fail_above: str = flag("15%", "F", "Largest padding, or share of steps without a graph, that passes.")
+    as_json: bool = switch("--json", "Print JSON instead of the report.")
 
     def run(self) -> None:
         from llmc.buckets.render.text import percent

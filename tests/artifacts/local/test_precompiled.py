@@ -161,7 +161,7 @@ def test_another_configuration_is_said_and_not_compiled(
     caplog.clear()
     generated(toy, dtype="bf16", max_num_seqs=2, specialise=False, decode_batch=(1, 1, 2))
     (message,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    assert message.startswith(f"{toy / NAME} is loaded as it was compiled, asked for otherwise: ")
+    assert message.startswith(f"{toy / NAME} is loaded as it was compiled, although requested otherwise: ")
     named = ("options.dtype: bf16 → f32", "options.specialise: false → true", "plan.limits.max_num_seqs: 2 → 4")
     assert all(component in message for component in (*named, "plan.decode: "))
     assert "max_model_len" not in message and "device" not in message
@@ -216,7 +216,7 @@ def test_a_bundle_that_is_named_is_compared_too(
             assert caplog.messages == []
         with llmc.LLM(tmp_path / name, dtype="f16", max_num_seqs=4):
             (message,) = caplog.messages
-        assert message.endswith("asked for otherwise: options.dtype: f16 → f32")
+        assert message.endswith("although requested otherwise: options.dtype: f16 → f32")
 
 
 def test_a_folder_is_loaded_without_the_compiler(toy: Path) -> None:

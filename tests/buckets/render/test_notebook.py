@@ -93,7 +93,7 @@ def test_files_are_read_and_what_a_traffic_says_itself_is_refused(plan: Plan, re
     bench.save(tmp_path / "bench.json")
     found = llmc.evaluate(tmp_path / "plan.json", str(requests), bench=tmp_path / "bench.json", arrival_rate=2.0)
     assert found.prompt.seconds is not None and found.prompt.seconds > 0
-    with pytest.raises(InputError, match="give them to it"):
+    with pytest.raises(InputError, match="set them there"):
         llmc.evaluate(plan, Traffic(requests), clip=True)
     with pytest.raises(InputError, match="gone"):
         llmc.evaluate(plan, tmp_path / "gone.csv")

@@ -299,7 +299,7 @@ def test_a_base_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[
     with pytest.raises(CheckpointError, match="not a LoRA adapter: the folder has no"):
         open_checkpoint(with_adapters(str(model), [model]))
     assert main(["compile", "--lora", str(adapter), "-o", str(tmp_path / "out")]) != 0
-    assert "is an adapter of a MODEL; give that, too" in capsys.readouterr().err
+    assert "is an adapter, but no MODEL is given" in capsys.readouterr().err
 
 
 def test_a_model_that_embeds_is_refused(tmp_path: Path) -> None:

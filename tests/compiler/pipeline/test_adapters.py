@@ -144,7 +144,7 @@ def test_from_the_command_line(tmp_path: Path, model: str, capsys: pytest.Captur
     assert main([*requested, "--lora-name", "none"]) != 0
     assert "no adapter 'none'; it has some, other" in capsys.readouterr().err
     assert main(["compile", str(base), "--lora-modules", "some", *flags]) != 0
-    assert "--lora-modules some: give each adapter as NAME=ADAPTER" in capsys.readouterr().err
+    assert "--lora-modules some: write each adapter as NAME=ADAPTER" in capsys.readouterr().err
 
 
 def test_devices_whose_graphs_take_none(model: str) -> None:

@@ -189,13 +189,13 @@ def test_the_manifest_and_the_words_say_what_was_run_and_what_was_left_out(
     buckets = len(toy.plan.buckets)
     found = toy.compile().verification
     assert (found["planned"], found["left_out"]) == (buckets, [])
-    assert f": all 11 executables run, 11 buckets ({found['twice']} under two poisons), " in verified_line(found, 11)
+    assert f": all 11 executables run, 11 buckets ({found['twice']} with two NaN fills), " in verified_line(found, 11)
     monkeypatch.setattr(module, "BUDGET", 0.0)
     cut = toy.compile().verification
     assert cut["twice"] == 2 and len(cut["left_out"]) == found["twice"] - 2
     assert cut == read_manifest(toy.bundle).verification
     names = ", ".join(cut["left_out"])
-    words = f"(2 under two poisons, {len(cut['left_out'])} sampled ones under one to keep within the budget: {names}), "
+    words = f"(2 with two NaN fills, {len(cut['left_out'])} sampled ones with one to keep within the budget: {names}), "
     assert words in verified_line(cut, 11)
     short = {**cut, "shortened": {"text": {"tokens": 256, "of": 512}}}
     assert verified_line(short, 11).endswith("; to keep within the budget 256 of 512 tokens of text")
@@ -209,7 +209,7 @@ def test_where_one_executable_runs_all_buckets_the_words_say_how_many_were_run(
 ) -> None:
     found = toy.compile(specialise=False).verification
     assert found["buckets"] == found["twice"] == 8 and found["planned"] == 11
-    assert "toy: 1 executable run, 8 of 11 buckets (8 under two poisons), " in verified_line(found, 1)
+    assert "toy: 1 executable run, 8 of 11 buckets (8 with two NaN fills), " in verified_line(found, 1)
     monkeypatch.setattr(module, "BUDGET", 0.0)
     cut = toy.compile(specialise=False).verification
     assert cut["buckets"] == 4 and len(cut["left_out"]) == 2 and len(cut["not_run"]) == 4
