@@ -214,7 +214,7 @@ def rounds(server: Server, attacks: list[Attack], args: argparse.Namespace) -> d
         for one in attacks:
             seen.append(attack(server, one, watcher, args.limit))
             if not args.json:
-                tell(phase, seen[-1])
+                on_progress(phase, seen[-1])
             if server.process.poll() is not None:
                 break
         watcher.close()
@@ -255,7 +255,7 @@ def failures(found: dict[str, Any]) -> list[str]:
     return missed
 
 
-def tell(phase: str, seen: Seen) -> None:
+def on_progress(phase: str, seen: Seen) -> None:
     statuses = " ".join(f"{status}×{count}" for status, count in seen.statuses.items())
     line = f"{phase:7s} {seen.name:34s} {seen.seconds:7.2f} s  health {1e3 * seen.health_s:7.1f} ms"
     print(f"{line}  gap {1e3 * seen.gap_s:7.1f} ms  {statuses} {' '.join(wrong(seen) + seen.faults)}", flush=True)

@@ -32,7 +32,7 @@ def main() -> None:
     batches = tuple(int(batch) for batch in args.batches.split(","))
     scope = Scope(("quality", "decode"), rounds=args.rounds, batches=batches, steps=args.steps, tune=False)
     setting = models.Setting(
-        args.work, args.baseline_python, args.threads, scope, tell=lambda words: print(words, flush=True),
+        args.work, args.baseline_python, args.threads, scope, on_progress=lambda words: print(words, flush=True),
         progress=lambda words, done, total: print(f"{done}/{total} {words}", flush=True),
     )  # fmt: skip
     bundles = {f"llmc {d} keep": ("--device", d, "--quantize", "keep") for d in args.devices.split(",")}

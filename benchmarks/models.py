@@ -98,7 +98,7 @@ class Setting:
     baseline_python: str
     threads: int
     scope: Scope
-    tell: Callable[[str], None]
+    on_progress: Callable[[str], None]
     progress: Callable[[str, int, int], None]
 
 
@@ -115,7 +115,7 @@ def run(model: Model, setting: Setting) -> Comparison:
         scope = replace(setting.scope, kinds=kinds, **part.changes)
         ready = make_ready(
             bundles, parse(model.baselines), checkpoint, setting.work / f"baselines-{model.name}",
-            setting.baseline_python,            lambda form: setting.tell(f"make {form}"), "quality" in scope.kinds,
+            setting.baseline_python, lambda form: setting.on_progress(f"make {form}"), "quality" in scope.kinds,
         )  # fmt: skip
         one = compare.run(
             ready.contenders, scope, model=ready.model, threads=setting.threads, vocabulary=ready.vocabulary,
@@ -137,7 +137,7 @@ def run(model: Model, setting: Setting) -> Comparison:
 def _random(setting: Setting) -> str:
     folder = setting.work / "random-llama"
     if not (folder / "model.safetensors").exists():
-        setting.tell("make a model of random weights")
+        setting.on_progress("make a model of random weights")
         subprocess.run([sys.executable, str(HERE / "random_llama.py"), str(folder)], check=True)
     return str(folder)
 
@@ -147,7 +147,7 @@ def _compiled(model: Model, source: str, part: Part, setting: Setting) -> tuple[
     for name, flags in model.bundles.items():
         stem = f"{model.name}-{part.name}-{name.replace(' ', '-')}"
         log = setting.work / f"compile-{stem}.log"
-        setting.tell(f"compile {name} for {part.name}")
+        setting.on_progress(f"compile {name} for {part.name}")
         command = [
             LLMC, "compile", source, *flags, *part.flags, "--cache-dir", str(setting.work / "cache"), "-o",
             str(setting.work / stem), "-q",
@@ -157,7 +157,7 @@ def _compiled(model: Model, source: str, part: Part, setting: Setting) -> tuple[
         if code:
             said = (log.read_text().strip().splitlines() or ["nothing said"])[-1]
             notes.append(f"{name} could not be compiled for {part.name} (exit {code}): {said}")
-            setting.tell(notes[-1])
+            setting.on_progress(notes[-1])
         else:
             bundles[name] = Bundle.open(setting.work / stem)
     return bundles, notes

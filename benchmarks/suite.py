@@ -55,7 +55,7 @@ class Clock:
         self.stages, self.began, self.index = stages, time.monotonic(), 0
         self.part, self._reported = 0.0, 0.0
 
-    def tell(self, words: str) -> None:
+    def on_progress(self, words: str) -> None:
         """A line at once."""
         self._reported = time.monotonic()
         stage = self.stages[self.index]
@@ -67,7 +67,7 @@ class Clock:
         """A line now and then; parts of a stage count as equally long."""
         self.part = done / max(1, total)
         if time.monotonic() - self._reported >= EVERY_S or done == total:
-            self.tell(f"{done} of {total}, {words}")
+            self.on_progress(f"{done} of {total}, {words}")
 
     def _left(self) -> str:
         """By the stages' own minutes, and how these have held so far."""
@@ -132,7 +132,7 @@ class Suite:
 
     def _compare(self, model: models.Model) -> object:
         setting = models.Setting(
-            self.work, self.python, self.args.threads, self.scope, self.clock.tell, self.clock.progress
+            self.work, self.python, self.args.threads, self.scope, self.clock.on_progress, self.clock.progress
         )  # fmt: skip
         found = models.run(model, setting)
         self.comparisons.append(found)
@@ -158,13 +158,13 @@ class Suite:
         failed = 0
         for index, stage in enumerate(self.clock.stages):
             self.clock.index, self.clock.part = index, 0.0
-            self.clock.tell("begins")
+            self.clock.on_progress("begins")
             try:
                 result = stage.run()
                 failed += isinstance(result, dict) and bool(result.get("exit"))
             except (LlmcError, OSError, subprocess.SubprocessError) as error:
                 result, failed = {"error": str(error)}, failed + 1
-                self.clock.tell(f"FAILED: {error}")
+                self.clock.on_progress(f"FAILED: {error}")
             self.results[stage.name] = result
             self._write()
             if self.interrupted:

@@ -78,7 +78,7 @@ class Measurer(Rounds):
                 except LlmcError as error:
                     notes.append(f"quality of {contender.name} was not measured: {error}")
                 file.unlink(missing_ok=True)
-                self.tell(f"quality: {contender.name}")
+                self.on_progress(f"quality: {contender.name}")
 
     def _logits(self, contender: Contender, texts: Sequence[Sequence[int]], file: Path) -> None:
         sizes = settings(contender, sequences=1, length=max(map(len, texts)) + ROOM)
@@ -136,7 +136,7 @@ class Measurer(Rounds):
                     else:
                         if turn:
                             series.add(contender.name, took * 1e3)
-                self.tell(f"{series.name}: {contender.name}")
+                self.on_progress(f"{series.name}: {contender.name}")
         for name, why in failed.items():
             series.drop(name, why)
 
@@ -156,7 +156,7 @@ class Measurer(Rounds):
                 series.add(contender.name, most / 1e6)
             except LlmcError as error:
                 series.drop(contender.name, str(error))
-            self.tell(f"{series.name}: {contender.name}")
+            self.on_progress(f"{series.name}: {contender.name}")
 
     def streams(self) -> None:
         """Answers of several prompts at once, prefill and all; generated tokens a second."""

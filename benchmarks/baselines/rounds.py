@@ -48,7 +48,7 @@ class Rounds:
         self._progress = progress
         self._done, self._total = 0, total
 
-    def tell(self, words: str) -> None:
+    def on_progress(self, words: str) -> None:
         """One more question is answered."""
         self._done = min(self._done + 1, self._total)
         self._progress(words, self._done, self._total)
@@ -111,7 +111,7 @@ class Rounds:
                         for one, figure in zip(series, figures, strict=True):
                             if turn:
                                 one.add(worker.name, figure)
-                self.tell(f"{series[0].name}: {worker.name}")
+                self.on_progress(f"{series[0].name}: {worker.name}")
         for name, why in failed.items():
             for one in series:
                 one.drop(name, why)

@@ -48,7 +48,7 @@ def tune(rounds: Rounds, scope: Scope, tried: list[Trial]) -> None:
             best: Trial | None = None
             for trial in _tried(rounds, scope, contender, use):
                 tried.append(trial)
-                rounds.tell(f"settings for {use}: {contender.name}")
+                rounds.on_progress(f"settings for {use}: {contender.name}")
                 if trial.seconds is not None and (best is None or trial.seconds < (best.seconds or 0.0)):
                     best = trial
             if best is not None:

@@ -27,9 +27,9 @@ class ServedModel:
     options: Mapping[str, Any] = field(default_factory=dict)
     weights: str | None = None
 
-    def open(self, tell: Callable[[Progress], None], shown: Reporter = lambda _: None) -> Path:
-        """The bundle folder. A compile reports progress to `tell` and each event to `shown`."""
-        reported = _reported_by(tell)
+    def open(self, on_progress: Callable[[Progress], None], shown: Reporter = lambda _: None) -> Path:
+        """The bundle folder. A compile reports progress to `on_progress` and each event to `shown`."""
+        reported = _reported_by(on_progress)
 
         def report(event: Any) -> None:
             shown(event)
@@ -37,7 +37,7 @@ class ServedModel:
 
         return bundle_of(self.model, self.device, dict(self.options), report, self.store, self.weights)
 
-    def reopen(self, named: str | None, tell: Callable[[Progress], None]) -> Path:
+    def reopen(self, named: str | None, on_progress: Callable[[Progress], None]) -> Path:
         """The folder of the bundle `named`, by default of the current target of `model`. Never compiles."""
         from llmc.artifacts.bundle.manifest import read_manifest
         from llmc.artifacts.local.references import resolve
@@ -45,7 +45,9 @@ class ServedModel:
 
         folder = resolve(named or self.model, Settings.from_environment(), self.store)
         read_manifest(folder)
-        return bundle_of(str(folder), self.device, dict(self.options), _reported_by(tell), self.store, self.weights)
+        return bundle_of(
+            str(folder), self.device, dict(self.options), _reported_by(on_progress), self.store, self.weights
+        )
 
     def require_there(self, settings: Settings) -> None:
         """Raise what opening a missing bundle or checkpoint would raise, without compiling anything."""
@@ -60,8 +62,8 @@ class ServedModel:
             read_config(self.model)
 
 
-def _reported_by(tell: Callable[[Progress], None]) -> Callable[[Any], None]:
-    """A compile reporter that passes stages to `tell`, with the time left estimated from the parts so far."""
+def _reported_by(on_progress: Callable[[Progress], None]) -> Callable[[Any], None]:
+    """A compile reporter that passes stages to `on_progress`, with the time left estimated from the parts so far."""
     from llmc.compiler.pipeline.compile import BeginReport, ExecutableReport, VerifyReport
     from llmc.server.state import Progress
 
@@ -71,7 +73,7 @@ def _reported_by(tell: Callable[[Progress], None]) -> Callable[[Any], None]:
         now = time.monotonic()
         begun, since = first.setdefault(stage, (done, now))
         left = (now - since) / (done - begun) * (total - done) if done > begun else None
-        tell(Progress(stage, done, total, left))
+        on_progress(Progress(stage, done, total, left))
 
     def report(event: Any) -> None:
         if isinstance(event, BeginReport):
@@ -83,6 +85,6 @@ def _reported_by(tell: Callable[[Progress], None]) -> Callable[[Any], None]:
         elif event.seconds is None and event.total > 1:
             part(event.name, event.index, event.total)
         elif event.seconds is None:
-            tell(Progress(event.name))
+            on_progress(Progress(event.name))
 
     return report

@@ -24,10 +24,10 @@ LOCAL = "local-"
 
 Value = str | int | bool | None
 SHOWN = 4
-"""Number of differences that `tell` lists; it counts the others."""
+"""Number of differences that `describe` lists; it counts the others."""
 
 LONGEST_SHOWN = 40
-"""Longest value that `tell` shows, in characters."""
+"""Longest value that `describe` shows, in characters."""
 
 _KIND = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _NAME = re.compile(r"[!-~]{1,256}")
@@ -134,7 +134,7 @@ def differences(mine: Mapping[str, Value], theirs: Mapping[str, Value]) -> Itera
             yield Difference(name, a, b)
 
 
-def tell(found: Sequence[Difference], most: int = SHOWN) -> str:
+def describe(found: Sequence[Difference], most: int = SHOWN) -> str:
     """Describe differences in one short line, as `theirs → mine`.
 
     Values that people can read come before digests; differences beyond `most` are only counted.

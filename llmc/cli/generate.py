@@ -216,7 +216,7 @@ def _print(requested: Any, output: RequestOutput, as_json: bool, several: bool) 
 
 
 def _handed_json(cost: KVTransfer | None) -> dict[str, Any]:
-    return {} if cost is None else {"handover": {**asdict(cost), "gb_per_s": cost.gb_per_s}}
+    return {} if cost is None else {"kv_transfer": {**asdict(cost), "gb_per_s": cost.gb_per_s}}
 
 
 def _step_json(step: StepRecord) -> dict[str, Any]:

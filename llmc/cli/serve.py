@@ -169,9 +169,9 @@ class ServeCommand(CaptureFlags):
         warming = WarmUp(how, None if self.traffic is None else uses_in(self.traffic), self.choice(settings))
         served = ServedModel(self.bundle, self.device, store, options, self.weights)
 
-        def open_bundle(tell: Callable[[Progress], None]) -> Path:
+        def open_bundle(on_progress: Callable[[Progress], None]) -> Path:
             with messages.CompileProgress(self.as_json) as shown:
-                return served.open(tell, shown)
+                return served.open(on_progress, shown)
 
         with nullcontext(_print_event) if self.as_json else _Reported() as report:
             if self.executor != LOCAL:

@@ -124,12 +124,12 @@ class Stages:
             return digest_file(path)
         read = 0
 
-        def tell(count: int) -> None:
+        def on_progress(count: int) -> None:
             nonlocal read
             read += count
             self.report(StageReport("read", False, None, read // MB, size // MB))
 
-        return digest_file(path, tell)
+        return digest_file(path, on_progress)
 
     @property
     def max_positions(self) -> int:

@@ -44,7 +44,12 @@ class Backend:
         self._observer = Observers([metrics, snapshot, *observers])
         self._began = time.monotonic()
         self.swapper = Swapper(
-            self.state, reopen or (lambda _, tell: open_bundle(tell)), self._load_beside, self._begin, report, settle
+            self.state,
+            reopen or (lambda _, on_progress: open_bundle(on_progress)),
+            self._load_beside,
+            self._begin,
+            report,
+            settle,
         )
         self.state.swap = self.swapper.swap
         self.app = _ClosesWhenDraining(build_app(self.state), self.state)
@@ -72,11 +77,11 @@ class Backend:
         if self.state.served is not None:
             read_grammars(self.state.served, self.state.config)
 
-    def _load_beside(self, bundle: Bundle, tell: Callable[[Progress], None]) -> Loaded:
+    def _load_beside(self, bundle: Bundle, on_progress: Callable[[Progress], None]) -> Loaded:
         """Load another bundle in the swapper's thread, without observers."""
         if bundle.has_tokenizer:
             require_sound(bundle.files.read("tokenizer.json"))
-        loaded = load(lambda _: bundle, self.state.config, self._options, self._warm_up, tell)
+        loaded = load(lambda _: bundle, self.state.config, self._options, self._warm_up, on_progress)
         read_grammars(loaded.served, self.state.config)
         return loaded
 

@@ -63,16 +63,16 @@ def read_grammars(served: Served, config: ServerConfig) -> None:
 
 
 def load(
-    open_bundle: OpenBundle, config: ServerConfig, options: EngineOptions, warm_up: WarmUp, tell: Report
+    open_bundle: OpenBundle, config: ServerConfig, options: EngineOptions, warm_up: WarmUp, on_progress: Report
 ) -> Loaded:
     """Open a bundle, run its graphs as `warm_up` says, and start the engine without observers.
 
-    `tell` receives all progress; it may raise StoppedLoadingError to stop. Raises LlmcError if the bundle is
+    `on_progress` receives all progress; it may raise StoppedLoadingError to stop. Raises LlmcError if the bundle is
     unavailable or cannot be served here, and closes everything.
     """
-    tell(Progress("open"))
-    bundle = as_bundle(open_bundle(tell))
-    tell(Progress("tokenizer"))
+    on_progress(Progress("open"))
+    bundle = as_bundle(open_bundle(on_progress))
+    on_progress(Progress("tokenizer"))
     if "tokenizer.json" not in bundle.manifest.files:
         raise ArtifactError(
             f"{bundle.path}: no tokenizer in the bundle, and a server takes text; compile a checkpoint that has a "
@@ -83,7 +83,7 @@ def load(
     _ = tokenizer.width  # computed now, because it reads the whole vocabulary
     name = _served_name(bundle, config)
     if bundle.task != "generate":
-        return _load_pooler(bundle, name, config, options, tell)
+        return _load_pooler(bundle, name, config, options, on_progress)
     template = None
     with contextlib.ExitStack() as opened:
         if bundle.chat_template is not None:
@@ -93,13 +93,13 @@ def load(
                 template.start()  # the process starts while the executor opens
         executor = open_executor(bundle, options)
         opened.callback(executor.close)
-        warmed = warm(executor, bundle.plan, warm_up, tell)
+        warmed = warm(executor, bundle.plan, warm_up, on_progress)
         if template is not None and config.warm_aside:
             template.check()
         engine = open_engine(bundle, executor, options)
         if (prefiller := engine.core.prefiller) is not None:
             opened.callback(prefiller.close)
-            tell(Progress("prefill side"))
+            on_progress(Progress("prefill side"))
             prefiller.prepare(warm_prompts)
         running = AsyncEngine(engine, config.max_queued_requests, on_close=executor.close)
         opened.pop_all()
@@ -107,7 +107,9 @@ def load(
     return Loaded.of(Served(bundle, running, tokenizer, encoder, template, name), warmed, executor.compilations.count)
 
 
-def _load_pooler(bundle: Bundle, name: str, config: ServerConfig, options: EngineOptions, tell: Report) -> Loaded:
+def _load_pooler(
+    bundle: Bundle, name: str, config: ServerConfig, options: EngineOptions, on_progress: Report
+) -> Loaded:
     """Open an embedding or scoring bundle and run every bucket, or one text of each length if any shape runs."""
     from llmc.runtime.pooling.pooler import AsyncPooler, Pooler
     from llmc.runtime.startup.pool_warming import PoolWarming
@@ -115,11 +117,11 @@ def _load_pooler(bundle: Bundle, name: str, config: ServerConfig, options: Engin
     pooler = Pooler(bundle, options.threads)
     try:
         warming = PoolWarming(pooler)
-        tell(Progress(STAGE, 0, len(warming.buckets)))
+        on_progress(Progress(STAGE, 0, len(warming.buckets)))
         for done, warmed in enumerate(warming.run(), 1):
             if warmed.error is not None:
                 raise warmed.error
-            tell(Progress(STAGE, done, len(warming.buckets)))
+            on_progress(Progress(STAGE, done, len(warming.buckets)))
         pooler.encoder.compilations.ready()
     except BaseException:
         pooler.close()

@@ -111,7 +111,7 @@ def serve(
         raise InputError("--admin-token: a request would reach one replica of several; with --executor ray send SIGHUP")
     said, began = sys.stdout, time.monotonic()
 
-    def tell(event: Event) -> None:
+    def on_progress(event: Event) -> None:
         with contextlib.redirect_stdout(said):
             report(event)
 
@@ -125,15 +125,15 @@ def serve(
         bundle = _opened(open_bundle)
         deployment = _Deployment(bundle, config, open_bundle, fleet, options or EngineOptions(), warm_up)
         deployment.run()
-        tell(Listening(f"http://{config.host}:{config.port}", not (config.api_keys or config.host in LOCAL)))
-        tell(Ready(model_name(bundle), bundle.manifest.device, time.monotonic() - began, 0, 0))
+        on_progress(Listening(f"http://{config.host}:{config.port}", not (config.api_keys or config.host in LOCAL)))
+        on_progress(Ready(model_name(bundle), bundle.manifest.device, time.monotonic() - began, 0, 0))
         signals = (signum for signum in iter(lambda: rung.recv(1)[0], None) if signum in _WATCHED)
         while (signum := next(signals)) == signal.SIGHUP:
             deployment.swap()
         ended = time.monotonic()
-        tell(Draining(signal.Signals(signum).name, 0, 0, config.shutdown_timeout_s))
+        on_progress(Draining(signal.Signals(signum).name, 0, 0, config.shutdown_timeout_s))
         deployment.stop()
-        tell(Stopped(0, time.monotonic() - ended))
+        on_progress(Stopped(0, time.monotonic() - ended))
     return 0
 
 

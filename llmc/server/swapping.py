@@ -126,14 +126,14 @@ class Swapper:
         running, state = old.bundle, self._state
         pace = Pace(lambda: old.engine.stats.running > 0 and not state.draining)
 
-        def tell(progress: Progress) -> None:
+        def on_progress(progress: Progress) -> None:
             del progress
             pace.rest()
             if state.draining:
                 raise StoppedLoadingError
 
         try:
-            bundle = as_bundle(self._reopen(named, tell))
+            bundle = as_bundle(self._reopen(named, on_progress))
             if bundle.manifest.digest == running.manifest.digest and old.engine.error is None:
                 bundle.files.close()
                 return None
@@ -145,7 +145,7 @@ class Swapper:
             for digest in bundle.manifest.blobs:
                 bundle.files.path(digest)
                 pace.rest()
-            loaded = self._load(bundle, tell)
+            loaded = self._load(bundle, on_progress)
             pace.rest()
             if state.draining:
                 loaded.served.close()

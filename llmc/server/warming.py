@@ -58,11 +58,11 @@ def how_of(name: str) -> How:
 class Countdown:
     """Progress through the parts of a stage; estimates the time left from their `costs`, in any unit."""
 
-    def __init__(self, stage: str, costs: Sequence[float], tell: Report) -> None:
-        self._stage, self._report = stage, tell
+    def __init__(self, stage: str, costs: Sequence[float], on_progress: Report) -> None:
+        self._stage, self._report = stage, on_progress
         self._costs = [0.0, *accumulate(costs)]
         self._began = time.monotonic()
-        tell(Progress(stage, 0, len(costs)))
+        on_progress(Progress(stage, 0, len(costs)))
 
     def __call__(self, done: int) -> None:
         """Report that `done` parts, at least one, are done."""
@@ -88,7 +88,7 @@ class Warm:
     aside: Aside | None = None
 
 
-def warm(executor: Executor, plan: Plan, warm_up: WarmUp, tell: Report) -> Warm:
+def warm(executor: Executor, plan: Plan, warm_up: WarmUp, on_progress: Report) -> Warm:
     """Run the part of `warm_up` that comes before requests, after dividing the device's memory.
 
     Opens all other executables too, unless buckets are left to run between requests. Raises errors of the executor, so
@@ -96,12 +96,12 @@ def warm(executor: Executor, plan: Plan, warm_up: WarmUp, tell: Report) -> Warm:
     """
     capturing = Capturing.of(executor, plan, warm_up.capture)
     if capturing is not None:
-        tell(Progress("profile run"))
+        on_progress(Progress("profile run"))
         capturing.divide()
     uses = None if warm_up.uses is None else warm_up.uses(plan)
     smallest = warm_up.how != "all" and not executor.capabilities.exact
     warming = Warming(executor, plan, uses=uses, smallest=smallest)
-    progress = Countdown(STAGE, [one.cost for one in warming.steps], tell)
+    progress = Countdown(STAGE, [one.cost for one in warming.steps], on_progress)
     for done, warmed in enumerate(warming.run(), 1):
         if warmed.error is not None:
             _log.error("%s failed to warm up", warmed.bucket)
@@ -111,30 +111,30 @@ def warm(executor: Executor, plan: Plan, warm_up: WarmUp, tell: Report) -> Warm:
         ran = tuple(one.bucket for one in warming.steps)
         return Warm(len(ran), Aside(Warming(executor, plan, uses=uses, without=ran), ran, capturing))
     if warm_up.how == "open":
-        tell(Progress("open executables"))
+        on_progress(Progress("open executables"))
     elif capturing is not None:
-        for _ in _captured(capturing, [one.bucket for one in warming.steps], tell):
+        for _ in _captured(capturing, [one.bucket for one in warming.steps], on_progress):
             pass
     executor.open_all()
     executor.compilations.ready()
     return Warm(len(warming.steps))
 
 
-def _captured(capturing: Capturing, buckets: Sequence[Bucket], tell: Report) -> Iterator[Bucket]:
+def _captured(capturing: Capturing, buckets: Sequence[Bucket], on_progress: Report) -> Iterator[Bucket]:
     """Capture the next graph for each item requested, and report progress; some may not fit."""
-    progress = Countdown(GRAPHS, [bucket.tokens + OPENING for bucket in buckets], tell)
+    progress = Countdown(GRAPHS, [bucket.tokens + OPENING for bucket in buckets], on_progress)
     for done, bucket in enumerate(capturing.run(buckets), 1):
         progress(done)
         yield bucket
 
 
-def aside(executor: Executor, left: Aside, tell: Report, over: Callable[[WarmAside], None]) -> Iterator[None]:
+def aside(executor: Executor, left: Aside, on_progress: Report, over: Callable[[WarmAside], None]) -> Iterator[None]:
     """Run or capture a bucket between requests for each item requested; calls `over` at the end.
 
     A failing bucket is logged, and the others still run.
     """
     warming = left.warming
-    progress = Countdown(STAGE, [one.cost for one in warming.steps], tell)
+    progress = Countdown(STAGE, [one.cost for one in warming.steps], on_progress)
     failed: list[str] = []
     ran = list(left.ran)
     seconds = 0.0
@@ -148,7 +148,7 @@ def aside(executor: Executor, left: Aside, tell: Report, over: Callable[[WarmAsi
         progress(done)
         yield
     if left.capturing is not None:
-        yield from _aside_captured(left.capturing, ran, tell)
+        yield from _aside_captured(left.capturing, ran, on_progress)
     try:
         executor.open_all()  # all are open, except those without a bucket and those that failed
     except Exception as e:  # noqa: BLE001 - logged, like a bucket's error
@@ -157,10 +157,10 @@ def aside(executor: Executor, left: Aside, tell: Report, over: Callable[[WarmAsi
     over(WarmAside(len(warming.steps) - len(failed), tuple(failed), seconds, executor.compilations.count))
 
 
-def _aside_captured(capturing: Capturing, buckets: Sequence[Bucket], tell: Report) -> Iterator[None]:
+def _aside_captured(capturing: Capturing, buckets: Sequence[Bucket], on_progress: Report) -> Iterator[None]:
     """Capture between requests; a device error is logged."""
     try:
-        for _ in _captured(capturing, buckets, tell):
+        for _ in _captured(capturing, buckets, on_progress):
             yield
     except Exception as e:  # noqa: BLE001 - logged, like a bucket's error
         _log.error("capturing graphs ended: %s: %s", type(e).__name__, e)

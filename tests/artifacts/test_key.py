@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.artifacts.digest import digest_bytes
-from llmc.artifacts.key import ABSENT, SHOWN, Difference, Key, canonical_json, tell
+from llmc.artifacts.key import ABSENT, SHOWN, Difference, Key, canonical_json, describe
 
 NAMES = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=12)
 VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.text(st.characters(exclude_categories=["Cs"])))
@@ -111,7 +111,7 @@ def test_a_key_survives_pickling_between_workers() -> None:
 @given(COMPONENTS, COMPONENTS)
 def test_differences_are_reported_in_one_line_however_many_there_are(a: dict[str, str], b: dict[str, str]) -> None:
     found = Key("k", a).explain(Key("k", b))
-    reported = tell(found)
+    reported = describe(found)
     assert "\n" not in reported
     assert reported.endswith(f"and {len(found) - SHOWN} more") == (len(found) > SHOWN)
     assert (reported == "") == (not found)
@@ -130,13 +130,13 @@ def test_differences_are_reported_in_one_line_however_many_there_are(a: dict[str
     ],
 )
 def test_a_difference_is_reported_from_theirs_to_mine(mine: str, theirs: str, reported: str) -> None:
-    assert tell([Difference("x", mine, theirs)]) == reported
+    assert describe([Difference("x", mine, theirs)]) == reported
 
 
 def test_what_people_can_read_is_reported_before_digests() -> None:
     mine = {f"a{i}": digest_bytes(b"%d" % i) for i in range(5)} | {"toolchain.torch": "2", "option.dtype": "f32"}
     theirs = {name: digest_bytes(value.encode()) for name, value in mine.items()} | {"toolchain.torch": "1"}
     theirs["option.dtype"] = "bf16"
-    reported = tell(Key("k", mine).explain(Key("k", theirs)))
+    reported = describe(Key("k", mine).explain(Key("k", theirs)))
     assert reported.startswith("option.dtype: bf16 → f32, toolchain.torch: 1 → 2, a0: ")
     assert reported.endswith(", and 3 more")

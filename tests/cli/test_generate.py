@@ -70,7 +70,7 @@ def test_another_bundle_may_compute_the_prompts(generate: Llmc, llmc: Llmc, toy:
     said = json.loads(ran.out)
     assert said["token_ids"] == answer(toy, "a river")
     assert said["buckets"][0]["executable"] == "handed over"
-    assert said["timings"]["handover"]["tokens"] == 7 and said["timings"]["handover"]["bytes"] > 0
+    assert said["timings"]["kv_transfer"]["tokens"] == 7 and said["timings"]["kv_transfer"]["bytes"] > 0
 
 
 def test_several_prompts_are_reported_apart(generate: Llmc, toy: Path) -> None:

@@ -29,7 +29,7 @@ def test_a_folder_for_two_devices_answers_like_one(hybrid: Path, llmc: Llmc, toy
     said = json.loads(llmc("generate", hybrid, "--prompt", "a river", "--ignore-eos", "--max-tokens", 6, "--json").out)
     assert [said["token_ids"]] == greedy(toy, [said["prompt_token_ids"]], 6)
     assert [step["phase"] for step in said["buckets"]] == ["prompt", *["decode"] * 5]
-    assert said["buckets"][0]["executable"] == "handed over" and said["timings"]["handover"]["tokens"] == 7
+    assert said["buckets"][0]["executable"] == "handed over" and said["timings"]["kv_transfer"]["tokens"] == 7
 
 
 def test_neither_half_has_graphs_that_it_never_runs(hybrid: Path) -> None:

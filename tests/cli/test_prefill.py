@@ -52,7 +52,7 @@ def test_prompts_come_over_tcp_and_it_ends_with_how_many(
                "--json")  # fmt: skip
     said = json.loads(ran.out)
     assert [said["token_ids"]] == greedy(toy, [said["prompt_token_ids"]], 6)
-    assert said["timings"]["handover"]["bytes"] > 0
+    assert said["timings"]["kv_transfer"]["bytes"] > 0
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, json.loads(out)) == (0, {"event": "stopped", "served": 1})

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import llmc
-from llmc.artifacts.key import Difference, Key, changed_code, tell
+from llmc.artifacts.key import Difference, Key, changed_code, describe
 from llmc.artifacts.store.store import Store
 from llmc.compiler import code
 from llmc.compiler.pipeline import verification
@@ -260,7 +260,7 @@ def test_a_changed_module_is_reported_by_name() -> None:
     whole = "sha256:" + "0" * 64
     one, other = f"{whole} compiler.a=1 compiler.b=1 compiler.c=1", f"{whole} compiler.a=2 compiler.b=1 compiler.d=1"
     assert changed_code(Difference("code", one, other)) == ["compiler.a", "compiler.c", "compiler.d"]
-    assert tell([Difference("code", one, other)]) == "code: compiler.a, compiler.c, compiler.d"
+    assert describe([Difference("code", one, other)]) == "code: compiler.a, compiler.c, compiler.d"
     assert changed_code(Difference("code", whole, other)) == [], "an entry of before modules were named"
     assert changed_code(Difference("isa", one, other)) == []
 

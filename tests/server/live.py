@@ -108,7 +108,7 @@ class Live:
         cache_counters: Callable[[], dict[str, int]] | None = None, loaded: Callable[[], None] = lambda: None,
         reopen: Callable[..., Any] | None = None, **config: Any,
     ) -> None:  # fmt: skip
-        opener = (lambda tell: open_bundle) if isinstance(open_bundle, Path) else open_bundle
+        opener = (lambda on_progress: open_bundle) if isinstance(open_bundle, Path) else open_bundle
         self.events: list[Event] = []
         self.error: BaseException | None = None
         self._news = threading.Condition()

@@ -41,10 +41,10 @@ class Door:
         self._bundle = bundle
         self.let = threading.Event()
 
-    def __call__(self, tell: Callable[[Progress], None]) -> Path:
-        tell(Progress("compile", 3, 8, 2.25))
+    def __call__(self, on_progress: Callable[[Progress], None]) -> Path:
+        on_progress(Progress("compile", 3, 8, 2.25))
         while not self.let.wait(0.01):
-            tell(Progress("compile", 3, 8, 2.25))
+            on_progress(Progress("compile", 3, 8, 2.25))
         return self._bundle
 
 
@@ -71,7 +71,7 @@ def test_a_server_has_one_heap_before_it_has_threads(bundle: Path, monkeypatch: 
     monkeypatch.setattr(serve, "share_heap", lambda: done.append("share_heap"))
     monkeypatch.setattr(serve, "Server", server)
     with pytest.raises(InputError, match="enough"):
-        serve.serve(ServerConfig(port=0), lambda tell: bundle)
+        serve.serve(ServerConfig(port=0), lambda on_progress: bundle)
     assert done == ["share_heap", "settle"]
 
 

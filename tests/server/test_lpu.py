@@ -20,7 +20,7 @@ GREEDY = {"temperature": 0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
 @pytest.fixture
 def server(lpu: LpuHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with Live(lambda tell: lpu.open()) as live:
+    with Live(lambda on_progress: lpu.open()) as live:
         yield live.ready()
 
 
@@ -60,7 +60,7 @@ def test_a_device_that_dies_fails_one_request_and_is_opened_again(
     lpu: LpuHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with Live(lambda tell: lpu.open()) as server:
+    with Live(lambda on_progress: lpu.open()) as server:
         server.ready()
         executor = server.server.state.served.engine.engine.core.executor  # type: ignore[union-attr]
         executor._hyperdex.kill()  # type: ignore[attr-defined]

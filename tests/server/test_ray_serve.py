@@ -324,7 +324,7 @@ def test_replicas_are_one_at_least() -> None:
 def test_an_admin_token_is_refused_where_a_request_reaches_one_of_several() -> None:
     config = ServerConfig(port=8000, admin_tokens=("secret",))
     with pytest.raises(InputError, match=r"--admin-token: a request would reach one replica .* send SIGHUP"):
-        serve(config, lambda tell: pytest.fail("opened"), Fleet(None, 1, 2))
+        serve(config, lambda on_progress: pytest.fail("opened"), Fleet(None, 1, 2))
 
 
 @pytest.mark.full

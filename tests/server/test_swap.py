@@ -371,7 +371,7 @@ def test_a_stop_in_mid_swap_ends_the_server(one: Path, two: Path, monkeypatch: p
     with serving(one) as live:
         begun = len(gate.steps)
         gate.hold()
-        live.server._swapper._reopen = lambda named, tell: two  # as a link that moved
+        live.server._swapper._reopen = lambda named, on_progress: two  # as a link that moved
         live.server.reload()
         gate.wait(begun + 1)
         live.server.stop()

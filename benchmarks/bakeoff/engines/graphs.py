@@ -25,7 +25,7 @@ class Engine:
         outcome = WarmUpOutcome(executor, Warming(executor, plan), capturing)
         last, took = time.perf_counter(), {}
 
-        def tell(ran: Any, *_: int) -> None:
+        def on_progress(ran: Any, *_: int) -> None:
             nonlocal last
             now = time.perf_counter()
             if capturing is not None:
@@ -33,7 +33,7 @@ class Engine:
             last = now
 
         try:
-            outcome.run(tell)
+            outcome.run(on_progress)
             if capturing is None:
                 rows = [
                     {"bucket": str(b), "seconds": ran.seconds - outcome.again[b].seconds, "bytes": None,

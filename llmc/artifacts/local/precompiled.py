@@ -18,7 +18,7 @@ from typing import Any
 
 from llmc.artifacts.bundle.manifest import Manifest, flat_components, manifest_components, read_manifest
 from llmc.artifacts.bundle.reader import BundleFiles
-from llmc.artifacts.key import ABSENT, Difference, tell
+from llmc.artifacts.key import ABSENT, Difference, describe
 from llmc.artifacts.key import differences as compare
 from llmc.artifacts.log import logger
 from llmc.errors import ArtifactError
@@ -88,9 +88,9 @@ def replacing(location: Path | None) -> Iterator[None]:
         found = [item for item in every if not item.name.startswith(_ORIGINS)]
         causes = [item for item in found if not item.name.startswith(_EFFECTS)]
         if found:
-            logger().warning("%s: replaced; %s", location, tell(causes or found))
+            logger().warning("%s: replaced; %s", location, describe(causes or found))
 
 
 def describe_differences(found: list[Difference]) -> str:
     """Return all differences in one line, as requested value → the bundle's value."""
-    return tell(found, len(found))
+    return describe(found, len(found))

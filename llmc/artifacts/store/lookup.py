@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from llmc.artifacts.digest import Blob
-from llmc.artifacts.key import Key, tell
+from llmc.artifacts.key import Key, describe
 from llmc.artifacts.store.entries import Entry
 from llmc.artifacts.store.layout import SCHEMA, Layout, scan
 from llmc.artifacts.store.leases import blob_name, entry_name
@@ -106,7 +106,7 @@ def miss_reason(key: Key, areas: Sequence[Area]) -> str:
         return "not seen on this machine before, or changed since"
     near = [found for area in areas if (found := area.entries.nearest(key)) is not None]
     if near:
-        return tell(min(near, key=lambda item: len(item[1]))[1])
+        return describe(min(near, key=lambda item: len(item[1]))[1])
     return f"nothing of kind {key.kind} is stored{_newness(areas[0].layout)}"
 
 

@@ -32,13 +32,15 @@ class EstimatedDevice:
         return size
 
 
-def dry_run(buckets: Sequence[Bucket], memory: Memory, size_of: SizeOf, tell: Report = lambda _: None) -> Outcome:
+def dry_run(
+    buckets: Sequence[Bucket], memory: Memory, size_of: SizeOf, on_progress: Report = lambda _: None
+) -> Outcome:
     """Return which of `buckets` would be captured in `memory` if graphs take `size_of` bytes.
 
     Raises InputError for a budget that is too small for every graph. A budget of 0 is allowed.
     """
     device = EstimatedDevice(memory.free_for_capture, size_of)
-    outcome = capture(device, buckets, memory.margin, memory.options, dict.fromkeys(PHASES, size_of), tell)
+    outcome = capture(device, buckets, memory.margin, memory.options, dict.fromkeys(PHASES, size_of), on_progress)
     if outcome.budget and outcome.empty:
         raise InputError(hold_none(outcome, buckets, size_of))
     return outcome

@@ -112,10 +112,10 @@ Report = Callable[[Attempt], None]
 
 def capture(
     device: CaptureDevice, buckets: Sequence[Bucket], margin: int, options: CaptureOptions,
-    expected: Mapping[Phase, SizeOf] | None = None, tell: Report = lambda _: None,
+    expected: Mapping[Phase, SizeOf] | None = None, on_progress: Report = lambda _: None,
 ) -> Outcome:  # fmt: skip
-    """Capture graphs until no more fit, with the rules of Capture; `tell` is called before each."""
-    whole = Capture(device, buckets, margin, options, expected, tell)
+    """Capture graphs until no more fit, with the rules of Capture; `on_progress` is called before each."""
+    whole = Capture(device, buckets, margin, options, expected, on_progress)
     for _ in whole.run():
         pass
     return whole.outcome
@@ -130,15 +130,15 @@ class Capture:
     run uncaptured. A bucket that fails for another reason is skipped.
 
     `expected` gives sizes before a phase's first measurement. Without it, the first graph of a phase is captured if any
-    memory is left. `tell` is called before each capture. Raises DeviceError if the reported free memory is not a number
-    of bytes; errors of the device propagate.
+    memory is left. `on_progress` is called before each capture. Raises DeviceError if the reported free memory is not a
+    number of bytes; errors of the device propagate.
     """
 
     def __init__(
         self, device: CaptureDevice, buckets: Sequence[Bucket], margin: int, options: CaptureOptions,
-        expected: Mapping[Phase, SizeOf] | None = None, tell: Report = lambda _: None,
+        expected: Mapping[Phase, SizeOf] | None = None, on_progress: Report = lambda _: None,
     ) -> None:  # fmt: skip
-        self._device, self._report = device, tell
+        self._device, self._report = device, on_progress
         sizes = expected or {}
         self._queues = {phase: _Queue(phase, buckets, options, sizes.get(phase)) for phase in PHASES}
         self._free = self._begin = checked(device.free_memory())

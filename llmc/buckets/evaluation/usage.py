@@ -56,7 +56,7 @@ class PaddingHistogram:
 
 
 EVENTS_AT_ONCE = 1 << 13
-"""Decode runs, or prompt steps, that are counted together."""
+"""Decode runs, or prefill steps, that are counted together."""
 
 STEPS_AT_ONCE = 1 << 20
 """Decode steps that the histogram takes at a time, unless a single bucket serves more of one run."""

@@ -88,11 +88,11 @@ class PlanCaptureCommand(CaptureFlags):
             size("--profile-memory", self.profile_memory) or 0, block, limits.block_size, limits.max_model_len, options,
         )  # fmt: skip
 
-        def tell(attempt: Attempt) -> None:
+        def on_progress(attempt: Attempt) -> None:
             if output.verbose:
                 echo(lines.captured(attempt), err=True)
 
-        outcome = dry_run(built.buckets, memory, size_of, tell)
+        outcome = dry_run(built.buckets, memory, size_of, on_progress)
         steps = {} if self.traffic is None else _steps(built, self.traffic)
         shares = {phase.phase: phase.steps_captured(steps) for phase in outcome.phases}
         if self.as_json:

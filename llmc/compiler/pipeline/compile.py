@@ -275,13 +275,13 @@ def _executables(
     """One executable per shape, in order; the executor of the options builds missing ones."""
     done = count(1)
 
-    def tell(shape: Shape, created: BuiltExecutable) -> None:
+    def on_progress(shape: Shape, created: BuiltExecutable) -> None:
         entry, size = created.entry, created.entry.outputs["executable"].size
         at = next(done)
         report(ExecutableReport(at, len(shapes), shape, created.cached, created.seconds, size, entry.meta["state"]))
 
     work = CompileWork(stages.store, target, lowered, options, stages.settings)
-    return open_executor(options).compile(work, shapes, tell)
+    return open_executor(options).compile(work, shapes, on_progress)
 
 
 def _assemble(

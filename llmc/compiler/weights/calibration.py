@@ -109,7 +109,7 @@ Report = Callable[[int, int], None]
 
 
 def calibrate(
-    checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], out: Sink, tell: Report = lambda *_: None
+    checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], out: Sink, on_progress: Report = lambda *_: None
 ) -> dict[str, tuple[int, int, int]]:  # fmt: skip
     """Write 4-bit blocks of the model's projections to `out`, and return the location of each matrix.
 
@@ -139,7 +139,7 @@ def calibrate(
             replayed.through(layer, way, built)
         groups.watch()
         done += 1
-        tell(done, len(replayed.layers))
+        on_progress(done, len(replayed.layers))
 
     replayed = ReplayedModel(checkpoint, leaving)
     groups = Groups(checkpoint, replayed)

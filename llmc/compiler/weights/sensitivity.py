@@ -37,8 +37,8 @@ class Judged:
 
 
 def divergence(
-    checkpoint: Checkpoint, judged: Judged, wide: frozenset[str], probe: Sequence[int], tell: Report = lambda *_: None,
-    *, embed_lm_head: bool = False,
+    checkpoint: Checkpoint, judged: Judged, wide: frozenset[str], probe: Sequence[int],
+    on_progress: Report = lambda *_: None,    *, embed_lm_head: bool = False,
 ) -> tuple[float, list[GroupCost]]:  # fmt: skip
     """Return mean KL(float ‖ quantized) in nats, and the cost of each group over the sequence `probe`.
 
@@ -67,7 +67,7 @@ def divergence(
             replayed.through(layer, way, built)
         groups.watch()
         done += 1
-        tell(done, len(replayed.layers))
+        on_progress(done, len(replayed.layers))
 
     def apart(way: Way) -> Tensor:
         """KL of each token, [n]."""

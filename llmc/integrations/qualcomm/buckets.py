@@ -36,7 +36,7 @@ NAMES = {PREFILL: "comp_ctx_lengths_prefill", DECODE: "comp_ctx_lengths_decode"}
 LEAST = 1024
 """The least compute context length in tokens; shorter ones are raised to it, longer ones run best as its multiples."""
 APART = 32
-"""Distance of prefill lengths below a multiple of 1024, since the two lists must share no number."""
+"""Distance of prefill lengths below a multiple of 1024, since the two lists must be disjoint."""
 
 _LOGGED = {
     PREFILL: re.compile(r"Prefill context lengths: \[([\d, ]+)\]"),
@@ -99,7 +99,7 @@ class Qualcomm(BucketRules):
         if chunk > 1 and length - 1 in given[DECODE]:
             raise InputError(
                 f"qualcomm: {NAMES[DECODE]} {length - 1} leaves no prefill length for a prompt of as many tokens, "
-                "since the lists share no number; remove it"
+                "since the lists must be disjoint; remove it"
             )
         built = _built(given, length, chunk)
         if _built(built, length, chunk) != built:

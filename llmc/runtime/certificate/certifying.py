@@ -75,7 +75,7 @@ class Certifying:
     bundle: Bundle
     options: EngineOptions = field(default_factory=EngineOptions)
     certify: CertifyOptions = field(default_factory=CertifyOptions)
-    tell: Report = lambda *_: None
+    on_progress: Report = lambda *_: None
     outcome: WarmUpOutcome | None = None
 
     def run(self) -> Certificate:
@@ -112,7 +112,7 @@ class Certifying:
             self.outcome = WarmUpOutcome(executor, warming, capturing, beside, watch.ready)
             with self._timed("warm up"):
                 self.outcome.run(
-                    lambda ran, done, total: self.tell("warm up", getattr(ran, "name", str(ran)), done, total)
+                    lambda ran, done, total: self.on_progress("warm up", getattr(ran, "name", str(ran)), done, total)
                 )
             _require_warm(self.outcome)
             assert engine is not None
@@ -134,7 +134,7 @@ class Certifying:
         try:
             return drive(
                 engine, random.take(count), 2 * self.bundle.plan.limits.max_num_seqs, self.certify.seed,
-                lambda done: self.tell("requests", f"{done} requests", done, count),
+                lambda done: self.on_progress("requests", f"{done} requests", done, count),
             )  # fmt: skip
         finally:
             counter.counts = False

@@ -209,9 +209,9 @@ class _Open:
 
 def drive(
     engine: LLMEngine, requests: Iterable[RandomRequest], most: int, seed: int,
-    tell: Callable[[int], None] = lambda _: None,
+    on_progress: Callable[[int], None] = lambda _: None,
 ) -> Driven:  # fmt: skip
-    """Run `requests`, at most `most` at once; `tell` is called with the number that have ended.
+    """Run `requests`, at most `most` at once; `on_progress` is called with the number that have ended.
 
     Raises VerificationError if a request ends with an error, and any error of the executor.
     """
@@ -230,7 +230,7 @@ def drive(
             _take(engine, update, open_, driven)
         if draw.random() < 0.1:
             wanted = draw.randint(1, most)
-        tell(driven.requests - len(open_))
+        on_progress(driven.requests - len(open_))
     return driven
 
 

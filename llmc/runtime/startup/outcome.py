@@ -98,7 +98,7 @@ class WarmUpOutcome:
         self._graphs = 0
         self._most_graphs = 0 if capturing is None else len(warming.buckets)
 
-    def run(self, tell: Report = lambda *_: None) -> None:
+    def run(self, on_progress: Report = lambda *_: None) -> None:
         """Divide the device's memory, run every bucket, capture graphs, and run every bucket again.
 
         Everything else in the bundle is opened before the second pass; whatever the engine opens after that counts as a
@@ -109,36 +109,36 @@ class WarmUpOutcome:
         try:
             if self.capturing is not None:
                 self.capturing.divide()
-            self._pass(self.warming.run(), self.first, tell)
-            self._capture(tell)
+            self._pass(self.warming.run(), self.first, on_progress)
+            self._capture(on_progress)
             self._open_all()
-            self._run_beside(tell)
+            self._run_beside(on_progress)
             self.executor.compilations.ready()
             self._ready()
-            self._pass(self.warming.replay(), self.again, tell)
+            self._pass(self.warming.replay(), self.again, on_progress)
         except KeyboardInterrupt:
             self.interrupted = True
         self.memory = before, self.warming.free_memory()
 
-    def _pass(self, runs: Iterator[Warmed], into: dict[Bucket, Warmed], tell: Report) -> None:
+    def _pass(self, runs: Iterator[Warmed], into: dict[Bucket, Warmed], on_progress: Report) -> None:
         for warmed in runs:
             into[warmed.bucket] = warmed
-            tell(warmed, self._done, self._total)
+            on_progress(warmed, self._done, self._total)
 
-    def _capture(self, tell: Report) -> None:
+    def _capture(self, on_progress: Report) -> None:
         if self.capturing is not None:
             for bucket in self.capturing.run([bucket for bucket in self.first if bucket not in self.failed]):
                 self._graphs += 1
-                tell(bucket, self._done, self._total)
+                on_progress(bucket, self._done, self._total)
             self._most_graphs = self._graphs
 
-    def _run_beside(self, tell: Report) -> None:
+    def _run_beside(self, on_progress: Report) -> None:
         if self._open_beside is not None:
             beside = self._open_beside()
             self._most_beside = len(beside)
             for ran in beside.run():
                 self.beside.append(ran)
-                tell(ran, self._done, self._total)
+                on_progress(ran, self._done, self._total)
 
     @property
     def _done(self) -> int:

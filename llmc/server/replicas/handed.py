@@ -63,7 +63,7 @@ class Handed(Listener):
     def close(self) -> None:
         """Do nothing: the supervisor sees how the process ends."""
 
-    def tell(self, reported: Event | ReplicaFailure) -> None:
+    def on_progress(self, reported: Event | ReplicaFailure) -> None:
         """Report to the supervisor; thread-safe."""
         self._send(line_of(reported))
 

@@ -51,10 +51,10 @@ def serve_replicas(
                 os.sched_setaffinity(0, cpus)
             each = replace(options, threads=threads or len(cpus))
             try:
-                return serve(config, open_bundle, options=each, report=handed.tell, listener=handed, **how)
+                return serve(config, open_bundle, options=each, report=handed.on_progress, listener=handed, **how)
             except Exception as error:  # noqa: BLE001 - the supervisor reports it
                 failure = failure_of(error)
-                handed.tell(failure)
+                handed.on_progress(failure)
                 return failure.code
 
         report(Listening(listener.url, not (listener.local or config.api_keys)))

@@ -40,10 +40,12 @@ def run(ratio: float) -> tuple[CaptureOptions, Memory, Outcome, list[str]]:
     options = CaptureOptions(gpu_memory_utilization=0.5, graph_reserved_mem=0.4, graph_prompt_ratio=ratio)
     there, lines, log = memory(options), Lines.of(GUIDE, 128), list[str]()
 
-    def tell(attempt: Attempt) -> None:
+    def on_progress(attempt: Attempt) -> None:
         log.append(lines.captured(attempt))
 
-    outcome = capture(SimulatedDevice(there.free_for_capture, size_of), GUIDE, there.margin, options, tell=tell)
+    outcome = capture(
+        SimulatedDevice(there.free_for_capture, size_of), GUIDE, there.margin, options, on_progress=on_progress
+    )
     return options, there, outcome, log
 
 

@@ -19,12 +19,12 @@ def test_results_are_in_the_order_of_the_items_and_reported_as_they_come() -> No
         assert item or later.wait(30)
         return item * 2
 
-    def tell(item: int, result: int) -> None:
+    def on_progress(item: int, result: int) -> None:
         reported.append((item, result))
         later.set()
 
     with Jobs(2, None) as jobs:
-        assert jobs.each(work, [0, 1], tell) == [0, 2]
+        assert jobs.each(work, [0, 1], on_progress) == [0, 2]
     assert reported == [(1, 2), (0, 0)]
 
 

@@ -204,7 +204,7 @@ def test_progress_is_reported_by_stage(toys: dict[str, Toy]) -> None:
     reported: dict[str, list[tuple[int, int]]] = {}
     Certifying(
         Bundle.open(toys["static"].bundle), certify=CertifyOptions(20),
-        tell=lambda stage, text, done, total: reported.setdefault(stage, []).append((done, total)),
+        on_progress=lambda stage, text, done, total: reported.setdefault(stage, []).append((done, total)),
     ).run()  # fmt: skip
     assert list(reported) == ["warm up", "requests"]
     assert all(done <= total for of in reported.values() for done, total in of)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from llmc.artifacts.digest import Blob
-from llmc.artifacts.key import Key, tell
+from llmc.artifacts.key import Key, describe
 from llmc.artifacts.remotes import open_remote
 from llmc.artifacts.remotes.ingest import bring
 from llmc.artifacts.remotes.push import push
@@ -103,7 +103,7 @@ def _refusal(task: Task, labels: Mapping[str, str], settings: Settings) -> str:
         mine = executable_key(open_target(task.options.device, settings), task.lowered, task.shape, task.options)
     except DeviceError as e:
         return str(e)
-    return "" if mine == task.key else f"it would build another executable: {tell(mine.explain(task.key))}"
+    return "" if mine == task.key else f"it would build another executable: {describe(mine.explain(task.key))}"
 
 
 def features(labels: Mapping[str, str]) -> set[str]:

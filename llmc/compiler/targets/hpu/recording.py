@@ -24,8 +24,8 @@ from llmc.runtime.startup.warming import Warmed, Warming
 from llmc.settings import Settings
 
 
-def record(bundle: Bundle, tell: Callable[[int], None]) -> None:
-    """Warm the bundle up, and call `tell` with the number of each executable that ran.
+def record(bundle: Bundle, on_progress: Callable[[int], None]) -> None:
+    """Warm the bundle up, and call `on_progress` with the number of each executable that ran.
 
     Raises DeviceError without a device, CompileError for a bucket that does not run, and the errors of opening.
     """
@@ -39,7 +39,7 @@ def record(bundle: Bundle, tell: Callable[[int], None]) -> None:
         number = numbers[b.phase, b.batch, b.query, b.context]
         if number not in reported:
             reported.add(number)
-            tell(number)
+            on_progress(number)
 
     executor = open_executor(bundle, EngineOptions())
     try:

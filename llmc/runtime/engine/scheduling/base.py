@@ -88,7 +88,7 @@ class ScheduledBatch:
     """One step: `copies` first, in order, then `rows` as one batch of `bucket` (None: exact shape).
 
     `admitted`: sequences that left the queue for this step, with the prompt tokens that a copied prefix saved.
-    `decode_rows`: how many leading rows of a ragged prompt step decode. `handed`: nothing is computed; each row is a
+    `decode_rows`: how many leading rows of a ragged prefill decode. `handed`: nothing is computed; each row is a
     whole prompt from another executor, to be imported into its slot.
     """
 

@@ -118,8 +118,8 @@ def finish(bundle: Path) -> Finish:
     def finish(
         path: Path, events: list[Any] | None = None, store: Path | None = None, **given: Any
     ) -> FinishResult:  # fmt: skip
-        tell = [].append if events is None else events.append
-        return finish_bundle(path, Store(store or bundle.parent / "store"), tell, **given)
+        on_progress = [].append if events is None else events.append
+        return finish_bundle(path, Store(store or bundle.parent / "store"), on_progress, **given)
 
     return finish
 

@@ -90,12 +90,12 @@ def test_a_card_that_runs_out_of_memory_in_the_middle_keeps_its_graphs_and_runs_
     device.allocate(memory.blocks)
     order: list[Bucket] = []
 
-    def tell(attempt: Any) -> None:
+    def on_progress(attempt: Any) -> None:
         order.append(attempt.bucket)
         if len(order) == 4:
             lazy.card().fail_after = 20
 
-    outcome = capture(device, PLAN.buckets, memory.margin, memory.options, tell=tell)
+    outcome = capture(device, PLAN.buckets, memory.margin, memory.options, on_progress=on_progress)
     lazy.card().fail_after = None
     assert executor.memory()["graphs"] == 3
     assert len(outcome.uncaptured) == len(PLAN.buckets) - 3

@@ -151,12 +151,12 @@ def test_a_card_that_runs_out_of_memory_in_the_middle_keeps_its_graphs_and_runs_
     device, memory = divided(executor, graph_reserved_mem=0.9)
     order: list[Bucket] = []
 
-    def tell(attempt: Any) -> None:
+    def on_progress(attempt: Any) -> None:
         order.append(attempt.bucket)
         if len(order) == 4:
             gpu.allocator.fail_after = 20
 
-    outcome = capture(device, PLAN.buckets, memory.margin, memory.options, tell=tell)
+    outcome = capture(device, PLAN.buckets, memory.margin, memory.options, on_progress=on_progress)
     gpu.allocator.fail_after = None
     assert executor.memory()["graphs"] == 3
     assert len(outcome.uncaptured) == len(PLAN.buckets) - 3
