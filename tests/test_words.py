@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.commands import DOCUMENTS, ROOT
+from tests.tiers import default_cases
 
 OF_NAMES = {
     "asked": "requested", "codes": "quantized", "fade": "decay", "fades": "decays", "handover": "kv_transfer",
@@ -58,6 +59,7 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
+@default_cases("llmc")
 @pytest.mark.parametrize("folder", ["llmc", "tests", "benchmarks", "scripts"])
 def test_no_name_has_a_word_that_was_replaced(folder: str) -> None:
     found = [
