@@ -105,7 +105,7 @@ def test_the_newer_spelling_of_the_strategy_wins_and_a_warning_says_so(older):
     settings = read(VLLM_EXPONENTIAL_BUCKETING=older, VLLM_BUCKETING_STRATEGY="pad")
     assert (settings.strategy, settings.strategy_variable) == ("padding-aware", "VLLM_BUCKETING_STRATEGY")
     (warning,) = settings.warnings
-    assert warning.startswith("VLLM_EXPONENTIAL_BUCKETING is ignored: VLLM_BUCKETING_STRATEGY is set")
+    assert warning.startswith("VLLM_EXPONENTIAL_BUCKETING is ignored: its newer name VLLM_BUCKETING_STRATEGY is set")
 
 
 @pytest.mark.parametrize("newer", ["", "lin"])
@@ -162,7 +162,9 @@ def test_the_newer_spelling_wins_and_a_warning_says_so():
     settings = read(VLLM_PROMPT_SEQ_BUCKET_MAX="1024", VLLM_PROMPT_QUERY_BUCKET_MAX="2048")
     assert settings.bucket_numbers[("prompt_query", "max")].value == 2048
     (warning,) = settings.warnings
-    assert warning.startswith("VLLM_PROMPT_SEQ_BUCKET_MAX is ignored: VLLM_PROMPT_QUERY_BUCKET_MAX is set")
+    assert warning.startswith(
+        "VLLM_PROMPT_SEQ_BUCKET_MAX is ignored: its newer name VLLM_PROMPT_QUERY_BUCKET_MAX is set"
+    )
 
 
 @pytest.mark.parametrize("parameter", PARAMETERS)

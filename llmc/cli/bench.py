@@ -219,8 +219,8 @@ def cpu(
 ) -> None:
     """Compare the engines that --device cpu chooses from on this host, and print which it would choose and why.
 
-    Measured in turn: decode steps, prefill, process start to first token, and memory, in int8 and in each engine's
-    default format. llmc compile --device cpu uses the result for the same number of threads, similar models (type and
+    It measures decode steps, prefill, process start to first token, and memory, in int8 and in each engine's default
+    format. llmc compile --device cpu uses the result for the same number of threads, similar models (type and
     size), and the same engine versions and options. Earlier measurements are kept. An interrupt prints and writes the
     results so far, which are not used for choices.
 

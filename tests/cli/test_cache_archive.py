@@ -57,7 +57,7 @@ def test_every_bundle_and_packed_cache_of_the_store_is_the_default(
     assert {entry.key for entry in Store(here / "other").entries()} == images
     again = llmc("cache", "import", "all.tar", "--cache-dir", "other", "--json").json
     assert again["skipped_blobs"] > 2 and again["bytes"] < 100_000
-    assert "2 images are in it" in llmc("cache", "import", "all.tar", "-o", "out").failed(2)
+    assert "the archive holds 2 images" in llmc("cache", "import", "all.tar", "-o", "out").failed(2)
 
 
 def test_what_is_incomplete_is_left_out_and_said(llmc: Llmc, bundle: Path, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_signed_bundle_passes_and_a_wrong_signature_never(
 def test_mistakes_are_reported(llmc: Llmc, bundle: Path, tmp_path: Path, here: Path) -> None:
     assert "name an archive" in llmc("cache", "export", "b.tgz", "bundle").failed(2)
     assert "--json and the archive" in llmc("cache", "export", "-", "bundle", "--json").failed(2)
-    assert "there is no bundle in" in llmc("cache", "export", "b.tar", "--cache-dir", tmp_path / "empty").failed(2)
+    assert "no bundle in" in llmc("cache", "export", "b.tar", "--cache-dir", tmp_path / "empty").failed(2)
     assert "not a bundle" in llmc("cache", "export", "b.tar", "./nowhere").failed(5)
     assert "No such file" in llmc("cache", "import", "b.tar").failed(5)
     flip(BundleFiles.open(bundle).path("tokenizer.json"))

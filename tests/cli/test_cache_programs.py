@@ -166,7 +166,7 @@ def test_the_hlo_proto_computes_the_same(llmc: Llmc, key: str, here: Path) -> No
 
 
 def test_hlo_is_binary_and_wants_a_file(llmc: Llmc, key: str) -> None:
-    assert "name it with -o" in llmc("cache", "show", key, "--hlo").failed(2)
+    assert "give its name with -o" in llmc("cache", "show", key, "--hlo").failed(2)
 
 
 @pytest.mark.parametrize("graph", ["decode batch=4", "batch=4 decode", "decode batch=4 query=1 context=64"])

@@ -185,7 +185,7 @@ def test_a_damaged_bundle_is_not_pushed(llmc: Llmc, bundle: Path, far: Path, tmp
 
 def test_local_results_cannot_be_named(llmc: Llmc, store: Store, far: Path) -> None:
     entry = store.publish(key("local-x"), {})
-    assert "this machine only" in llmc("cache", "push", far, entry.key.short).failed(2)
+    assert "only valid on this machine" in llmc("cache", "push", far, entry.key.short).failed(2)
 
 
 # Containers
@@ -206,7 +206,7 @@ def test_an_image_is_one_bundle(llmc: Llmc, bundle: Path, store: Store) -> None:
     assert "takes one bundle" in llmc("cache", "push", "oci-layout:images").failed(2)
     assert "takes one bundle" in llmc("cache", "push", "oci-layout:images", bundle, bundle).failed(2)
     assert "not a bundle" in llmc("cache", "push", "oci-layout:images", executable.key.short).failed(2)
-    assert "neither keys" in llmc("cache", "pull", "oci-layout:images", "abcdef").failed(2)
+    assert "leave out keys" in llmc("cache", "pull", "oci-layout:images", "abcdef").failed(2)
 
 
 # Read-through

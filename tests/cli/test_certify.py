@@ -133,9 +133,9 @@ def test_python_does_the_same(llmc: Llmc, static: Path, here: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--requests", 5), "--requests is of a certificate"),
+        (("--requests", 5), "--requests needs a certificate"),
         (("--sign", "release"), "--sign is of a certificate"),
-        (("--certify", "missing/c.json"), "there is no folder missing"),
+        (("--certify", "missing/c.json"), "the folder missing for the certificate does not exist"),
         (("--certify", "c.json", "--sign", "nowhere"), "nowhere"),
     ],
 )

@@ -92,4 +92,4 @@ def test_the_portable_half_runs_where_there_is_no_device(
 def test_a_bundle_in_a_store_stays_as_it_is(llmc: Llmc, bundle: Path) -> None:
     assert llmc("cache", "export", "bundle.tar", bundle, "-q").code == 0
     ran = llmc("warmup", "bundle.tar", "-q")
-    assert ran.code == 0 and "lies in a store" in ran.err and "llmc cache pull" in ran.err
+    assert ran.code == 0 and "is inside a store" in ran.err and "llmc cache pull" in ran.err

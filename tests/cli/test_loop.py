@@ -32,7 +32,7 @@ def test_one_round_without_a_server_makes_a_bundle_and_a_link(
 
 @pytest.mark.parametrize(("flags", "said"), [
     ((), "name the SERVER, or a recording of its traffic: --traffic FILE"),
-    (("localhost:8000",), "SERVER 'localhost:8000' is no URL"),
+    (("localhost:8000",), "SERVER 'localhost:8000' is not a URL"),
     (("http://localhost:8000",), "LLMC_ADMIN_TOKEN is not set"),
     (("http://localhost:8000", "--bundle", "b"), "--bundle cannot be combined with SERVER"),
     (("--traffic", "t", "--every", "0"), "--every 0 must be above 0"),

@@ -74,7 +74,7 @@ def test_recorded_traffic_is_replayed_and_a_model_reports_its_keys_and_values(
         ((*FLAGS, "--prompt-len", 9000, "--output-len", 5), "exceed --max-model-len 8192"),
         ((*FLAGS, *LENGTHS, "--arrival-rate", 3), "requests of --prompt-len all arrive at once"),
         ((*FLAGS, *LENGTHS, "--contention", 2), "add --same-host"),
-        (("--gb-per-s", 3, *LENGTHS), "with --model or --kv-bytes-per-token"),
+        (("--gb-per-s", 3, *LENGTHS), "with either --model or --kv-bytes-per-token"),
         (("--gb-per-s", 0, "--kv-bytes-per-token", 1, *LENGTHS), "moves nothing"),
         (("--gb-per-s", 1, "--kv-bytes-per-token", 0, *LENGTHS), "0 bytes"),
     ],

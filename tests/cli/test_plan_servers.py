@@ -133,7 +133,7 @@ def test_configurations_of_different_settings_are_judged_each_on_its_own_steps(l
     assert "cudagraph_mode" not in Path("p.html").read_text()
     Path("other").write_text("--max-num-seqs 8 --cudagraph-capture-sizes 8")
     arguments = ("--server", "vllm", "--max-model-len", 8192, *TRAFFIC)
-    assert "are of different limits" in llmc("plan", "evaluate", "both", "other", *arguments).failed(2)
+    assert "have different limits" in llmc("plan", "evaluate", "both", "other", *arguments).failed(2)
 
 
 def test_the_longest_prompt_is_a_limit_of_its_own(llmc: Llmc) -> None:

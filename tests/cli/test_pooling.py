@@ -189,7 +189,7 @@ def test_recorded_texts_choose_the_buckets(llmc: Llmc, folder: Path, here: Path)
     found = llmc("compile", folder / "embed", "--plan", "plan.json", "--device", "fake", "-o", "planned.llmc", "--json")
     assert found.json["built"] == 3
     said = llmc("plan", folder / "embed", *words, "--max-padding", "5%").failed(2)
-    assert "is planned by its limits, and by --traffic with --max-graphs; leave out --max-padding" in said
+    assert "is planned by its limits, or by --traffic with --max-graphs; leave out --max-padding" in said
     assert "cannot read" in llmc("plan", folder / "embed", "--traffic", "nothere.csv").failed(2)
 
 
@@ -267,7 +267,7 @@ def test_texts_a_second_are_measured_and_written(llmc: Llmc, folder: Path, here:
     scored = llmc("bench", folder / "score.llmc", "--texts", "lines.txt", "--query", "xy", "--rounds", 1, "--json").json
     assert scored["tokens"] == 24 + 3 * 2
     (here / "empty.txt").write_text("\n")
-    assert "there is no text in it" in llmc("bench", folder / "embed.llmc", "--texts", "empty.txt").failed(2)
+    assert "no text found" in llmc("bench", folder / "embed.llmc", "--texts", "empty.txt").failed(2)
 
 
 def test_an_interrupted_bench_shows_what_it_measured(

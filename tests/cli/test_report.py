@@ -39,7 +39,7 @@ def test_a_hostile_name_is_text_alone(llmc: Llmc, bundle: Path) -> None:
 def test_what_does_not_belong_together_is_refused(llmc: Llmc, bundle: Path, toy: Path, here: Path) -> None:
     assert llmc("compile", toy, *COMPILE, "-o", "other", "-q").code == 0
     assert llmc("warmup", "other", "--certify", "c.json", "--requests", 10, "-q").code == 0
-    assert "it is of bundle sha256:" in llmc("report", bundle, "--certificate", "c.json").failed(5)
+    assert "the certificate is for bundle sha256:" in llmc("report", bundle, "--certificate", "c.json").failed(5)
     (here / "done.json").write_text("{}")
     assert "field 'built' is missing" in llmc("report", bundle, "--compiled", "done.json").failed(2)
     assert "not a bundle" in llmc("report", "nowhere").failed(5)

@@ -64,7 +64,7 @@ def test_a_prompt_may_be_piped(
 
 
 def test_what_cannot_be_requested_is_one_error(llmc: Llmc, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "leaves out" in llmc("run", bundle, "a", "--raw", "--system", "s").failed(2)
+    assert "turns off" in llmc("run", bundle, "a", "--raw", "--system", "s").failed(2)
     assert "no such file or folder" in llmc("run", "nowhere", "a").failed(1)
     assert "no such file or folder" in llmc("chat", "nowhere").failed(1)
     terminal = io.StringIO()

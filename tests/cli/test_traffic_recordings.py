@@ -85,7 +85,7 @@ def test_a_file_can_replace_itself_and_an_error_leaves_it(llmc: Llmc) -> None:
         (["sample", "zoned.csv", "--share", "200%", "-o", "x"], "the share 2 is out of range"),
         (["sample", "zoned.csv", "--share", "0%", "-o", "x"], "the share 0 is out of range"),
         (["anonymise", "m.prom", "-o", "x"], "m.prom: holds length histograms, not requests"),
-        (["anonymise", "http://x/metrics", "-o", "x"], "is no file of requests"),
+        (["anonymise", "http://x/metrics", "-o", "x"], "is a URL, not a file of requests"),
         (["anonymise", "zoned.csv", "-o", "absent/x"], "cannot write the recording to absent/x"),
     ],
 )

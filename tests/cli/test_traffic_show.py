@@ -85,7 +85,7 @@ def test_a_running_server_is_sampled_and_kept_for_planning(llmc: Llmc, monkeypat
     ("arguments", "message"),
     [
         (["absent.log"], "cannot read the trace absent.log"),
-        ([SAMPLE, "--for", "5s"], "--for is for a URL"),
+        ([SAMPLE, "--for", "5s"], "--for is for sampling a URL"),
         ([SAMPLE, "--plot", "x.pdf"], "give a file name that ends in .png or .html"),
         ([SAMPLE, "--traffic-format", "vllm"], "unknown traffic format 'vllm'; known: csv"),
         (["http://127.0.0.1:1/metrics"], "is the server running?"),

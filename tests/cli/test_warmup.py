@@ -68,7 +68,7 @@ def test_the_report_has_a_line_a_phase(llmc: Llmc, static: Path) -> None:
     assert columns.split() == ["buckets", "warm", "failed", "first", "run", "replay"]
     assert prompt.split()[:4] == ["prompt", *[str(len(plan.prompt))] * 2, "0"]
     assert decode.split()[:4] == ["decode", *[str(len(plan.decode))] * 2, "0"]
-    assert beside.startswith("beside: ") and beside.endswith(" s")
+    assert beside.startswith("also run: ") and beside.endswith(" s")
     assert compilations == "compilations: 0"
 
 

@@ -13,16 +13,16 @@ from llmc.errors import ArtifactError, InputError, LlmcError, UnknownNameError
 from tests.deploy.bundles import facts, files, on
 
 WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
-    "means nothing": ("systemd", {"namespace": "x"}, "--namespace means nothing to llmc deploy systemd; leave it out"),
+    "means nothing": ("systemd", {"namespace": "x"}, "--namespace has no effect on llmc deploy systemd; leave it out"),
     "needs": ("kubernetes", {"image": None}, "llmc deploy kubernetes needs --image"),
     "label": (
         "kubernetes",
         {"namespace": "Not_A.Name"},
-        "--namespace 'Not_A.Name' is not a name.* not-a-name",
+        "--namespace 'Not_A.Name' is not a Kubernetes name.* not-a-name",
     ),
     "long label": ("kubernetes", {"name": "a" * 54}, "--name .* at most 53"),
-    "namespace to allow": ("kubernetes", {"allow_from": ("a b",)}, "--allow-from 'a b' is not a name"),
-    "image": ("kubernetes", {"image": "a b:$(x)"}, "--image 'a b:.* is not a name of a container image"),
+    "namespace to allow": ("kubernetes", {"allow_from": ("a b",)}, "--allow-from 'a b' is not a Kubernetes name"),
+    "image": ("kubernetes", {"image": "a b:$(x)"}, "--image 'a b:.* is not the name of a container image"),
     "layout": (
         "kubernetes",
         {"bundle_image": "oci-layout:x"},
@@ -35,7 +35,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "no server": ("vllm", {"server": "sglang"}, "unknown vLLM server 'sglang'; known: tpu-inference, vllm, vllm-gaudi"),
     "no plan": ("vllm", {"bundle": None, "bundle_path": None}, "needs a plan: --configuration"),
     "no device": ("vllm", {"server": "tpu-inference"}, "choose one with --device"),
-    "no tool": ("vllm", {"cache_image": "oci://r.example.com/c:1"}, "name an image with it with --tool-image"),
+    "no tool": ("vllm", {"cache_image": "oci://r.example.com/c:1"}, "name an image that has llmc with --tool-image"),
 }
 
 
