@@ -119,7 +119,7 @@ def test_a_folder_compiles_to_the_whole_models_text_and_the_summary_names_what_i
         str(tmp_path / "model"), tmp_path / "bundle", plan=tiny.tiny_plan(), quantize="none", device="onnxruntime"
     )
     print_result(result, False)
-    said = next(line for line in capsys.readouterr().out.splitlines() if "text part" in line)
+    said = next(line for line in capsys.readouterr().out.splitlines() if "text model" in line)
     assert said.startswith("only the checkpoint's text model is compiled; left out: ")
     assert "multi_modal_projector (2 tensors)" in said
     with llmc.LLM(str(tmp_path / "bundle")) as llm:
