@@ -264,7 +264,7 @@ class PocketCache(ThirdPartyCache):
     def facts(self, tree):
         return [Fact("count", str(len(tree.files)))]
 
-    def place(self, environment):
+    def location(self, environment):
         return environment.get("POCKET")
 """
 

@@ -52,8 +52,9 @@ def test_the_command_that_compiles_finishes_where_the_device_is(llmc: Llmc, toy:
 
 
 def test_elsewhere_the_command_says_what_is_missing(llmc: Llmc, toy: Path, bundle: Path) -> None:
-    assert "cannot be finished here: this host has no fake card" in llmc("compile", "--resume", "-o", bundle).failed(3)
-    assert "no fake card" in llmc("compile", toy, *PORTABLE, "--require-native").failed(3)
+    refused = llmc("compile", "--resume", "-o", bundle).failed(3)
+    assert "cannot be finished here: this host has no fake device" in refused
+    assert "no fake device" in llmc("compile", toy, *PORTABLE, "--require-native").failed(3)
     assert llmc("warmup", bundle, "-q").code == 0 and states(bundle) == {"portable"}
 
 

@@ -104,9 +104,9 @@ def test_a_compile_elsewhere_does_not(toy: Toy) -> None:
     options = CompileOptions.of("fake:portable")
     result = compile_and_finish(CompileJob.of(toy.model, toy.plan, options), toy.bundle, toy.store, toy.events.append)
     assert result.native == 0 and not result.finished
-    with pytest.raises(DeviceError, match="no fake card"):
+    with pytest.raises(DeviceError, match="no fake device"):
         finish(toy)
-    with pytest.raises(DeviceError, match=r"--require-native.*no fake card"):
+    with pytest.raises(DeviceError, match=r"--require-native.*no fake device"):
         toy.compile(device="fake:portable", require_native=True)
 
 
