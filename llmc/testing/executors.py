@@ -280,7 +280,7 @@ class ExecutorContract:
         """A token and three drafted ones, of which two are rejected and must not change the next tokens."""
         executor, alone = opened(), Alone(opened(1))
         if not executor.capabilities.scores_each:
-            with pytest.raises(InputError, match="its graphs give logits after the last token of a row only"):
+            with pytest.raises(InputError, match="its graphs return logits after the last token of a row only"):
                 executor.run_each(exact("prompt", [0], [[1, 2]], [0]))
             return
         prompt, drafted = [5, 6, 7, 8, 9], [10, 11, 12, 13]

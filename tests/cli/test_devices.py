@@ -227,7 +227,7 @@ def test_tpu_slices_in_json_have_names_that_device_takes_and_sizes(llmc: Llmc) -
 
 def test_cards_are_listed_with_how_many_one_host_has(llmc: Llmc) -> None:
     out = llmc("devices").out
-    assert "--device cuda:CARD[-COUNT], for example cuda:h100-8" in out
+    assert "--device cuda:GPU[-COUNT], for example cuda:h100-8" in out
     lines = {line.split()[0]: line.split() for line in out.splitlines() if " GiB " in line}
     assert lines["h100"] == ["h100", "71.20", "GiB", "1", "1", "2", "4", "8"]
     assert {"h100", "h100-2", "h100-8"} < {row["name"] for row in rows(llmc)["cuda"]["topologies"]}

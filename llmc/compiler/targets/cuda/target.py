@@ -83,7 +83,7 @@ def _known() -> list[dict[str, Any]]:
 
 
 class CudaTarget(DescribedTarget):
-    """`--device cuda:CARD[-COUNT]`."""
+    """`--device cuda:GPU[-COUNT]`."""
 
     description = replace(
         DESCRIBED,
@@ -97,7 +97,7 @@ class CudaTarget(DescribedTarget):
             compiling=(*TRACING, "jax", "jax_cuda13_plugin"),
             compile_extras=("compile", "cuda"),
         ),
-        topologies=Topologies("CARD[-COUNT]", "cuda:h100-8", "card", "GPUs of one host", _known),
+        topologies=Topologies("GPU[-COUNT]", "cuda:h100-8", "GPU", "GPUs of one host", _known),
         guide="docs/cuda.md",
         accelerators=(NvidiaCards(),),
     )

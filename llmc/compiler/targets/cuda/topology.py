@@ -105,7 +105,7 @@ def _described(**how: str) -> Any:
 def parse_topology(text: str) -> GpuTopology:
     """Parse a topology by the module's grammar. Raises InputError that lists the known ones."""
     if not text:
-        raise InputError(f"--device cuda: name the GPU, as cuda:CARD[-COUNT], for example {EXAMPLE}; {_known()}")
+        raise InputError(f"--device cuda: name the GPU, as cuda:GPU[-COUNT], for example {EXAMPLE}; {_known()}")
     card, count = card_of(text), 1
     if card is None and (parts := text.rpartition("-"))[2].isascii() and parts[2].isdecimal() and len(parts[2]) < 5:
         card, count = card_of(parts[0]), int(parts[2])

@@ -2,7 +2,7 @@
 
 AOTInductor compiles only for the GPU of its host, so a compile never claims a native executable. It fixes the plan,
 each bucket's graph at its fixed shape, and the weights in the GPU's form, and it verifies the numbers with a NaN fill
-of the unused cache. `remaining` lists the on-target work, which finisher.py does. `--device cuda:CARD` compiles
+of the unused cache. `remaining` lists the on-target work, which finisher.py does. `--device cuda:GPU` compiles
 natively without a GPU.
 
 `--device inductor:h100` names the GPU: plans are checked against its memory, and a host with another GPU refuses to
@@ -91,7 +91,7 @@ class InductorTarget(ProgramTarget):
 
         card = card_of(detail)
         if detail and card is None:
-            raise UnknownNameError("card", detail, NAMES)
+            raise UnknownNameError("GPU", detail, NAMES)
         return cls(card)
 
     @property

@@ -138,7 +138,7 @@ def test_a_cache_that_does_not_fit_is_refused_before_anything_is_compiled(compil
 @pytest.mark.parametrize(
     ("device", "options", "message"),
     [
-        ("cuda", {}, r"name the GPU, as cuda:CARD\[-COUNT\], for example cuda:h100; known GPUs: .*h100"),
+        ("cuda", {}, r"name the GPU, as cuda:GPU\[-COUNT\], for example cuda:h100; known GPUs: .*h100"),
         ("cuda:x9", {}, r"unknown GPU 'x9'; known GPUs: .*h100"),
         ("cuda:h100-3", {}, r"h100 is not offered with 3 a host; known: h100, h100-2, h100-4, h100-8"),
         ("cuda:h100-2", {"tensor_parallel": 4}, r"--tensor-parallel 4: topology h100-2 has 2 devices"),

@@ -51,7 +51,7 @@ def test_a_card_alone_is_one_device_and_several_are_one_host() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "--device cuda: name the GPU, as cuda:CARD[-COUNT], for example cuda:h100; known GPUs: a10g, a100"),
+        ("", "--device cuda: name the GPU, as cuda:GPU[-COUNT], for example cuda:h100; known GPUs: a10g, a100"),
         ("x9", "unknown GPU 'x9'; known GPUs: a10g, a100"),
         ("h100-3", "h100 is not offered with 3 a host; known: h100, h100-2, h100-4, h100-8"),
         ("a100-40", "a100 is not offered with 40 a host"),

@@ -70,5 +70,5 @@ def test_a_named_card_is_what_plans_are_held_against() -> None:
     assert found is not None
     assert found[0] > 79 * 10**9
     assert "H100" in found[1]
-    with pytest.raises(UnknownNameError, match="unknown card 'h1000'; known: a100"):
+    with pytest.raises(UnknownNameError, match="unknown GPU 'h1000'; known: a100"):
         open_target("inductor:h1000")

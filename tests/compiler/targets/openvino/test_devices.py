@@ -95,7 +95,7 @@ def test_without_a_compiler_a_bundle_is_portable_and_says_what_is_missing(host: 
     assert (result.native, result.portable) == (0, len(PLAN.buckets))
     assert "the NPU's host compiles each model" in result.remaining
     assert "here it lacks libopenvino_intel_npu_compiler_loader.so" in result.remaining
-    with pytest.raises(DeviceError, match=r"--require-native: .*libopenvino_intel_npu_compiler.so beside") as e:
+    with pytest.raises(DeviceError, match=r"--require-native: .*libopenvino_intel_npu_compiler.so next to") as e:
         compile_("openvino:NPU.4000", require_native=True)
     assert e.value.exit_code == 3
 

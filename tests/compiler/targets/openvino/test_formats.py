@@ -229,9 +229,9 @@ def test_a_precision_that_the_cpu_has_is_taken(dtype: str, isa: tuple[str, ...])
 
 
 def test_a_precision_that_the_cpu_lacks_is_refused_with_what_would_work() -> None:
-    with pytest.raises(DeviceError, match=r"--dtype bf16: this CPU has none of avx512_bf16, .*; here work f32, and"):
+    with pytest.raises(DeviceError, match=r"--dtype bf16: this CPU has none of avx512_bf16, .*; choose one of f32, or"):
         require_precision("bf16", ("x86_64", "avx2", "avx512f"))
     with pytest.raises(
-        DeviceError, match=r"--dtype f16: this CPU has none of avx512_fp16, .*; here work f32, bf16, and"
+        DeviceError, match=r"--dtype f16: this CPU has none of avx512_fp16, .*; choose one of f32, bf16, or"
     ):
         require_precision("f16", ("x86_64", "avx512f", "avx512_bf16"))
