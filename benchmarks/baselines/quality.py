@@ -55,7 +55,7 @@ def compare(reference: Path, found: Path, lengths: Sequence[int] = (), first: in
     """Quality of logits [tokens, V] in a .npy file against the reference's.
 
     The tokens are of texts of `lengths`, one after the other, and the `first` of each do not count: too little is known
-    there. Raises VerificationError for another shape, and for logits that are no numbers. Columns beyond the
+    there. Raises VerificationError for another shape, and for NaN or infinity. Columns beyond the
     reference's vocabulary (padding of some engines) do not count.
     """
     wanted, got = np.load(reference, mmap_mode="r"), np.load(found, mmap_mode="r")
@@ -64,7 +64,7 @@ def compare(reference: Path, found: Path, lengths: Sequence[int] = (), first: in
     divergences, equal = [], []
     for p, q in _rows(wanted, got):
         if not np.isfinite(q).all():
-            raise VerificationError("logits that are no numbers")
+            raise VerificationError("the logits contain NaN or infinity")
         divergences.append((np.exp(p) * (p - q)).sum(-1))
         equal.append(p.argmax(-1) == q.argmax(-1))
     offsets = np.concatenate([np.arange(n) for n in lengths]) if lengths else np.full(len(wanted), first)

@@ -44,7 +44,7 @@ def test_columns_that_pad_the_vocabulary_do_not_count(tmp_path: Path) -> None:
     assert found.mean_kl == 0
 
 
-@pytest.mark.parametrize(("logits", "said"), [([[1.0]], "shape"), ([[np.nan, 1.0]], "no numbers")])
+@pytest.mark.parametrize(("logits", "said"), [([[1.0]], "shape"), ([[np.nan, 1.0]], "NaN or infinity")])
 def test_other_shapes_and_no_numbers_are_refused(logits: object, said: str, tmp_path: Path) -> None:
     with pytest.raises(VerificationError, match=said):
         compare(saved(tmp_path / "a.npy", [[1.0, 2.0]]), saved(tmp_path / "b.npy", logits))
