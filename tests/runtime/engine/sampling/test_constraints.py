@@ -356,7 +356,7 @@ def test_a_text_whose_masks_take_too_long_ends_with_the_reason(factory, monkeypa
     constraint = factory.compile(StructuredOutputsParams(json_object=True))
     times = iter(range(100))
     monkeypatch.setattr(time, "thread_time", lambda: next(times) * 1.1)
-    assert constraint.mask().any() and constraint.finished and "processor time" in constraint.error
+    assert constraint.mask().any() and constraint.finished and "CPU time" in constraint.error
     assert constraint.mask().tolist() == [i == EOS for i in range(VOCAB)]
 
 
