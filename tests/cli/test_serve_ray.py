@@ -16,11 +16,11 @@ from tests.tiers import default_cases
     ("flags", "message"),
     [
         (("--executor", "cloud"), "unknown executor 'cloud'"),
-        (("--executor", "ray", "--uds", "socket"), "--uds: not for --executor ray"),
+        (("--executor", "ray", "--uds", "socket"), "--uds: not available with --executor ray"),
         (("--executor", "ray", "--replicas", "many"), "--replicas many: write it as N or MIN-MAX"),
         (("--executor", "ray", "--replicas", "3-2"), "--replicas 3-2"),
         (("--executor", "ray", "--port", "0"), "--port 0"),
-        (("--scale-down-after", "1h"), "--scale-down-after: not for --executor local"),
+        (("--scale-down-after", "1h"), "--scale-down-after: not available with --executor local"),
         (("--executor", "ray", "--scale-up-after", "soon"), "--scale-up-after"),
         (("--executor", "ray", "--address", "127.0.0.1:1"), "no Ray cluster at 127.0.0.1:1"),
     ],

@@ -81,6 +81,11 @@ def empty_store(_: Kit, here: Path, patch: pytest.MonkeyPatch) -> None:
     patch.setenv("LLMC_CACHE_DIR", str(here / "store"))
 
 
+def shared_store(patch: pytest.MonkeyPatch) -> None:
+    """What a compile found in the shared store lies there alone."""
+    patch.setenv("LLMC_SHARED_CACHE", "shared")
+
+
 def another(kit: Kit, path: Path) -> None:
     """A bundle; nothing was pushed so far."""
     bundle(kit, path)
@@ -275,7 +280,7 @@ SCENES: Mapping[str, Scene] = {
             "-o ./copy": {"../trusted": gone, "store": gone},
             "-o ./served": {"release.pub": trusted, "store": gone},
         },
-        host={"./model": lambda patch: patch.setenv("LLMC_SHARED_CACHE", "shared")},
+        host={"./model": shared_store, "cache verify": shared_store},
     ),
     "docs/serving.md#prompt-lookup-speculation": Scene(brought={"bundle": ragged}),
     "docs/planning.md#traffic": Scene(brought={"server.log": written(REQUESTS_LOG)}),
