@@ -134,7 +134,7 @@ def test_python_does_the_same(llmc: Llmc, static: Path, here: Path) -> None:
     ("flags", "words"),
     [
         (("--requests", 5), "--requests needs a certificate"),
-        (("--sign", "release"), "--sign is of a certificate"),
+        (("--sign", "release"), "--sign needs a certificate"),
         (("--certify", "missing/c.json"), "the folder missing for the certificate does not exist"),
         (("--certify", "c.json", "--sign", "nowhere"), "nowhere"),
     ],

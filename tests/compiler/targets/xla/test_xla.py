@@ -135,7 +135,7 @@ def test_another_jax_opens_the_portable_program_and_counts_it(
         assert llm.compilations == len(SLOT_PROGRAMS) + 3
         assert "decode" in " ".join(llm.executor.compilations.compiled)
     monkeypatch.setenv("VLLM_XLA_CHECK_RECOMPILATION", "1")
-    asks = "compiled when the bundle was opened, and VLLM_XLA_CHECK_RECOMPILATION asks"
+    asks = "compiled when the bundle was opened, and VLLM_XLA_CHECK_RECOMPILATION requests"
     with unoptimised(), pytest.raises(DeviceError, match=asks):
         BundleLLM(seven_slots.bundle)
 
