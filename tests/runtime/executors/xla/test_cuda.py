@@ -156,7 +156,7 @@ FULL = pynvml.Device(used=80 * GIB - (1 << 20))
 @pytest.mark.parametrize(
     ("cards", "driver", "cuda", "error", "words"),
     [
-        ([L40S], "580.95.05", 13000, ArtifactError, "compiled for NVIDIA H100 80GB HBM3, compute capability 9.0; GPU 0"),
+        ([L40S], "580.95.05", 13000, ArtifactError, "H100 80GB HBM3, compute capability 9.0; GPU 0"),
         ([H100], "570.86.10", 12080, DeviceError, "driver 570.86.10 knows CUDA up to 12.8; install driver 580"),
         ([FULL], "580.95.05", 13000, OutOfDeviceMemoryError, r"\(weights [\d.]+ KiB, cache .*more than is free: 1 MiB"),
     ],
