@@ -33,11 +33,11 @@ def shares(count: int, root: Path = _ROOT) -> list[frozenset[int]]:
     allowed, devices = allowed_cpus(), root / "sys/devices/system"
     nodes = [_listed(text) for path in sorted(devices.glob("node/node[0-9]*/cpulist")) if (text := _text(path))]
 
-    def index(cpu: int) -> tuple[int, int, int]:
+    def position(cpu: int) -> tuple[int, int, int]:
         node = next((number for number, cpus in enumerate(nodes) if cpu in cpus), 0)
         return node, min(_listed(_siblings(cpu, devices))), cpu
 
-    ordered = sorted(allowed, key=index)
+    ordered = sorted(allowed, key=position)
     cuts = [len(ordered) * i // count for i in range(count + 1)]
     return [frozenset(ordered[begin:end]) for begin, end in itertools.pairwise(cuts)]
 

@@ -175,15 +175,12 @@ def _grid(data: dict[str, Any], theme: dict[str, str]) -> str:
         padding = grid["padding"][name == "tuned"]
         parts.append(_text(x0, 62, f"{said}: {len(grid[name])} graphs, {padding} padding", theme["text"]))
         parts.append(f'<path d="M{x0} 72v200h300" fill="none" stroke="{theme["faint"]}"/>')
-        for axis, most in enumerate(limits):
-            for power in range(0, int(most) + 1, 1 if axis == 0 else 2):
-                along = power / most
-                if axis == 0:
-                    y = 272 - round(190 * along, 1) + 4
-                    parts.append(_text(x0 - 6, y, str(2**power), theme["faint"], ' text-anchor="end" font-size="10"'))
-                else:
-                    x = x0 + round(290 * along, 1)
-                    parts.append(_text(x, 286, str(2**power), theme["faint"], ' text-anchor="middle" font-size="10"'))
+        for power in range(int(limits[0]) + 1):
+            y = 276 - round(190 * power / limits[0], 1)
+            parts.append(_text(x0 - 6, y, str(2**power), theme["faint"], ' text-anchor="end" font-size="10"'))
+        for power in range(0, int(limits[1]) + 1, 2):
+            x = x0 + round(290 * power / limits[1], 1)
+            parts.append(_text(x, 286, str(2**power), theme["faint"], ' text-anchor="middle" font-size="10"'))
         parts.append(_text(x0 + 150, 302, "KV cache blocks of the batch", theme["faint"], ' text-anchor="middle"'))
         for rows, blocks in grid[name]:
             x, y = 290 * math.log2(blocks) / limits[1], 190 * math.log2(rows) / limits[0]

@@ -220,7 +220,7 @@ def test_images(image: object, config: object) -> None:
 
 # Files of a bundle
 
-INDICES = {"a": {"shape": [2, 3], "dtype": "float32", "offset": 0, "length": 24}}
+PLACEMENTS = {"a": {"shape": [2, 3], "dtype": "float32", "offset": 0, "length": 24}}
 
 
 class _Files:
@@ -232,7 +232,7 @@ class _Files:
 
 
 @fuzzed
-@given(changed(INDICES))
+@given(changed(PLACEMENTS))
 def test_locations_of_weights(locations: object) -> None:
     def read() -> None:
         for location in read_placements(_Files(as_json(locations))).values():  # type: ignore[arg-type]

@@ -25,7 +25,6 @@ OF_NAMES = {
 ALLOWED = {
     "connection_made",  # asyncio's
     "in_place", "in_place_of", "warn_in_place_of", "_require_in_place",
-    "is_in_place",
 }  # fmt: skip
 OF_TEXTS = {
     r"poison(s|ed|ing)?": "NaN fill", r"witness(es)?": "compilation monitor", r"dead buckets?": "unused bucket",
@@ -52,9 +51,8 @@ def replaced(name: str) -> list[str]:
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
-    """What a source may show to people: every string that is no docstring and has a space, and what `help` says."""
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
+    """What a source may show to people: every string with a space, docstrings too, since some are the help."""
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
             yield node.lineno, node.value
 

@@ -44,7 +44,7 @@ FTYPES = {"Q4_0": 2, "Q8_0": 7}
 
 
 def plugin(built: Path) -> tuple[str, ...]:
-    """What the C compiler is told to make plugin.c into `built`."""
+    """The C compiler's command line that builds plugin.c into `built`."""
     return (
         "cc", "-O2", "-shared", "-fPIC", "-nostdlib", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror",
         str(HERE / "plugin.c"), "-o", str(built),

@@ -168,11 +168,11 @@ def verified_line(verification: Mapping[str, Any], executables: int) -> str:
     ran, buckets, left_out = v["executables"], v["buckets"], v["left_out"]
     run = f"{'all ' * (ran > 1)}{ran}" if ran == executables else f"{ran} of {executables}"
     of = "" if buckets == v["planned"] else f" of {v['planned']}"
-    poisons = f"{v['twice']} with two NaN fills"
+    fills = f"{v['twice']} with two NaN fills"
     if left_out:
-        poisons += f", {len(left_out)} sampled ones with one to keep within the budget: {', '.join(left_out)}"
+        fills += f", {len(left_out)} sampled ones with one to keep within the budget: {', '.join(left_out)}"
     if not_run := v.get("not_run"):  # absent in bundles of earlier versions
-        poisons += f", {len(not_run)} not run to keep within it, others run their executables: {', '.join(not_run)}"
+        fills += f", {len(not_run)} not run to keep within it, others run their executables: {', '.join(not_run)}"
     far = v.get("unreached", [])
     more = f" and {len(far) - SHOWN} more" if len(far) > SHOWN else ""
     shorter = [f"{a['tokens']} of {a['of']} tokens of {name}" for name, a in v.get("shortened", {}).items()]
@@ -180,7 +180,7 @@ def verified_line(verification: Mapping[str, Any], executables: int) -> str:
     instead = f"; {', '.join(v['stand_ins'])} ran in place of its own, for other hosts" if v.get("stand_ins") else ""
     beyond = f"; not run to the longest sequences that they take: {', '.join(far[:SHOWN])}{more}" if far else ""
     return (
-        f"against {v['reference']}: {run} executable{'s' * (executables > 1)} run, {buckets}{of} buckets ({poisons}), "
+        f"against {v['reference']}: {run} executable{'s' * (executables > 1)} run, {buckets}{of} buckets ({fills}), "
         f"{v['rows']} rows of up to {v['longest']} tokens: mean KL {v['mean_kl']:.2g} (limit "
         f"{v['limits']['mean_kl']:.2g}), top-1 agreement {v['top1']:.1%}, greedy texts equal "
         f"{v['greedy_equal']}/{v['greedy_sequences']}, padding leak {v['leak']:.2g}{cut}{beyond}{instead}"

@@ -174,7 +174,7 @@ class _Run:
         order = [(at, node) for at, pull in enumerate(pulls) for node in range(pull.nodes)]
         self._random.shuffle(order)
         every = network.nodes.spread_s / max(1, len(order))
-        self._tries = [(location * every, 0, at, node) for location, (at, node) in enumerate(order)]
+        self._tries = [(index * every, 0, at, node) for index, (at, node) in enumerate(order)]
         heapify(self._tries)
         for when, _, at, node in self._tries:
             self._bundles[at].begin[node] = when

@@ -35,11 +35,9 @@ COMMANDS = [
     "cache ls --cache-dir {} --plot store.html", "cache gc --cache-dir {}", "cache verify {}",
 ]  # fmt: skip
 CASES = [
-    pytest.param(
-        command, names[(location + more) % len(names)], id=f"{command}-{names[(location + more) % len(names)]}"
-    )
+    pytest.param(command, names[(index + more) % len(names)], id=f"{command}-{names[(index + more) % len(names)]}")
     for names in [list(NAMES)]
-    for location, command in enumerate(COMMANDS)
+    for index, command in enumerate(COMMANDS)
     for more in (0, 3)
 ]
 """Two names for each command, and each name for several."""

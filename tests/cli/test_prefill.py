@@ -63,7 +63,7 @@ def test_a_server_that_is_killed_in_mid_request_loses_no_request(
 ) -> None:
     """Some prompts have come, some are on their way, some wait: all are answered, before and after it is back."""
     process, address = prefill
-    prompts = [[location + 1, 2, 3, 4, 5] for location in range(12)]
+    prompts = [[index + 1, 2, 3, 4, 5] for index in range(12)]
     requested = [{"prompt_token_ids": prompt} for prompt in prompts]
     with BundleLLM(bundle, prefill=address) as llm:
         updates = llm.stream(requested, GREEDY)
@@ -109,8 +109,8 @@ def test_it_says_where_it_listens(bundle: Path, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no Unix sockets: Windows")
 def test_a_process_of_its_own_is_started_again_and_ends_with_this_one(bundle: Path, toy: Path) -> None:
-    requested = [{"prompt_token_ids": [location + 1, 2, 3]} for location in range(6)]
-    wanted = greedy(toy, [[location + 1, 2, 3] for location in range(6)], 6)
+    requested = [{"prompt_token_ids": [index + 1, 2, 3]} for index in range(6)]
+    wanted = greedy(toy, [[index + 1, 2, 3] for index in range(6)], 6)
     with BundleLLM(bundle, prefill=f"process:{bundle}") as llm:
         child = llm.core.prefiller
         assert isinstance(child, ChildPrefiller)

@@ -84,7 +84,7 @@ def test_bundles_of_two_sizes_that_begin_one_after_another_share_exactly() -> No
     found = simulate(pulls, requested)
     order = [(at, node) for at, pull in enumerate(pulls) for node in range(pull.nodes)]
     Random(requested.seed).shuffle(order)
-    begins = [(location * 3.0 / len(order), float(pulls[at].size)) for location, (at, _) in enumerate(order)]
+    begins = [(index * 3.0 / len(order), float(pulls[at].size)) for index, (at, _) in enumerate(order)]
     exact = streams(begins, 20 * GBIT, 6 * GBIT)
     assert [found[at][node] for at, node in order] == pytest.approx(exact, rel=1e-6)
 

@@ -12,7 +12,7 @@ from llmc.integrations.base import BucketRules, Export, Setup, collect
 from llmc.integrations.settings import complete
 from llmc.registry import Registry
 
-REQUESTS = [TrafficRequest(location / 8, 1 + 37 * location % 900, 1 + 11 * location % 60) for location in range(40)]
+REQUESTS = [TrafficRequest(index / 8, 1 + 37 * index % 900, 1 + 11 * index % 60) for index in range(40)]
 
 
 @pytest.fixture(params=sorted(BUCKETS.names()))

@@ -67,8 +67,8 @@ class ScriptedStream:
 
     async def __aiter__(self) -> AsyncIterator[list[Update]]:
         engine, params = self.engine, self.request.params
-        for location, piece in enumerate(engine.pieces):
-            last = location == len(engine.pieces) - 1 and engine.fault is None and not engine.endless
+        for index, piece in enumerate(engine.pieces):
+            last = index == len(engine.pieces) - 1 and engine.fault is None and not engine.endless
             ids = tuple(engine.tokenizer.encode(piece))
             logprobs = tuple(self._logprobs(i, params.logprobs) for i in ids) if params.logprobs is not None else ()
             yield [

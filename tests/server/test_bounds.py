@@ -32,8 +32,8 @@ def nodes(schema: Any, path: str = "") -> Any:
         for name, inner in schema.get("properties", {}).items():
             yield from nodes(inner, f"{path}/{name}")
     elif isinstance(schema, list):
-        for location, inner in enumerate(schema):
-            yield from nodes(inner, f"{path}/{location}")
+        for index, inner in enumerate(schema):
+            yield from nodes(inner, f"{path}/{index}")
 
 
 @pytest.mark.parametrize("model", BODIES)

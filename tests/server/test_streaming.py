@@ -110,8 +110,8 @@ def test_an_event_stream_ends_when_nothing_can_be_sent_any_more(after):
         async def broken(message):
             raise OSError("broken pipe")
 
-        for location in range(1000):
-            if location == after:
+        for index in range(1000):
+            if index == after:
                 wire.send = broken
             yield b"a"
 

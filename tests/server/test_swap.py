@@ -181,9 +181,9 @@ def test_under_load_nothing_fails_and_each_stream_is_of_one_bundle(tmp_path: Pat
         threads = [threading.Thread(target=ask) for _ in range(4)]
         for thread in threads:
             thread.start()
-        for location, bundle in enumerate((other.bundle, one, other.bundle), 1):
+        for index, bundle in enumerate((other.bundle, one, other.bundle), 1):
             assert swap(live, bundle, allow_older=True).status == 200
-            until(lambda location=location: sum(isinstance(e, Retired) for e in live.events) == location)
+            until(lambda index=index: sum(isinstance(e, Retired) for e in live.events) == index)
         over.set()
         for thread in threads:
             thread.join()

@@ -218,8 +218,8 @@ def _needed(census: Inventory) -> set[str]:
 def _mend_times(census: Inventory, now: float, grace: float) -> None:
     """Set last-use times in the future to now, keeping their order, so that these items can age."""
     ahead = sorted((item.used, item.paths) for item in census.items.values() if item.used > now + grace)
-    for location, (_, paths) in enumerate(ahead, 1):
-        moment = int(now * 1e9) - (len(ahead) - location) * 1000
+    for index, (_, paths) in enumerate(ahead, 1):
+        moment = int(now * 1e9) - (len(ahead) - index) * 1000
         for path in paths:
             with suppress(OSError):
                 os.utime(path, ns=(moment, moment))

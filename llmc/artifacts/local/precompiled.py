@@ -24,7 +24,7 @@ from llmc.artifacts.log import logger
 from llmc.errors import ArtifactError
 from llmc.paths import expanded
 
-INDICES = {"neuron": "neuron-compiled-artifacts"}
+FOLDER_NAMES = {"neuron": "neuron-compiled-artifacts"}
 """Devices whose artifacts have a location of their own, and its name in the checkpoint's folder."""
 
 _ORIGINS = "plan.provenance."
@@ -34,7 +34,7 @@ _EFFECTS = "executable["
 """Prefix of components that follow from others; reported only if nothing else differs."""
 
 
-def path_for(device: str, model: str, named: str | None, locations: Mapping[str, str] = INDICES) -> Path | None:
+def path_for(device: str, model: str, named: str | None, locations: Mapping[str, str] = FOLDER_NAMES) -> Path | None:
     """Return the artifact folder of a checkpoint for a device; None if the store decides.
 
     `named` is the folder that the environment names. Without it, a model that is not a local file or folder has none.

@@ -48,8 +48,8 @@ def bundles(survey: Survey, keyring: Keyring) -> list[HeldBundle]:
     between = shares(one.entry for one in listed)
     blobs = Blobs(survey.layout)
     return [
-        _held(one, between[one.entry.key.digest], blobs if location < MOST_READ else None, keyring)
-        for location, one in enumerate(listed)
+        _held(one, between[one.entry.key.digest], blobs if index < MOST_READ else None, keyring)
+        for index, one in enumerate(listed)
     ]
 
 

@@ -76,11 +76,11 @@ def _draw_bars(figure: FigureBase, bars: Sequence[Bar], names: tuple[str, str], 
         axes.text(0, 0.5, "there are no such bytes", color=FAINT, transform=axes.transAxes)
         return
     unit = min((most.bit_length() - 1) // 10, len(UNITS) - 1)
-    for location, (_, *parts) in enumerate(bars):
+    for index, (_, *parts) in enumerate(bars):
         first, second = (part / (1 << 10 * unit) for part in parts)
-        axes.barh(location, first, color=colors[0], label=names[0] if not location else None)
-        axes.barh(location, second, left=first, color=colors[1], label=names[1] if not location else None)
-        end = (first + second, location)
+        axes.barh(index, first, color=colors[0], label=names[0] if not index else None)
+        axes.barh(index, second, left=first, color=colors[1], label=names[1] if not index else None)
+        end = (first + second, index)
         axes.annotate(size_text(sum(parts)), end, (5, 0), textcoords="offset points", va="center", color=FAINT)
     axes.set_yticks(range(len(bars)), [shortened(printable(name), LONGEST) for name, _, _ in bars])
     axes.invert_yaxis()

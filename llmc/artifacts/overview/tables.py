@@ -196,13 +196,13 @@ def _freeing(survey: Survey, describe: Describe, form: _Form) -> Section:
     names = ("command", "kept in spite of it", "results", f"frees {form.unit}", f"leaves {form.unit}")
     known = {one.name: one for one in survey.entries}
     order, rows = in_order(survey), []
-    for location, stage in enumerate(order[:MAX_ROWS], 1):
+    for index, stage in enumerate(order[:MAX_ROWS], 1):
         one = known.get(stage.name)
         kind, _, key = stage.name.removeprefix("entries/").partition("/")
         what = "a bundle folder alone" if one is None else describe(one.entry)
         sizes = map(form.size, (stage.freed, stage.left))
         rows.append(
-            _cells(f"{location:,}", kind, key[:12], what, *sizes, form.days(survey.inventory.items[stage.name].used))
+            _cells(f"{index:,}", kind, key[:12], what, *sizes, form.days(survey.inventory.items[stage.name].used))
         )
     header = ("order", "kind", "key", "what", f"frees {form.unit}", f"leaves {form.unit}", "days unused")
     first = _table(_counted("What --max-size takes first", order), header, 4, rows)

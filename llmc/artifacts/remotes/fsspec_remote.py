@@ -171,7 +171,7 @@ class FsspecRemote:
             return
         from fsspec.callbacks import Callback
 
-        class Reported(Callback):  # type: ignore[misc]
+        class Sent(Callback):  # type: ignore[misc]
             """Reports the bytes sent, and takes them back if the upload fails."""
 
             reported = 0
@@ -180,13 +180,13 @@ class FsspecRemote:
                 step, self.reported = self.value - self.reported, self.value
                 progress(step)
 
-        reported = Reported()
+        sent = Sent()
         try:
             size = source.stat().st_size
-            self._fs.put_file(str(source), path, callback=reported, **self._put_options(size))
-            reported.absolute_update(size)
+            self._fs.put_file(str(source), path, callback=sent, **self._put_options(size))
+            sent.absolute_update(size)
         except BaseException:
-            reported.absolute_update(0)
+            sent.absolute_update(0)
             raise
 
     def _put_aside(self, source: Path | bytes, path: str, progress: Progress) -> None:

@@ -92,12 +92,12 @@ def unpack(
     with writing(folder, contents.size, REMEDY):
         if not folder.exists():
             with suppress(_OccupiedError):
-                _copy_all(files, contents, folder)
+                _install_all(files, contents, folder)
                 return Unpacked(tuple(unit.name for unit in units), (), (), ())
-        return _copy_units(files, units, folder, differing)
+        return _install_units(files, units, folder, differing)
 
 
-def _copy_all(files: Files, contents: Contents, folder: Path) -> None:
+def _install_all(files: Files, contents: Contents, folder: Path) -> None:
     def occupied(_: Path) -> None:
         raise _OccupiedError
 
@@ -110,7 +110,7 @@ def _copy_all(files: Files, contents: Contents, folder: Path) -> None:
         swap.install(new, folder)
 
 
-def _copy_units(files: Files, units: Iterable[_Unit], folder: Path, differing: Differing) -> Unpacked:
+def _install_units(files: Files, units: Iterable[_Unit], folder: Path, differing: Differing) -> Unpacked:
     found: dict[str, list[_Unit]] = {"absent": [], "same": [], "differs": []}
     for unit in units:
         found[_state(files, folder, unit)].append(unit)
@@ -121,8 +121,8 @@ def _copy_units(files: Files, units: Iterable[_Unit], folder: Path, differing: D
     files.expect(folder, [file for unit in wanted for file in unit.files.values()])
     replace = differing == "replace"
     _sweep(folder, wanted)
-    placed = {unit.name for unit in wanted if unit.whole and _copy_folder(files, unit, folder, replace=replace)}
-    placed |= _copy_files(files, [unit for unit in wanted if not unit.whole], folder, replace=replace)
+    placed = {unit.name for unit in wanted if unit.whole and _install_folder(files, unit, folder, replace=replace)}
+    placed |= _install_files(files, [unit for unit in wanted if not unit.whole], folder, replace=replace)
     present = {unit.name for unit in found["same"]} | {unit.name for unit in wanted} - placed
     names = {unit.name for unit in others}
     kept = names if differing == "keep" else set()
@@ -140,7 +140,7 @@ def _sweep(folder: Path, units: Iterable[_Unit]) -> None:
             FolderSwap(lambda _: None, _remove, REMEDY).sweep(location)
 
 
-def _copy_folder(files: Files, unit: _Unit, folder: Path, *, replace: bool) -> bool:
+def _install_folder(files: Files, unit: _Unit, folder: Path, *, replace: bool) -> bool:
     """Install a unit that is a folder, in one step; False if another process did."""
 
     def check(_: Path) -> None:
@@ -165,7 +165,7 @@ def _copy_folder(files: Files, unit: _Unit, folder: Path, *, replace: bool) -> b
     return False
 
 
-def _copy_files(files: Files, units: list[_Unit], folder: Path, *, replace: bool) -> set[str]:
+def _install_files(files: Files, units: list[_Unit], folder: Path, *, replace: bool) -> set[str]:
     """Install the files of units one by one, each in one step; return the units that no other process installed."""
     placed: set[str] = set()
     if not units:

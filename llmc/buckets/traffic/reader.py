@@ -233,10 +233,10 @@ def _start(rows: Rows, stamp: object) -> Moment:
 def _by_time(requests: Iterable[_Read]) -> Iterator[_Read]:
     """`requests` in time order within a window of REORDERED; equal times keep their order."""
     waiting: list[tuple[float, int, _Read]] = []
-    for location, request in enumerate(requests):
+    for index, request in enumerate(requests):
         if len(waiting) < REORDERED:
-            heappush(waiting, (request[0], location, request))
+            heappush(waiting, (request[0], index, request))
         else:
-            yield heappushpop(waiting, (request[0], location, request))[2]
+            yield heappushpop(waiting, (request[0], index, request))[2]
     while waiting:
         yield heappop(waiting)[2]

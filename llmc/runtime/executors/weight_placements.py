@@ -15,18 +15,20 @@ from llmc.errors import ArtifactError
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
 
-INDICES = "weights.json"
+PLACEMENTS_FILE = "weights.json"
 MAX_RANK = 16
 
 
 def read_placements(bundle: Bundle) -> dict[str, dict[str, Any]]:
     """The locations by name. Raises ArtifactError if weights.json is invalid."""
     try:
-        found = json.loads(bundle.files.read(INDICES))
+        found = json.loads(bundle.files.read(PLACEMENTS_FILE))
     except (ValueError, RecursionError) as error:
-        raise ArtifactError(f"{bundle.path}: {INDICES} is not JSON ({error}); compile the bundle again") from error
+        raise ArtifactError(
+            f"{bundle.path}: {PLACEMENTS_FILE} is not JSON ({error}); compile the bundle again"
+        ) from error
     if not isinstance(found, dict) or not all(map(_is_placement, found.values())):
-        raise ArtifactError(f"{bundle.path}: {INDICES} is not a table of weights; compile the bundle again")
+        raise ArtifactError(f"{bundle.path}: {PLACEMENTS_FILE} is not a table of weights; compile the bundle again")
     return found
 
 

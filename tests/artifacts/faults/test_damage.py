@@ -49,11 +49,11 @@ def content(store: Store, entry: Entry) -> bytes:
 
 
 def flips(data: bytes, bits: tuple[int, ...] = tuple(range(8))) -> Iterator[tuple[str, bytes]]:
-    for location in range(len(data)):
+    for index in range(len(data)):
         for bit in bits:
             yield (
-                f"byte {location}, bit {bit}",
-                data[:location] + bytes([data[location] ^ 1 << bit]) + data[location + 1 :],
+                f"byte {index}, bit {bit}",
+                data[:index] + bytes([data[index] ^ 1 << bit]) + data[index + 1 :],
             )
 
 
@@ -67,7 +67,7 @@ def test_no_flipped_bit_makes_another_entry() -> None:
             read = decode_entry(flipped)
         except ValueError:
             continue
-        where = next(location for location in range(len(data)) if data[location] != flipped[location])
+        where = next(index for index in range(len(data)) if data[index] != flipped[index])
         assert where >= start, f"{name} was not noticed"
         assert read._replace(signature=signature) == entry, name
         assert read.signature is not None, f"{name}: the signature vanished"
@@ -117,8 +117,8 @@ DAMAGE: dict[str, Callable[[bytes, int], bytes]] = {
 def test_every_region_of_a_blob_is_checked_when_it_is_read(store: Store, damage: str) -> None:
     blob = built(store).outputs["graph"]
     path = store.layout.blob(blob.digest)
-    for location in range(0, len(CONTENT), REGION):
-        wrong = DAMAGE[damage](CONTENT, location)
+    for index in range(0, len(CONTENT), REGION):
+        wrong = DAMAGE[damage](CONTENT, index)
         if wrong == CONTENT:
             continue
         overwrite(path, wrong)
@@ -234,7 +234,7 @@ def _lock_file(store: Store) -> Path:
     return store.layout.lock(key().kind, key().hex)
 
 
-INDICES: dict[str, Callable[[Store], Path]] = {
+STORE_FILES: dict[str, Callable[[Store], Path]] = {
     "an entry": entry_file,
     "a blob": lambda store: store.layout.blob(digest_bytes(CONTENT)),
     "an empty blob": lambda store: store.layout.blob(digest_bytes(b"")),
@@ -243,13 +243,13 @@ INDICES: dict[str, Callable[[Store], Path]] = {
 }
 
 
-@pytest.mark.parametrize("location", INDICES)
+@pytest.mark.parametrize("location", STORE_FILES)
 @pytest.mark.parametrize("stand_in", STAND_INS)
 def test_whatever_stands_in_the_place_of_a_file_is_healed(
     store: Store, no_waiting: None, location: str, stand_in: str
 ) -> None:
     built(store)
-    path = INDICES[location](store)
+    path = STORE_FILES[location](store)
     path.unlink(missing_ok=True)
     STAND_INS[stand_in](path)
     digest = digest_bytes(CONTENT)
@@ -268,7 +268,7 @@ def test_whatever_stands_in_the_place_of_a_file_is_healed(
 def test_a_whole_check_of_a_store_waits_for_nothing(store: Store, no_waiting: None, stand_in: str) -> None:
     built(store)
     for location in ("an entry", "a blob"):
-        path = INDICES[location](store)
+        path = STORE_FILES[location](store)
         path.unlink()
         STAND_INS[stand_in](path)
     assert store.verify().bad or stand_in == "nothing"

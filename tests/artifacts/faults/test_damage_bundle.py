@@ -28,8 +28,8 @@ def bundle(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_every_region_of_a_blob_is_checked_when_it_is_read(bundle: Path, name: str, damage: str) -> None:
     path = blob_path(bundle, DIGESTS[name])
-    for location in range(0, len(CONTENT[name]), REGION):
-        wrong = DAMAGE[damage](CONTENT[name], location)
+    for index in range(0, len(CONTENT[name]), REGION):
+        wrong = DAMAGE[damage](CONTENT[name], index)
         if wrong == CONTENT[name]:
             continue
         overwrite(path, wrong)

@@ -36,8 +36,8 @@ def fill(layout: Layout, *numbers: int, shared: bytes | None = None) -> None:
             outputs["shared"] = store.put_bytes(shared)
         store.publish(key(number), outputs)
     now = time.time()
-    for location, number in enumerate(numbers):
-        use(layout, number, now - DAY - 3600.0 * (len(numbers) - location))
+    for index, number in enumerate(numbers):
+        use(layout, number, now - DAY - 3600.0 * (len(numbers) - index))
 
 
 def use(layout: Layout, number: int, moment: float) -> None:

@@ -19,7 +19,7 @@ from llmc.artifacts.bundle.stored import add_bundle
 from llmc.artifacts.key import ABSENT, Difference
 from llmc.artifacts.local import precompiled
 from llmc.artifacts.local.opening import open_store
-from llmc.artifacts.local.precompiled import INDICES, describe_differences, differences, load, path_for, replacing
+from llmc.artifacts.local.precompiled import FOLDER_NAMES, describe_differences, differences, load, path_for, replacing
 from llmc.artifacts.oci.archive import export_images
 from llmc.artifacts.store.store import Store
 from llmc.cli.main import main
@@ -29,7 +29,7 @@ from llmc.testing.toy import write_toy
 from tests.artifacts.helpers import CONTENT, DIGESTS, bundle, child, finish, flip, manifest, truncate
 
 REQUESTED: dict[str, Any] = {"device": "fake", "max_model_len": 32, "max_num_seqs": 4}
-NAME = INDICES["neuron"]
+NAME = FOLDER_NAMES["neuron"]
 GREEDY = llmc.SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
 
 
@@ -38,7 +38,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkpoint for a device that has a place for its artifacts."""
     monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("NEURON_COMPILED_ARTIFACTS", raising=False)
-    monkeypatch.setitem(precompiled.INDICES, "fake", NAME)
+    monkeypatch.setitem(precompiled.FOLDER_NAMES, "fake", NAME)
     return write_toy(tmp_path / "toy")
 
 

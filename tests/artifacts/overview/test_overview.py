@@ -258,7 +258,7 @@ def test_a_store_on_a_read_only_mount_is_drawn(mounts: None, layout: Layout, tmp
 
 def test_many_kinds_are_one_bar_after_the_largest(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pictures, "MOST_BARS", 2)
-    for location, kind in enumerate(("a", "b", "c", "d"), 1):
-        store.publish(Key(kind, {}), {"blob": store.put_bytes(kind.encode() * 100 * location)})
+    for index, kind in enumerate(("a", "b", "c", "d"), 1):
+        store.publish(Key(kind, {}), {"blob": store.put_bytes(kind.encode() * 100 * index)})
     bars = pictures.plots(take(store), [])[0].draw.keywords["bars"]  # type: ignore[attr-defined]
     assert bars[:3] == [("d", 400, 0), ("c", 300, 0), ("other kinds", 300, 0)]

@@ -91,8 +91,8 @@ def otlp(location: int) -> str:
 def test_a_log_larger_than_the_memory_allowed_is_built_a_recording_and_looked_at(tmp_path, line):
     path = tmp_path / "log"
     with path.open("w") as file:
-        for location in range(8000):
-            file.write(line(location) + "\n")
+        for index in range(8000):
+            file.write(line(index) + "\n")
     assert path.stat().st_size > 30 << 20
     script = [sys.executable, "-c", WHOLE, str(path), str(tmp_path / "recording.jsonl")]
     done = subprocess.run(script, capture_output=True, text=True, check=False)

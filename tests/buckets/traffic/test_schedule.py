@@ -182,7 +182,7 @@ def test_a_rate_stretches_the_times_of_the_trace():
 
 def test_requests_without_times_arrive_evenly_at_a_rate():
     requests = requests_of(*[(0, 5, 3)] * 6)
-    even = [request._replace(time=location / 2) for location, request in enumerate(requests)]
+    even = [request._replace(time=index / 2) for index, request in enumerate(requests)]
     limits = Limits(64, 2)
     events = list(schedule(requests, limits, step_time=Steady(), arrival_rate=2))
     assert events == list(schedule(even, limits, step_time=Steady()))

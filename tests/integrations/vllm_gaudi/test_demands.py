@@ -82,7 +82,7 @@ class Walked:
                 held.append(self.queue.popleft())
         used = {self.location[block] for held in self.held.values() for block in held}
         if self.threshold is not None and used and max(used) - self.threshold > len(used):
-            free = (location for location in range(1, len(self.location)) if location not in used)
+            free = (index for index in range(1, len(self.location)) if index not in used)
             for high, low in zip(sorted(used, reverse=True)[:512], free, strict=False):
                 if low > high:
                     break

@@ -21,7 +21,7 @@ from llmc.runtime import accelerators
 from llmc.runtime.executors.base import ExecutorDescription
 from llmc.runtime.executors.compilations import Monitor
 from llmc.runtime.executors.hpu.habana import COMPILED, FELL_BACK, HpuCard, HpuGraph, is_installed, number, open_card
-from llmc.runtime.executors.hpu.recipes import KV_BLOCKS, location, pinned_slots
+from llmc.runtime.executors.hpu.recipes import KV_BLOCKS, pinned_slots, put_recipes
 from llmc.runtime.executors.torch.executor import OpenedProgram, TorchExecutor, warn_of_other_torch
 from llmc.runtime.executors.whole_step.executor import CardExecutor, CardGraphs, step_of
 from llmc.runtime.executors.whole_step.step_program import Run, flat_step, inputs, step_program
@@ -188,7 +188,7 @@ class HpuExecutor(TorchExecutor):
         """A bundle opened as its portable half runs on the CPU of any host."""
         mode, card = HpuMode.of(bundle.settings), None
         if not bundle.settings.open_portable and is_installed():
-            location(bundle, str(mode))  # before the bridge is imported
+            put_recipes(bundle, str(mode))  # before the bridge is imported
             card = open_card(mode.lazy)
         built: HpuExecutor = object.__new__(HpuExecutor if card is None else HpuOnCard)
         if isinstance(built, HpuOnCard):

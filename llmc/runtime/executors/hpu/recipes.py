@@ -95,7 +95,7 @@ def pinned_slots(bundle: Bundle, capacity: int) -> int | None:
     return max(1, blocks * bundle.plan.limits.block_size // capacity) if blocks else None
 
 
-def location(bundle: Bundle, mode: str) -> Path | None:
+def put_recipes(bundle: Bundle, mode: str) -> Path | None:
     """Copy a bundle's recipes to where the bridge will look, before it is imported, and set its variable.
 
     The folder is PT_HPU_RECIPE_CACHE_CONFIG's, otherwise one of this user. Files are copied because the bridge writes

@@ -54,7 +54,7 @@ def scrape(
     lines = []
     for name, counts in ((f"{family}_prompt_tokens", prompt), (f"{family}_generation_tokens", output)):
         lines += [f"# HELP {name} Number of tokens.", f"# TYPE {name} histogram"]
-        sums = [sum(counts[: location + 1]) for location in range(3)]
+        sums = [sum(counts[: index + 1]) for index in range(3)]
         lines += [
             f'{name}_bucket{{{labels},le="{le}"}} {n}.0' for le, n in zip(("10.0", "100.0", "+Inf"), sums, strict=True)
         ]

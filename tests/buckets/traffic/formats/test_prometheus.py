@@ -129,8 +129,8 @@ class TestApi:
     def answer(self, *points: tuple[float, list[int]], **more: object) -> str:
         result = []
         for name in ("prompt", "generation"):
-            for location, le in enumerate(("10.0", "100.0", "+Inf")):
-                values = [[at, str(sum(counts[: location + 1]))] for at, counts in points]
+            for index, le in enumerate(("10.0", "100.0", "+Inf")):
+                values = [[at, str(sum(counts[: index + 1]))] for at, counts in points]
                 metric = {"__name__": f"vllm:request_{name}_tokens_bucket", "le": le, "model_name": "m"}
                 result.append({"metric": metric, "values": values, **more})
         return json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}})
@@ -180,7 +180,7 @@ def serving(*answers: Callable[[socket.socket], None]) -> Iterator[str]:
         done = threading.Event()
 
         def run() -> None:
-            location = 0
+            index = 0
             while not done.is_set():
                 try:
                     connection, _ = listening.accept()
@@ -188,8 +188,8 @@ def serving(*answers: Callable[[socket.socket], None]) -> Iterator[str]:
                     continue
                 with connection:
                     connection.recv(4096)
-                    answers[min(location, len(answers) - 1)](connection)
-                location += 1
+                    answers[min(index, len(answers) - 1)](connection)
+                index += 1
 
         thread = threading.Thread(target=run)
         thread.start()

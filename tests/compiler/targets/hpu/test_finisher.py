@@ -22,7 +22,7 @@ from llmc.errors import ArtifactError, CompileError, DeviceError, LlmcError
 from llmc.integrations.vllm_gaudi.cache import VARIABLE
 from llmc.runtime import accelerators
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.executors.hpu.recipes import KV_BLOCKS, location
+from llmc.runtime.executors.hpu.recipes import KV_BLOCKS, put_recipes
 from llmc.runtime.startup.opening import EngineOptions, open_executor
 from llmc.runtime.startup.outcome import WarmUpOutcome
 from llmc.runtime.startup.warming import Warming
@@ -193,7 +193,7 @@ def test_a_flag_for_another_mode_leaves_the_recipes_alone_and_says_so(
     host()
     with caplog.at_level(logging.WARNING):
         opened = Bundle.open(mine)
-        assert location(Bundle(opened.files, opened.settings), "torch.compile") is None
+        assert put_recipes(Bundle(opened.files, opened.settings), "torch.compile") is None
     assert "its recipes are for the mode PyTorch eager mode and do not work in torch.compile" in caplog.text
 
 
@@ -214,7 +214,7 @@ def test_a_recipe_that_was_cut_on_the_disk_is_replaced(host: Host, finish: Finis
     host()
     finish(mine)
     host()
-    folder = location(Bundle.open(mine), EAGER)
+    folder = put_recipes(Bundle.open(mine), EAGER)
     assert folder is not None
     for recipe in folder.rglob("*.recipe"):
         recipe.write_text("rec")

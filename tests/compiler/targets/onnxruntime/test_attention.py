@@ -18,7 +18,7 @@ from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
 from llmc.compiler.targets.onnxruntime.to_onnx import to_onnx
 from tests.compiler.targets.onnxruntime.sketch import Sketch, by_onnx, by_torch
 
-CAPACITY, POSITIONS, INDICES = 24, 32, 20
+CAPACITY, POSITIONS, TOKEN_SLOTS = 24, 32, 20
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Case:
         caches = [s.input(f"past_{n}0", "B", self.kv_heads, "S", shapes[n][1]) for n in "kv"]
         more = [s.weight("sinks", self.heads) if self.sinks else None]
         if self.by_offset:
-            table = np.random.default_rng(2).normal(0, 1, (self.heads, INDICES)).astype(np.float32)
+            table = np.random.default_rng(2).normal(0, 1, (self.heads, TOKEN_SLOTS)).astype(np.float32)
             more.append(s.table("by_offset", table))
         if self.turned:
             q, k = (self.rotated(s, x) for x in (q, k))

@@ -20,7 +20,7 @@ from llmc.errors import ArtifactError, DeviceError, InputError
 from llmc.integrations.vllm_gaudi.cache import VARIABLE
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.hpu import recipes
-from llmc.runtime.executors.hpu.recipes import BRIDGE, Recipes, location
+from llmc.runtime.executors.hpu.recipes import BRIDGE, Recipes, put_recipes
 from llmc.settings import Settings
 from tests.artifacts.helpers import CONTENT, manifest
 
@@ -67,7 +67,7 @@ def there(folder: Path) -> dict[str, bytes]:
 
 
 def test_they_are_put_into_this_users_cache_and_the_bridge_is_reported(tmp_path: Path, own_cache: Path) -> None:
-    folder = location(bundle_of(tmp_path), MODE)
+    folder = put_recipes(bundle_of(tmp_path), MODE)
     assert folder is not None and folder.parent == own_cache / "llmc" / "recipes"
     assert there(folder) == FILES
     assert os.environ[VARIABLE] == f"{folder}/,false,8192"
@@ -75,7 +75,7 @@ def test_they_are_put_into_this_users_cache_and_the_bridge_is_reported(tmp_path:
 
 
 def test_what_is_torn_there_is_replaced_and_the_rest_stays(tmp_path: Path) -> None:
-    folder = location(bundle_of(tmp_path), MODE)
+    folder = put_recipes(bundle_of(tmp_path), MODE)
     assert folder is not None
     torn, whole = (folder / path for path in list(FILES)[:2])
     torn.write_bytes(b"to")
@@ -83,14 +83,14 @@ def test_what_is_torn_there_is_replaced_and_the_rest_stays(tmp_path: Path) -> No
     own.write_bytes(b"compiled here")
     kept = whole.stat().st_ino
     os.environ[VARIABLE] = ""
-    location(bundle_of(tmp_path), MODE)
+    put_recipes(bundle_of(tmp_path), MODE)
     assert there(folder) == {**FILES, "0/3_9_syn1.24.0.recipe": b"compiled here"}
     assert whole.stat().st_ino == kept or whole.read_bytes() == FILES[list(FILES)[1]]
 
 
 def test_the_folder_of_the_variable_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, f"{tmp_path / 'mine'},False,512")
-    assert location(bundle_of(tmp_path), MODE) == tmp_path / "mine"
+    assert put_recipes(bundle_of(tmp_path), MODE) == tmp_path / "mine"
     assert there(tmp_path / "mine") == FILES
     assert os.environ[VARIABLE] == f"{tmp_path / 'mine'}/,false,8192"
 
@@ -98,7 +98,7 @@ def test_the_folder_of_the_variable_is_used(tmp_path: Path, monkeypatch: pytest.
 def test_a_folder_that_would_be_deleted_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, f"{tmp_path},true,512")
     with pytest.raises(InputError, match="set it to false"):
-        location(bundle_of(tmp_path), MODE)
+        put_recipes(bundle_of(tmp_path), MODE)
 
 
 def mounted(monkeypatch: pytest.MonkeyPatch, folder: Path, *network: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_cache_on_nfs_is_not_used(tmp_path: Path, own_cache: Path, monkeypatch
     own_cache.mkdir()
     mounted(monkeypatch, tmp_path, own_cache)
     monkeypatch.setattr(recipes.tempfile, "gettempdir", lambda: str(tmp_path / "local"))
-    folder = location(bundle_of(tmp_path), MODE)
+    folder = put_recipes(bundle_of(tmp_path), MODE)
     assert folder is not None and folder.is_relative_to(tmp_path / "local") and there(folder) == FILES
     assert stat.S_IMODE(folder.parent.stat().st_mode) & 0o022 == 0
 
@@ -122,7 +122,7 @@ def test_a_cache_on_nfs_is_not_used(tmp_path: Path, own_cache: Path, monkeypatch
 def test_without_a_local_disk_the_way_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mounted(monkeypatch, tmp_path, tmp_path, Path(recipes.tempfile.gettempdir()))
     with pytest.raises(DeviceError, match=rf"not known to be on a local disk.*{VARIABLE}=FOLDER,false"):
-        location(bundle_of(tmp_path), MODE)
+        put_recipes(bundle_of(tmp_path), MODE)
 
 
 def test_the_users_own_folder_on_nfs_is_warned_of(
@@ -131,7 +131,7 @@ def test_the_users_own_folder_on_nfs_is_warned_of(
     mounted(monkeypatch, tmp_path, tmp_path)
     monkeypatch.setenv(VARIABLE, f"{tmp_path / 'mine'},false,512")
     with caplog.at_level(logging.WARNING):
-        location(bundle_of(tmp_path), MODE)
+        put_recipes(bundle_of(tmp_path), MODE)
     assert "is not known to be on a local disk" in caplog.text
 
 
@@ -140,10 +140,10 @@ def test_a_bridge_that_is_there_already_is_warned_of(
 ) -> None:
     monkeypatch.setitem(sys.modules, BRIDGE, types.ModuleType(BRIDGE))
     with caplog.at_level(logging.WARNING):
-        location(bundle_of(tmp_path), MODE)
+        put_recipes(bundle_of(tmp_path), MODE)
         assert "was imported before" in caplog.text
         caplog.clear()
-        location(bundle_of(tmp_path), MODE)
+        put_recipes(bundle_of(tmp_path), MODE)
         assert not caplog.text, "the same folder again"
 
 
@@ -153,12 +153,12 @@ def test_a_cut_recipe_is_refused_by_name(tmp_path: Path) -> None:
     path.unlink()
     path.write_bytes(b"1 rec")
     with pytest.raises(ArtifactError, match="has 5 bytes, expected"):
-        location(bundle, MODE)
+        put_recipes(bundle, MODE)
 
 
 def test_a_bundle_without_recipes_needs_none(tmp_path: Path) -> None:
     write_bundle(tmp_path / "bundle", manifest(), sources_of(tmp_path))
-    assert location(Bundle(BundleFiles.open(tmp_path / "bundle"), Settings()), MODE) is None
+    assert put_recipes(Bundle(BundleFiles.open(tmp_path / "bundle"), Settings()), MODE) is None
     assert os.environ[VARIABLE] == ""
 
 
@@ -174,7 +174,7 @@ def sources_of(folder: Path) -> dict[str, Path]:
 def test_a_path_that_leaves_the_folder_is_refused(tmp_path: Path, path: str) -> None:
     listed = Recipes({path: Blob(digest_bytes(FILES[next(iter(FILES))]), 8)}, {}).to_bytes()
     with pytest.raises(ArtifactError, match="is not an index of recipes"):
-        location(bundle_of(tmp_path, listed), MODE)
+        put_recipes(bundle_of(tmp_path, listed), MODE)
 
 
 @pytest.mark.parametrize("listed", [
@@ -183,7 +183,7 @@ def test_a_path_that_leaves_the_folder_is_refused(tmp_path: Path, path: str) -> 
 ])  # fmt: skip
 def test_what_is_no_index_is_refused(tmp_path: Path, listed: bytes) -> None:
     with pytest.raises(ArtifactError, match="is not an index of recipes"):
-        location(bundle_of(tmp_path, listed), MODE)
+        put_recipes(bundle_of(tmp_path, listed), MODE)
 
 
 def test_recipes_make_a_bundle_native(tmp_path: Path) -> None:
@@ -193,4 +193,4 @@ def test_recipes_make_a_bundle_native(tmp_path: Path) -> None:
 def test_a_blob_that_the_bundle_does_not_list_is_refused(tmp_path: Path) -> None:
     listed = Recipes({"1_9_syn1.recipe": Blob(digest_bytes(b"elsewhere"), 9)}, {}).to_bytes()
     with pytest.raises(ArtifactError, match="has no blob"):
-        location(bundle_of(tmp_path, listed), MODE)
+        put_recipes(bundle_of(tmp_path, listed), MODE)

@@ -53,23 +53,23 @@ def sample(
         raise InputError(f"sampling for {seconds} seconds, each {every}: both must be above 0")
     found = Increase(url)
     first = last = 0.0
-    location = 0
+    index = 0
     ended = ""
-    while not location or last - first < seconds:
+    while not index or last - first < seconds:
         try:
-            if location:
-                sleep(max(0.0, min(first + location * every, first + seconds) - now()))
+            if index:
+                sleep(max(0.0, min(first + index * every, first + seconds) - now()))
             answer = fetch(url, answer_seconds)
         except (KeyboardInterrupt, InputError) as error:
-            if location < 2:
+            if index < 2:
                 raise
             ended = str(error) or f"{url}: sampling was interrupted"
             break
         last = now()
-        first = first if location else last
+        first = first if index else last
         found.add(samples(answer.split("\n")))
-        location += 1
-        report(min(last - first, seconds), seconds, found.requests if location > 1 else 0)
+        index += 1
+        report(min(last - first, seconds), seconds, found.requests if index > 1 else 0)
     lengths = found.lengths(last - first)
     if ended:
         note = f"{ended}; the requests of {last - first:.0f} of {seconds:.0f} seconds are kept"
