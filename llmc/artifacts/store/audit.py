@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import NamedTuple
 from llmc.artifacts.digest import PREFIX, Blob
 from llmc.artifacts.store.entries import Entry
 from llmc.artifacts.store.layout import Layout, files_of
+from llmc.artifacts.store.lookup import find_blob
 from llmc.artifacts.store.orphans import Remover, sweep
 from llmc.artifacts.store.workspace import Area
 
@@ -52,8 +53,12 @@ class StoreUsage(NamedTuple):
         return self.blob_bytes + self.entry_bytes + self.other_bytes + self.bundle_bytes
 
 
-def verify(area: Area, progress: Callable[[str, int], None] | None = None) -> AuditReport:
-    """Read every blob and entry of an area and quarantine damaged ones, as `Store.verify` describes."""
+def verify(areas: Sequence[Area], progress: Callable[[str, int], None] | None = None) -> AuditReport:
+    """Read every blob and entry of the first area and quarantine damaged ones, as `Store.verify` describes.
+
+    The outputs of its entries may lie in any of `areas`: a compile refers to what it finds in a shared store.
+    """
+    area = areas[0]
     bad: list[Bad] = []
     blobs = total = entries = 0
     for digest, item in list(area.layout.all_blobs()):
@@ -70,7 +75,7 @@ def verify(area: Area, progress: Callable[[str, int], None] | None = None) -> Au
         if entry is None:
             bad.append(Bad(f"{kind}/{item.name[:12]}", "not a sound entry"))
             continue
-        lost = [name for name, blob in entry.outputs.items() if not area.blobs.find(*blob, verify=False)]
+        lost = [name for name, blob in entry.outputs.items() if not find_blob(areas, *blob, verify=False)]
         if lost:
             reason = f"missing or damaged: {', '.join(lost)}"
             area.entries.reject(entry, reason)

@@ -268,7 +268,7 @@ class Store:
         `progress(digest, size)` is called after each blob. Stamps are ignored, so damage below the file system is found
         too. Leftovers of crashed processes are removed.
         """
-        return verify(self._main, progress)
+        return verify(self._areas, progress)
 
     def usage(self) -> StoreUsage:
         """Return the files and bytes in the store."""

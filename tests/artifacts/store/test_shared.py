@@ -196,3 +196,13 @@ def test_no_warning_is_logged_for_what_is_sound(
     with caplog.at_level(logging.WARNING):
         local(tmp_path, mount).get_or_build(entry.key, never)
     assert caplog.records == []
+
+
+def test_an_entry_whose_outputs_are_shared_is_sound(tmp_path: Path, mount: Path, entry: Entry) -> None:
+    """A bundle's entry in the local store names executables that the compile found in the shared store."""
+    store = local(tmp_path, mount)
+    bundle = store.publish(key("bundle"), entry.outputs)
+    assert store.verify().bad == []
+    assert store.lookup(bundle.key) is not None
+    truncate(Store(mount).path(entry.outputs["graph"]))
+    assert [bad.name for bad in store.verify().bad] == [f"bundle/{bundle.key.short}"]
