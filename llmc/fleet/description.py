@@ -13,7 +13,7 @@ from typing import Any
 
 from llmc.errors import InputError
 from llmc.files import read_text
-from llmc.fleet.simulate import BackOff, Network, Nodes, Peers, Registry
+from llmc.fleet.simulate import BackOff, Network, Nodes, Peers, RegistryServer
 from llmc.platforms import missing
 from llmc.strict_json import loads
 
@@ -58,7 +58,7 @@ def read(path: str) -> Description:
         raise InputError(f"{path}: neither YAML nor JSON: {' '.join(str(error).split())}") from None
     _check(document, path)
     network = Network(
-        Registry(**document.get("registry", {})), Nodes(**document.get("nodes", {})),
+        RegistryServer(**document.get("registry", {})), Nodes(**document.get("nodes", {})),
         BackOff(**document.get("back_off", {})), Peers(**document.get("peers", {})), document.get("seed", 0),
     )  # fmt: skip
     models = [one for at, entry in enumerate(document["models"]) for one in _requested(entry, path, at)]

@@ -38,7 +38,7 @@ Seconds = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Registry:
+class RegistryServer:
     """Sends `gbit_per_s` in total, over at most `connections`; it refuses more.
 
     1,024 connections: worker_connections in the configuration that nginx ships (conf/nginx.conf), per process; where
@@ -97,7 +97,7 @@ class Peers:
 class Network:
     """The whole network. Equal `seed`s give equal simulations."""
 
-    registry: Registry = field(default_factory=Registry)
+    registry: RegistryServer = field(default_factory=RegistryServer)
     nodes: Nodes = field(default_factory=Nodes)
     back_off: BackOff = field(default_factory=BackOff)
     peers: Peers = field(default_factory=Peers)

@@ -105,7 +105,7 @@ class Setup:
         return value
 
 
-class Demand(NamedTuple):
+class GraphDemand(NamedTuple):
     """`steps` runs of a graph that must cover `shape`; together they have `real` units of work."""
 
     family: str
@@ -114,7 +114,7 @@ class Demand(NamedTuple):
     real: int
 
 
-Demands = Mapping[str, Mapping[Shape, Demand]]
+Demands = Mapping[str, Mapping[Shape, GraphDemand]]
 """Family → shape → all steps of that shape, in order of first occurrence."""
 
 
@@ -232,7 +232,7 @@ class BucketRules(ABC):
         """
 
     @abstractmethod
-    def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
+    def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[GraphDemand]:
         """Yield the steps that the server takes for `requests`, which are within the limits and in arrival order."""
 
     def finder(self, setup: Setup, family: str, shapes: Sequence[Shape]) -> Finder:
@@ -276,7 +276,7 @@ class BucketRules(ABC):
         """Return the lists that the server printed at start, or None where the log has none."""
 
 
-def collect(demands: Iterable[Demand]) -> dict[str, dict[Shape, Demand]]:
+def collect(demands: Iterable[GraphDemand]) -> dict[str, dict[Shape, GraphDemand]]:
     """Sum `demands` by shape; memory grows with distinct shapes, not with steps."""
     steps: dict[str, dict[Shape, list[int]]] = {}
     for family, shape, count, real in demands:
@@ -284,6 +284,6 @@ def collect(demands: Iterable[Demand]) -> dict[str, dict[Shape, Demand]]:
         known[0] += count
         known[1] += real
     return {
-        family: {shape: Demand(family, shape, count, real) for shape, (count, real) in shapes.items()}
+        family: {shape: GraphDemand(family, shape, count, real) for shape, (count, real) in shapes.items()}
         for family, shapes in steps.items()
     }

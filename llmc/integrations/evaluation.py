@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from llmc.integrations.base import BucketRules, Demand, Demands, GraphCost, GraphFamily, Lists, Miss, Setup, Shape
+from llmc.integrations.base import BucketRules, Demands, GraphCost, GraphDemand, GraphFamily, Lists, Miss, Setup, Shape
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def evaluate(
 
 
 def _family(
-    server: BucketRules, setup: Setup, family: GraphFamily, lists: Lists, demands: Mapping[Shape, Demand]
+    server: BucketRules, setup: Setup, family: GraphFamily, lists: Lists, demands: Mapping[Shape, GraphDemand]
 ) -> FamilyEvaluation:
     shapes = lists[family.name]
     finder = server.finder(setup, family.name, shapes)

@@ -10,7 +10,7 @@ import numpy as np
 
 from llmc.buckets.optimise.line import Line
 from llmc.errors import InputError
-from llmc.integrations.base import Demand, Miss, Pick, Shape
+from llmc.integrations.base import GraphDemand, Miss, Pick, Shape
 
 
 class Exact:
@@ -83,7 +83,7 @@ def doubling(least: int, most: int) -> list[int]:
 
 
 def choose(
-    demands: Mapping[Shape, Demand],
+    demands: Mapping[Shape, GraphDemand],
     candidates: Iterable[int],
     required: Iterable[int],
     most: int,
@@ -111,7 +111,7 @@ def choose(
     return tuple((indices[index],) for index in line.solve([most])[0].tolist())
 
 
-def most_frequent(demands: Mapping[Shape, Demand], candidates: Iterable[int], most: int) -> tuple[Shape, ...]:
+def most_frequent(demands: Mapping[Shape, GraphDemand], candidates: Iterable[int], most: int) -> tuple[Shape, ...]:
     """Return the `most` candidates with the most steps, for a look-up that only takes equal numbers (`Exact`)."""
     admitted = set(candidates)
     ranked = sorted((-demand.steps, shape) for shape, demand in demands.items() if shape[0] in admitted)

@@ -15,7 +15,7 @@ from llmc.buckets.traffic.source import Traffic
 from llmc.buckets.traffic.step_histogram import StepHistogram
 from llmc.buckets.traffic.trace_file import TraceFile
 from llmc.errors import InputError
-from llmc.integrations.base import BucketRules, Demand, Demands, Setup, collect
+from llmc.integrations.base import BucketRules, Demands, GraphDemand, Setup, collect
 
 SPELLED = {"blocks": "context blocks"}
 """Axes that step logs spell differently from the server families."""
@@ -93,7 +93,7 @@ def _of_steps(server: BucketRules, setup: Setup, path: str, found: StepHistogram
     return ObservedSteps(demands, (), {"steps": found.steps}, {"steps": found.steps}, tuple(notes))
 
 
-def _counted(server: BucketRules, setup: Setup, found: StepHistogram) -> Iterator[Demand]:
+def _counted(server: BucketRules, setup: Setup, found: StepHistogram) -> Iterator[GraphDemand]:
     """Each step for every family whose axes the log has, with the work of a graph of exactly its size."""
     axes = [SPELLED.get(axis, axis) for axis in found.axes]
     for family in server.families:
@@ -103,4 +103,4 @@ def _counted(server: BucketRules, setup: Setup, found: StepHistogram) -> Iterato
         for key, count in found.counts.items():
             if key.phase == "any" or family.name not in PHASES or family.name == key.phase:
                 shape = tuple(key.shape[index] for index in indices)
-                yield Demand(family.name, shape, count, server.work(setup, family.name, shape) * count)
+                yield GraphDemand(family.name, shape, count, server.work(setup, family.name, shape) * count)

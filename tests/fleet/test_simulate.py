@@ -9,14 +9,14 @@ from random import Random
 import numpy as np
 import pytest
 
-from llmc.fleet.simulate import GBIT, BackOff, Network, Nodes, Pull, Registry, simulate
+from llmc.fleet.simulate import GBIT, BackOff, Network, Nodes, Pull, RegistryServer, simulate
 
 SIZE = 1_000_000_000
 
 
 def network(registry: float = 10, node: float = 10, connections: int = 100_000, **more: float) -> Network:
     nodes = Nodes(node, downloads=1, spread_s=more.pop("spread_s", 0.0))
-    return Network(Registry(registry, connections), nodes, BackOff(**more))
+    return Network(RegistryServer(registry, connections), nodes, BackOff(**more))
 
 
 def test_nodes_on_one_link_take_their_bytes_over_its_bandwidth() -> None:
@@ -37,7 +37,7 @@ def test_a_queue_is_served_in_batches_of_the_registrys_connections() -> None:
 
 
 def test_connections_are_held_by_layers_up_to_the_downloads_of_a_node() -> None:
-    of_three = Network(Registry(10, 9), Nodes(10, downloads=3))
+    of_three = Network(RegistryServer(10, 9), Nodes(10, downloads=3))
     (many,) = simulate([Pull(6, SIZE, layers=8, queued=True)], of_three)
     (one,) = simulate([Pull(6, SIZE, layers=1, queued=True)], of_three)
     assert len(np.unique(many.round(6))) == 2, "three nodes at a time"
@@ -54,7 +54,7 @@ def test_refused_nodes_wait_at_least_as_long_as_in_a_queue_and_at_most_a_pause_m
 
 def test_equal_seeds_give_equal_pulls_and_others_do_not() -> None:
     def run(seed: int) -> list[float]:
-        return list(simulate([Pull(40, SIZE)], Network(Registry(10, 5), seed=seed))[0])
+        return list(simulate([Pull(40, SIZE)], Network(RegistryServer(10, 5), seed=seed))[0])
 
     assert run(1) == run(1) != run(2)
 

@@ -13,10 +13,10 @@ from llmc.integrations import arguments, line
 from llmc.integrations.base import (
     Accepted,
     BucketRules,
-    Demand,
     Export,
     Finder,
     GraphCost,
+    GraphDemand,
     GraphFamily,
     Lists,
     NextAbove,
@@ -50,11 +50,11 @@ class Fake(BucketRules):
     def accept(self, setup: Setup, lists: Lists) -> Accepted:
         return Accepted(lists)
 
-    def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
+    def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[GraphDemand]:
         for one in chunked_steps(requests, setup.limits, step_time):
-            yield Demand("tokens", (one.tokens,), one.steps, one.tokens * one.steps)
+            yield GraphDemand("tokens", (one.tokens,), one.steps, one.tokens * one.steps)
             if len(one.cached):
-                yield Demand("decode", (len(one.cached),), one.steps, len(one.cached) * one.steps)
+                yield GraphDemand("decode", (len(one.cached),), one.steps, len(one.cached) * one.steps)
 
     def finder(self, setup: Setup, family: str, shapes: Sequence[Shape]) -> Finder:
         return NextAbove(shapes, "eager" if family == "tokens" else "compile")
@@ -62,7 +62,9 @@ class Fake(BucketRules):
     def graphs(self, setup: Setup, lists: Lists) -> int:
         return len(lists["tokens"]) * len(lists["decode"])
 
-    def propose(self, setup: Setup, demands: Mapping[str, Mapping[Shape, Demand]], most: Mapping[str, int]) -> Lists:
+    def propose(
+        self, setup: Setup, demands: Mapping[str, Mapping[Shape, GraphDemand]], most: Mapping[str, int]
+    ) -> Lists:
         tops = {"tokens": setup.limits.max_num_batched_tokens, "decode": setup.limits.max_num_seqs}
         return {
             name: line.choose(demands.get(name, {}), range(1, top + 1), [top], most[name]) for name, top in tops.items()

@@ -7,7 +7,7 @@ from itertools import combinations
 
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import AssumedStepTime
-from llmc.integrations.base import BucketRules, Demand, Export, Lists, Setup, Shape
+from llmc.integrations.base import BucketRules, Export, GraphDemand, Lists, Setup, Shape
 from llmc.integrations.settings import Value, complete
 
 
@@ -23,8 +23,8 @@ def shapes(*numbers: int) -> tuple[Shape, ...]:
     return tuple((number,) for number in numbers)
 
 
-def counted(family: str, counts: Mapping[int, int]) -> dict[Shape, Demand]:
-    return {(value,): Demand(family, (value,), steps, value * steps) for value, steps in counts.items()}
+def counted(family: str, counts: Mapping[int, int]) -> dict[Shape, GraphDemand]:
+    return {(value,): GraphDemand(family, (value,), steps, value * steps) for value, steps in counts.items()}
 
 
 def steps(server: BucketRules, built: Setup, *requests: tuple[float, int, int]) -> list[tuple[str, int, int, int]]:
@@ -36,7 +36,7 @@ def steps(server: BucketRules, built: Setup, *requests: tuple[float, int, int]) 
     ]
 
 
-def padded(server: BucketRules, built: Setup, demands: Mapping[Shape, Demand], chosen: Sequence[Shape]) -> int:
+def padded(server: BucketRules, built: Setup, demands: Mapping[Shape, GraphDemand], chosen: Sequence[Shape]) -> int:
     """Work of `demands` in the graphs `chosen`; every step must find one."""
     total = 0
     for shape, demand in demands.items():
@@ -48,7 +48,7 @@ def padded(server: BucketRules, built: Setup, demands: Mapping[Shape, Demand], c
 
 
 def best(
-    server: BucketRules, built: Setup, demands: Mapping[Shape, Demand], candidates: Sequence[int], most: int
+    server: BucketRules, built: Setup, demands: Mapping[Shape, GraphDemand], candidates: Sequence[int], most: int
 ) -> int:
     """The least work of at most `most` of `candidates`, the last one always among them, by trying all."""
     *others, top = candidates

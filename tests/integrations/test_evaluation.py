@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from llmc.integrations.base import Demand, GraphCost, Setup, collect
+from llmc.integrations.base import GraphCost, GraphDemand, Setup, collect
 from llmc.integrations.evaluation import evaluate
 from tests.integrations.fake import Fake
 
 DEMANDS = collect(
     [
-        Demand("tokens", (3,), 10, 30),
-        Demand("tokens", (100,), 2, 200),
-        Demand("decode", (2,), 5, 10),
-        Demand("tokens", (3,), 10, 30),
-        Demand("decode", (9,), 1, 9),
+        GraphDemand("tokens", (3,), 10, 30),
+        GraphDemand("tokens", (100,), 2, 200),
+        GraphDemand("decode", (2,), 5, 10),
+        GraphDemand("tokens", (3,), 10, 30),
+        GraphDemand("decode", (9,), 1, 9),
     ]
 )
 LISTS = {"tokens": ((4,), (8,)), "decode": ((2,),)}
@@ -24,7 +24,7 @@ LISTS = {"tokens": ((4,), (8,)), "decode": ((2,),)}
 
 def test_steps_of_one_shape_are_added_up_in_the_order_they_came() -> None:
     assert list(DEMANDS["tokens"]) == [(3,), (100,)]
-    assert DEMANDS["tokens"][3,] == Demand("tokens", (3,), 20, 60)
+    assert DEMANDS["tokens"][3,] == GraphDemand("tokens", (3,), 20, 60)
 
 
 def test_padding_is_of_steps_in_graphs_and_misses_are_reported(fake: Fake, setup: Setup) -> None:

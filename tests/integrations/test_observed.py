@@ -8,7 +8,7 @@ import pytest
 
 from llmc.errors import InputError
 from llmc.integrations import bucket_rules
-from llmc.integrations.base import Demand, Setup
+from llmc.integrations.base import GraphDemand, Setup
 from llmc.integrations.configuration import setup_for
 from llmc.integrations.evaluation import evaluate
 from llmc.integrations.observed import TrafficSource, observe
@@ -39,8 +39,8 @@ def test_requests_become_steps(fake: Fake, setup: Setup, tmp_path: Path) -> None
     (tmp_path / "t.csv").write_text("time,prompt_tokens,output_tokens\n0,20,3\n0,70,3\n")
     found = observe(fake, setup, TrafficSource(str(tmp_path / "t.csv")))
     assert found.demands["tokens"] == {
-        (20,): Demand("tokens", (20,), 1, 20),
-        (1,): Demand("tokens", (1,), 2, 2),
+        (20,): GraphDemand("tokens", (20,), 1, 20),
+        (1,): GraphDemand("tokens", (1,), 2, 2),
     }
     assert found.counts["above_prompt"] == 1 and "left out" in found.notes[0] and found.ends == ()
 
@@ -61,7 +61,9 @@ def test_a_log_of_steps_is_taken_as_it_is(tmp_path: Path) -> None:
     vllm = bucket_rules("vllm")
     (tmp_path / "server.log").write_text(GRAPHS)
     found = observe(vllm, setup_for(vllm, {"max_model_len": 64}, {}), TrafficSource(str(tmp_path / "server.log")))
-    assert found.demands == {"tokens": {(3,): Demand("tokens", (3,), 7, 21), (9,): Demand("tokens", (9,), 2, 18)}}
+    assert found.demands == {
+        "tokens": {(3,): GraphDemand("tokens", (3,), 7, 21), (9,): GraphDemand("tokens", (9,), 2, 18)}
+    }
     assert found.facts == {"steps": 9}
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from llmc.errors import InputError
 from llmc.integrations import bucket_rules
-from llmc.integrations.base import Demand, GraphCost, Setup, Shape
+from llmc.integrations.base import GraphCost, GraphDemand, Setup, Shape
 from llmc.integrations.settings import complete
 from llmc.integrations.tune import ServerBudget, tune
 from tests.integrations.fake import Fake
@@ -17,10 +17,10 @@ from tests.integrations.fake import Fake
 counts = st.dictionaries(st.integers(1, 64), st.integers(1, 50), min_size=1, max_size=12)
 
 
-def demands(tokens: dict[int, int]) -> dict[str, dict[tuple[int, ...], Demand]]:
+def demands(tokens: dict[int, int]) -> dict[str, dict[tuple[int, ...], GraphDemand]]:
     return {
-        "tokens": {(n,): Demand("tokens", (n,), steps, n * steps) for n, steps in tokens.items()},
-        "decode": {(n,): Demand("decode", (n,), steps, n * steps) for n, steps in tokens.items() if n <= 8},
+        "tokens": {(n,): GraphDemand("tokens", (n,), steps, n * steps) for n, steps in tokens.items()},
+        "decode": {(n,): GraphDemand("decode", (n,), steps, n * steps) for n, steps in tokens.items() if n <= 8},
     }
 
 
@@ -45,7 +45,7 @@ def test_a_budget_is_used_up_and_a_family_has_what_it_needs(name: str, most: int
     server = bucket_rules(name)
     limits = server.limits({"max_model_len": 8192, "max_num_seqs": 64, "max_num_batched_tokens": 8192})
     limited = Setup(limits, complete(server.settings, {}))
-    tokens: dict[Shape, Demand] = {(n,): Demand("", (n,), 65 - n, n) for n in range(1, 65)}
+    tokens: dict[Shape, GraphDemand] = {(n,): GraphDemand("", (n,), 65 - n, n) for n in range(1, 65)}
     tuned = tune(server, limited, {family.name: tokens for family in server.families}, ServerBudget(graphs=most))
     assert tuned.chosen.graphs == most
 

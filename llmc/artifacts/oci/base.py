@@ -22,7 +22,7 @@ Content = Callable[[], Iterable[bytes]]
 """Produces the same content, in pieces, each time it must be sent."""
 
 
-class BlobSource(Protocol):
+class ImageBlobSource(Protocol):
     """A source of image blobs."""
 
     name: str
@@ -33,7 +33,7 @@ class BlobSource(Protocol):
         ...
 
 
-class Images(BlobSource, Protocol):
+class Images(ImageBlobSource, Protocol):
     """An image location. All methods raise RemoteError if it fails, after retrying temporary failures."""
 
     def close(self) -> None:
@@ -80,14 +80,14 @@ def verified(
         )
 
 
-def read_small(images: BlobSource, blob: Descriptor) -> bytes:
+def read_small(images: ImageBlobSource, blob: Descriptor) -> bytes:
     """Return the verified content of a small blob."""
     with closing(images.read(blob)) as pieces:
         return b"".join(verified(pieces, blob, images.name))
 
 
 def read_archive(
-    images: BlobSource, blob: Descriptor, diff_id: str, moved: Progress = lambda _: None
+    images: ImageBlobSource, blob: Descriptor, diff_id: str, moved: Progress = lambda _: None
 ) -> Generator[bytes, None, None]:
     """Yield the tar file of a layer, compressed or not, verified at its end; `moved` is called with the bytes received.
 

@@ -14,7 +14,7 @@ from llmc.artifacts.bundle.reader import MAX_SIGNATURE_BYTES
 from llmc.artifacts.bundle.stored import publish_arrived
 from llmc.artifacts.bundle.trust import Trust, TrustDecision
 from llmc.artifacts.digest import Blob
-from llmc.artifacts.oci.base import MEND, BlobSource, Images, read_archive, read_small
+from llmc.artifacts.oci.base import MEND, ImageBlobSource, Images, read_archive, read_small
 from llmc.artifacts.oci.image import CACHE_TYPE, GZIP_TYPE, Descriptor, Image, read_diff_ids, read_image, read_kind
 from llmc.artifacts.oci.layers import Layer, read_facts, split
 from llmc.artifacts.oci.reference import Reference
@@ -68,8 +68,8 @@ def pull(
 
 
 def receive(
-    store: Store, images: BlobSource, manifest: bytes, origin: str, *, trust: Trust, jobs: int, progress: Meter | None,
-    bundles_only: bool = False,
+    store: Store, images: ImageBlobSource, manifest: bytes, origin: str, *, trust: Trust, jobs: int,
+    progress: Meter | None, bundles_only: bool = False,
 ) -> tuple[Entry, TransferReport]:  # fmt: skip
     """Add the image of a manifest to the store, as `pull_image` describes; `origin` names it in errors."""
     began = time.monotonic()
@@ -100,7 +100,7 @@ def receive(
 
 
 def _read_bundle(
-    store: Store, images: BlobSource, image: Image, diff_ids: Sequence[str], origin: str, trust: Trust
+    store: Store, images: ImageBlobSource, image: Image, diff_ids: Sequence[str], origin: str, trust: Trust
 ) -> _Arrival:  # fmt: skip
     manifest, signature = _read_facts(images, image.layers[-1], diff_ids[-1], origin)
     native = code_of_bundle(manifest) is not None
@@ -116,7 +116,7 @@ def _read_bundle(
 
 
 def _read_cache(
-    store: Store, images: BlobSource, image: Image, diff_ids: Sequence[str], origin: str, trust: Trust
+    store: Store, images: ImageBlobSource, image: Image, diff_ids: Sequence[str], origin: str, trust: Trust
 ) -> _Arrival:  # fmt: skip
     facts = image.layers[0]
     if facts.size > MAX_ENTRY_BYTES:
@@ -135,7 +135,7 @@ def _read_cache(
     return _Arrival(facts, _match([cache_layer(contents)], image.layers[1:], diff_ids[1:], origin), settle)
 
 
-def _read_facts(images: BlobSource, blob: Descriptor, diff_id: str, origin: str) -> tuple[Manifest, bytes | None]:
+def _read_facts(images: ImageBlobSource, blob: Descriptor, diff_id: str, origin: str) -> tuple[Manifest, bytes | None]:
     if blob.size > MAX_FACTS_BYTES:
         raise ArtifactError(f"{origin}: its last layer has {blob.size} bytes, too many for a bundle's manifest")
     with closing(read_archive(images, blob, diff_id)) as pieces:
@@ -167,7 +167,7 @@ def _match(layers: Sequence[Layer], blobs: Sequence[Descriptor], diff_ids: Seque
     return parts
 
 
-def _fetch(store: Store, images: BlobSource, part: _Part, moved: Progress) -> None:
+def _fetch(store: Store, images: ImageBlobSource, part: _Part, moved: Progress) -> None:
     """Add the blobs of a layer to the store, each once its digest is verified."""
     origin = f"{images.name}: layer {part.blob.digest}"
     with closing(read_archive(images, part.blob, part.diff_id, moved)) as pieces:

@@ -69,7 +69,7 @@ class PhaseOutcome:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CaptureResults:
     """Capture results of all phases: `free` bytes before capture, the graph `budget` in bytes, and warning `notes`."""
 
     free: int
@@ -113,7 +113,7 @@ Report = Callable[[Attempt], None]
 def capture(
     device: CaptureDevice, buckets: Sequence[Bucket], margin: int, options: CaptureOptions,
     expected: Mapping[Phase, SizeOf] | None = None, on_progress: Report = lambda _: None,
-) -> Outcome:  # fmt: skip
+) -> CaptureResults:  # fmt: skip
     """Capture graphs until no more fit, with the rules of Capture; `on_progress` is called before each."""
     whole = Capture(device, buckets, margin, options, expected, on_progress)
     for _ in whole.run():
@@ -157,7 +157,7 @@ class Capture:
             yield from self._pass(queue, self._budget - sum(one.used for one in self._queues.values()))
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> CaptureResults:
         """The graphs captured so far, and why the other buckets have none."""
         phases = (
             PhaseOutcome(
@@ -166,7 +166,7 @@ class Capture:
             )
             for phase, queue in self._queues.items()
         )  # fmt: skip
-        return Outcome(self._begin, self._budget, tuple(phases), tuple(self._notes()))
+        return CaptureResults(self._begin, self._budget, tuple(phases), tuple(self._notes()))
 
     def _pass(self, queue: _Queue, room: int) -> Iterator[Bucket]:
         for number, bucket in enumerate(queue.order, 1):

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from llmc.buckets.bucket import Bucket
-from llmc.buckets.capture.graphs import Attempt, Outcome, PhaseOutcome
+from llmc.buckets.capture.graphs import Attempt, CaptureResults, PhaseOutcome
 from llmc.buckets.capture.options import CaptureOptions
 from llmc.buckets.capture.order import length
 from llmc.buckets.capture.predict import SizeOf
@@ -24,14 +24,14 @@ from llmc.buckets.render.text import size_text
 
 
 @dataclass(frozen=True)
-class Lines:
+class CaptureLog:
     """Log lines for one plan; with `blocks`, contexts are counted in blocks of `block_size` tokens."""
 
     block_size: int
     blocks: bool
 
     @classmethod
-    def of(cls, buckets: Iterable[Bucket], block_size: int) -> Lines:
+    def of(cls, buckets: Iterable[Bucket], block_size: int) -> CaptureLog:
         """Create the lines for `buckets`; contexts are counted in blocks where a prompt bucket has a context."""
         return cls(block_size, any(bucket.phase == "prompt" and bucket.context for bucket in buckets))
 
@@ -75,7 +75,7 @@ def took_line(what: str, took: int, used: int, total: int) -> str:
     return f"{what} took {size_text(took)} of device memory ({size_text(used)}/{size_text(total)} used)"
 
 
-def budget_line(outcome: Outcome, options: CaptureOptions, graphs: str = "graphs") -> str:
+def budget_line(outcome: CaptureResults, options: CaptureOptions, graphs: str = "graphs") -> str:
     """Return the line with the graph budget and the phases' shares; `graphs` is the device's name for graphs."""
     shares = " and ".join(f"{size_text(phase.share)} for {phase.phase}" for phase in outcome.phases)
     return (
@@ -84,7 +84,7 @@ def budget_line(outcome: Outcome, options: CaptureOptions, graphs: str = "graphs
     )
 
 
-def hold_none(outcome: Outcome, buckets: Iterable[Bucket], size_of: SizeOf) -> str:
+def hold_none(outcome: CaptureResults, buckets: Iterable[Bucket], size_of: SizeOf) -> str:
     """Return the message for the case that graphs of `buckets` were requested and none was captured."""
     if outcome.notes:
         return f"no graph was captured: {outcome.notes[0]}"
@@ -96,7 +96,7 @@ def hold_none(outcome: Outcome, buckets: Iterable[Bucket], size_of: SizeOf) -> s
     )
 
 
-def uncaptured_lines(outcome: Outcome, lines: Lines, shown: int | None = None) -> list[str]:
+def uncaptured_lines(outcome: CaptureResults, lines: CaptureLog, shown: int | None = None) -> list[str]:
     """Return a line with the reason for each bucket without a graph, at most `shown` per phase; None means all."""
     found = []
     for phase in outcome.phases:
@@ -107,7 +107,7 @@ def uncaptured_lines(outcome: Outcome, lines: Lines, shown: int | None = None) -
     return found
 
 
-def to_dict(outcome: Outcome) -> dict[str, object]:
+def to_dict(outcome: CaptureResults) -> dict[str, object]:
     """Return the outcome as a JSON object; buckets are [batch, query, context] in tokens."""
     return {
         "free": outcome.free,

@@ -22,7 +22,7 @@ import numpy as np
 
 from llmc.buckets.bucket import PHASES, Bucket, Phase
 from llmc.buckets.cost.bench import Bench
-from llmc.buckets.evaluation.usage import DecodeUsage, PromptUsage, Usage
+from llmc.buckets.evaluation.usage import BucketUsage, DecodeUsage, PromptUsage
 from llmc.buckets.lookup import BucketSet
 from llmc.buckets.render.page import Cells, Table, columns, counts
 from llmc.buckets.render.text import percent
@@ -204,7 +204,7 @@ def evaluate(
     return Evaluation(_phase("prompt", prompt, prompt.requests, bench), _phase("decode", decode, starting, bench))
 
 
-def _phase(phase: Phase, usage: Usage, requests: int, bench: Bench | None) -> PhaseEvaluation:
+def _phase(phase: Phase, usage: BucketUsage, requests: int, bench: Bench | None) -> PhaseEvaluation:
     padded = usage.steps * usage.padded
     total = int(padded.sum())
     counts = zip(usage.steps.tolist(), usage.rows.tolist(), usage.real.tolist(), padded.tolist(), strict=True)
@@ -219,7 +219,7 @@ def _phase(phase: Phase, usage: Usage, requests: int, bench: Bench | None) -> Ph
     )  # fmt: skip
 
 
-def _seconds(phase: Phase, usage: Usage, bench: Bench | None) -> float | None:
+def _seconds(phase: Phase, usage: BucketUsage, bench: Bench | None) -> float | None:
     if bench is None or not bench.measured(phase):
         return None
     shapes = np.array([bucket.shape for bucket in usage.buckets], np.int64)

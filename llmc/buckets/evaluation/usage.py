@@ -69,7 +69,7 @@ Path = tuple[tuple[tuple[int, int, int, int], ...], int]
 number of its prompts that no path serves."""
 
 
-class Usage:
+class BucketUsage:
     """Counts for each bucket of one phase, in plan order: steps, rows (their live sequences) and real tokens.
 
     `exact` is the token count if each step ran in a bucket of exactly its size. It exceeds the real tokens where
@@ -94,7 +94,7 @@ class Usage:
         np.add.at(self.real, indices, real)
 
 
-class PromptUsage(Usage):
+class PromptUsage(BucketUsage):
     """Counts of prompt buckets; `requests` includes the `uncovered` ones."""
 
     def __init__(self, plan: BucketSet) -> None:
@@ -147,7 +147,7 @@ class PromptUsage(Usage):
         return steps, uncovered + len(pairs) - len(served)
 
 
-class DecodeUsage(Usage):
+class DecodeUsage(BucketUsage):
     """Counts of decode buckets; `uncovered` is in steps.
 
     A step's least-cost bucket stays the least-cost one until the longest sequence exceeds its context: it still covers,

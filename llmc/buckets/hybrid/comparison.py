@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from llmc.buckets.hybrid.device import Link, Sharing, Stage
-from llmc.buckets.hybrid.simulate import BOUND, Outcome, alone, pipeline
+from llmc.buckets.hybrid.simulate import BOUND, SimulatedRun, alone, pipeline
 from llmc.buckets.hybrid.steady import BreakEven, break_even
 from llmc.buckets.render.text import table
 from llmc.buckets.traffic.events import TrafficRequest
@@ -25,8 +25,8 @@ class Comparison:
     link: Link
     sharing: Sharing
     slots: int
-    alone: tuple[Outcome, Outcome]
-    hybrid: Outcome
+    alone: tuple[SimulatedRun, SimulatedRun]
+    hybrid: SimulatedRun
     break_even: tuple[BreakEven, ...]
 
     @property
@@ -119,7 +119,7 @@ def compare(
     )  # fmt: skip
 
 
-def _numbers(found: Outcome, stage: Stage | None) -> dict[str, Any]:
+def _numbers(found: SimulatedRun, stage: Stage | None) -> dict[str, Any]:
     return {
         **({} if stage is None else {"device": stage.name}),
         "requests": found.requests, "seconds": round(found.seconds, 6),

@@ -26,7 +26,7 @@ PIECE = 16
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SimulatedRun:
     """Results of `requests` requests: `seconds` from the first arrival to the last token, and busy seconds by activity.
 
     `first_token_s` is each request's seconds to the first token, ascending. Prefill, decode and transfer each have
@@ -85,7 +85,7 @@ class _Decoding:
             heappop(self._ends)
 
 
-def alone(requests: Sequence[TrafficRequest], stage: Stage, slots: int) -> Outcome:
+def alone(requests: Sequence[TrafficRequest], stage: Stage, slots: int) -> SimulatedRun:
     """Simulate one device that serves all requests. Raises InputError without requests."""
     waiting, decoding = _waiting(requests), _Decoding(stage)
     clock = prefill = busy = 0.0
@@ -109,7 +109,7 @@ def alone(requests: Sequence[TrafficRequest], stage: Stage, slots: int) -> Outco
 def pipeline(
     requests: Sequence[TrafficRequest], prefill: Stage, decode: Stage, link: Link, slots: int, sharing: Sharing,
     bound: int = BOUND,
-) -> Outcome:  # fmt: skip
+) -> SimulatedRun:  # fmt: skip
     """Simulate prefill on one device and decode on the other. Raises InputError without requests."""
     return _Pipeline(requests, prefill, decode, link, slots, sharing, bound).run()
 
@@ -131,7 +131,7 @@ class _Pipeline:
         self._decode_left = 0.0
         self._first: list[float] = []
 
-    def run(self) -> Outcome:
+    def run(self) -> SimulatedRun:
         while True:
             self._start_prompt()
             self._start_decode()
@@ -224,8 +224,8 @@ def _waiting(requests: Sequence[TrafficRequest]) -> deque[TrafficRequest]:
 
 def _outcome(
     requests: Sequence[TrafficRequest], clock: float, first: list[float], prefill: float, decode: float, moving: float
-) -> Outcome:  # fmt: skip
+) -> SimulatedRun:  # fmt: skip
     tokens = sum(request.output for request in requests)
-    return Outcome(
+    return SimulatedRun(
         len(requests), tokens, clock - requests[0].time, tuple(sorted(first)), prefill, decode, moving
     )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from llmc.buckets.optimise.demand import Costs, Points, sums
-from llmc.buckets.optimise.gains import Lines
+from llmc.buckets.optimise.gains import FacilityLines
 from llmc.buckets.optimise.instance import Indices, Instance
 
 MAX_CORRECTIONS = 1 << 17
@@ -62,7 +62,7 @@ class Dual:
         self._scale = sums(self._member_of, instance.weights * instance.own)
         self._indices = np.stack(np.unravel_index(used, costs.shape), axis=1)
         self._costs = costs.ravel()
-        self._lines = Lines(costs, self._indices, self._weights)
+        self._lines = FacilityLines(costs, self._indices, self._weights)
         payments = _Payments(self._member_of, instance.own, instance.weights)
         self._facility, self._client = self._lines.cheaper_than(payments.dearest, MAX_CORRECTIONS)
         self._plain = self._weights[self._client] * self._costs[self._facility]

@@ -12,7 +12,7 @@ HEADROOM = 1.5
 """Factor above the last seen values up to which a client's stretches are kept."""
 
 
-class Lines:
+class FacilityLines:
     """A grid of facilities, and clients on it; the facilities along the longest dimension form a line.
 
     costs      float64, one axis a dimension, infinite where there is no facility

@@ -8,7 +8,7 @@ import numpy as np
 
 from llmc.buckets.optimise.bound import ROUNDING, Dual
 from llmc.buckets.optimise.demand import Costs, Points, sums
-from llmc.buckets.optimise.gains import Lines
+from llmc.buckets.optimise.gains import FacilityLines
 from llmc.buckets.optimise.instance import Found, Indices, Instance, fewest_buckets
 from llmc.buckets.optimise.serving import Serving
 from llmc.buckets.optimise.space import product
@@ -26,7 +26,7 @@ class Search:
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
         self._buckets, costs = instance.cheapest(product([np.arange(size) for size in instance.shape]))
-        self._lines = Lines(costs.reshape(instance.shape), instance.indices, instance.weights)
+        self._lines = FacilityLines(costs.reshape(instance.shape), instance.indices, instance.weights)
 
     def fill(self, serving: Serving, graphs: int) -> None:
         """Add the bucket that saves most, up to `graphs` buckets or until none saves anything."""

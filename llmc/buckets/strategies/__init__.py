@@ -25,7 +25,7 @@ STRATEGIES = Registry(
         "padding-aware": "llmc.buckets.strategies.padding_aware:PaddingAware",
         "powers-of-two": "llmc.buckets.strategies.powers_of_two:PowersOfTwo",
         "powers-of-two-tpu": "llmc.buckets.strategies.powers_of_two:PowersOfTwoTPU",
-        "traffic": "llmc.buckets.strategies.traffic:Traffic",
+        "traffic": "llmc.buckets.strategies.traffic:TrafficStrategy",
     },
 )
 """Classes that take no arguments."""

@@ -46,7 +46,7 @@ def multiples(min: int, step: int, max: int) -> list[int]:  # noqa: A002 - spell
     return found if found and found[-1] == max else [*found, max]
 
 
-class Traffic(Strategy):
+class TrafficStrategy(Strategy):
     """The traffic strategy, with the values of `multiples`."""
 
     def defaults(self, limits: Limits) -> Mapping[Dimension, Range]:

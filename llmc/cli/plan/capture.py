@@ -52,7 +52,7 @@ class PlanCaptureCommand(CaptureFlags):
 
     def run(self) -> None:
         from llmc.buckets.capture.dry_run import dry_run
-        from llmc.buckets.capture.log import Lines, budget_line, to_dict, uncaptured_lines
+        from llmc.buckets.capture.log import CaptureLog, budget_line, to_dict, uncaptured_lines
         from llmc.buckets.capture.memory import Memory
         from llmc.compiler.estimates.footprint import Footprint
         from llmc.compiler.options import CompileOptions
@@ -82,7 +82,7 @@ class PlanCaptureCommand(CaptureFlags):
                 "--graph-bytes-per-token from a server's log"
             )
         size_of = _sizes(graph, footprint)
-        lines = Lines.of(built.buckets, limits.block_size)
+        lines = CaptureLog.of(built.buckets, limits.block_size)
         memory = Memory(
             size("--device-memory", self.device_memory) or 0, weights,
             size("--profile-memory", self.profile_memory) or 0, block, limits.block_size, limits.max_model_len, options,

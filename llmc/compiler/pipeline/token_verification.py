@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.entries import Entry
     from llmc.compiler.stages import Stages
     from llmc.compiler.targets.base import Target
-    from llmc.compiler.verification.limits import Limits
+    from llmc.compiler.verification.limits import AccuracyLimits
     from llmc.runtime.bundle import Bundle
 
 
@@ -28,7 +28,9 @@ def gives_tokens(manifest: Manifest) -> bool:
     return issubclass(executor_class(manifest.executor), GeneratingExecutor)
 
 
-def tokens_stage(bundle: Bundle, stages: Stages, target: Target, probes: Entry, limits: Limits) -> dict[str, Any]:
+def tokens_stage(
+    bundle: Bundle, stages: Stages, target: Target, probes: Entry, limits: AccuracyLimits
+) -> dict[str, Any]:
     """Verify the bundle, and return the manifest record without the mode. Raises VerificationError, and DeviceError
     without the device."""
     from llmc.compiler.verification.probes import load_probes

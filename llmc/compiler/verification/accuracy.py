@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from llmc.buckets.plan import Plan
 from llmc.compiler.verification.divergence import TIE, log_softmax
-from llmc.compiler.verification.limits import Limits
+from llmc.compiler.verification.limits import AccuracyLimits
 from llmc.compiler.verification.steps import decode_step, empty, fitting, prompt_chunk, prompt_steps
 from llmc.compiler.verification.texts import TEXTS
 from llmc.compiler.verification.windows import STEP, UNLIKELY, TextWindow, by_part, text_digest
@@ -107,7 +107,7 @@ def surprises(
     return np.minimum(found, UNLIKELY * STEP)
 
 
-def check(found: Mapping[str, Any], limits: Limits) -> None:
+def check(found: Mapping[str, Any], limits: AccuracyLimits) -> None:
     """Raise VerificationError, with the figures of `measure`, beyond `limits`."""
     top1 = least_equal(limits.top1, found["tokens"])
     if found["mean_kl"] <= limits.mean_kl and found["top1"] >= top1:

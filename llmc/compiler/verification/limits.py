@@ -16,7 +16,7 @@ from llmc.errors import UnknownNameError
 
 
 @dataclass(frozen=True)
-class Limits:
+class AccuracyLimits:
     """The limits of a bundle: mean KL divergence to the reference in nats, and top-1 agreement.
 
     `row_kl` bounds every row, and `bucket_kl` the mean of a bucket of many rows (`bucket_limit`). They keep one wrong
@@ -54,7 +54,7 @@ for keep, and the largest row 1.2 and 0.6 times. Of single positions of the text
 was 8.7 and 8.4 times.
 """
 
-EXACT = Limits(1e-5, 1.0, True, 1e-5, 1e-5)
+EXACT = AccuracyLimits(1e-5, 1.0, True, 1e-5, 1e-5)
 WEIGHTS: Mapping[str, Allowance | None] = {
     "none": None,
     "int8": Allowance(
@@ -79,7 +79,7 @@ KV_CACHE: Mapping[str, Allowance | None] = {
 }
 
 
-def limits(quantize: str, dtype: str, kv_cache: str = "f32", most: float | None = None) -> Limits:
+def limits(quantize: str, dtype: str, kv_cache: str = "f32", most: float | None = None) -> AccuracyLimits:
     """Limits for weights, unquantised numbers and cached keys and values in these formats; float32 must be equal.
 
     `most`: the requested mean divergence, in place of the allowances of inexact formats. A cache in `dtype` adds
@@ -94,7 +94,7 @@ def limits(quantize: str, dtype: str, kv_cache: str = "f32", most: float | None 
     if not used:
         return EXACT
     mean = round(sum(a.mean_kl for a in used.values()), 6) if most is None else most
-    return Limits(
+    return AccuracyLimits(
         mean_kl=mean,
         top1=round(1 - sum(a.differing for a in used.values()), 6),
         greedy_equal=False,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmc.compiler.verification.limits import Limits, limits
+from llmc.compiler.verification.limits import AccuracyLimits, limits
 
 if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
@@ -33,7 +33,7 @@ class VerificationPolicy:
     dtype: Callable[[CompileOptions], str] = _dtype
     cache_dtype: Callable[[CompileOptions], str] = _dtype
 
-    def limits(self, options: CompileOptions) -> Limits:
+    def limits(self, options: CompileOptions) -> AccuracyLimits:
         """Limits for executables compiled with configured `options`."""
         most = options.get("max_kl")
         return limits(

@@ -16,7 +16,7 @@ from llmc.errors import VerificationError
 from llmc.runtime.engine.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from llmc.compiler.verification.limits import Limits
+    from llmc.compiler.verification.limits import AccuracyLimits
     from llmc.compiler.verification.probes import Probe
     from llmc.runtime.engine.core import EngineCore
 
@@ -40,7 +40,7 @@ class TokenResult:
         return {"by": "tokens", **asdict(self)}
 
 
-def verify_tokens(engine: EngineCore, probes: Sequence[Probe], limits: Limits) -> TokenResult:
+def verify_tokens(engine: EngineCore, probes: Sequence[Probe], limits: AccuracyLimits) -> TokenResult:
     """Generate the short probes greedily and compare. Raises VerificationError, with numbers, beyond `limits`."""
     short = [p for p in probes[:-1] if p.continuation and p.prompt_length <= engine.plan.limits.longest_prompt]
     prompts = [p.tokens[: p.prompt_length].tolist() for p in short]

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from llmc.buckets.bucket import Bucket
 from llmc.compiler.verification import accuracy
 from llmc.compiler.verification.divergence import kl_divergence, tied
-from llmc.compiler.verification.limits import Limits
+from llmc.compiler.verification.limits import AccuracyLimits
 from llmc.compiler.verification.parts import past_length
 from llmc.compiler.verification.probes import Probe, around
 from llmc.compiler.verification.steps import decode_step, empty, fitting, prompt_chunk, prompt_steps
@@ -103,7 +103,7 @@ class Result:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-def summarise(outcomes: Sequence[Mapping[str, Any]], limits: Limits) -> Result:
+def summarise(outcomes: Sequence[Mapping[str, Any]], limits: AccuracyLimits) -> Result:
     """Join the outcomes of `Verification`'s parts; raises VerificationError, with numbers, beyond `limits`."""
     buckets = [o for o in outcomes if "bucket" in o]
     kl = [k for o in buckets for k in o["kl"]]
@@ -147,7 +147,7 @@ def summarise(outcomes: Sequence[Mapping[str, Any]], limits: Limits) -> Result:
     return result
 
 
-def _require_buckets(buckets: Sequence[Mapping[str, Any]], limits: Limits) -> None:
+def _require_buckets(buckets: Sequence[Mapping[str, Any]], limits: AccuracyLimits) -> None:
     """Raise VerificationError, naming the buckets that are beyond `limits` by themselves.
 
     Buckets that others continue from come first, because a wrong past from them also fails correct graphs.

@@ -16,10 +16,10 @@ from llmc.integrations import arguments, line
 from llmc.integrations.base import (
     Accepted,
     BucketRules,
-    Demand,
     Demands,
     Export,
     GraphCost,
+    GraphDemand,
     GraphFamily,
     Lists,
     Setup,
@@ -96,7 +96,7 @@ class Nxd(BucketRules):
                 raise InputError(f"nxd: {name} {lists[family][-1][0]} is above max_model_len {length}; lower it")
         return Accepted({family: lists[family] for family in NAMES})
 
-    def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
+    def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[GraphDemand]:
         """Yield a prompt's tokens, none cached; and a decode step's longest context including its new token.
 
         The real work of a decode step is all its tokens of context.
@@ -105,11 +105,11 @@ class Nxd(BucketRules):
         whole = (request._replace(cached=0) for request in requests)
         for step in separate_steps(whole, setup.limits, step_time):
             if isinstance(step, int):
-                yield Demand(ENCODING, (step,), 1, step)
+                yield GraphDemand(ENCODING, (step,), 1, step)
                 continue
             for piece in pieces(step.longest + 1, step.steps, length):
                 real = piece.total(step.total + step.batch, step.batch)
-                yield Demand(GENERATION, (piece.context,), piece.steps, real)
+                yield GraphDemand(GENERATION, (piece.context,), piece.steps, real)
 
     def work(self, setup: Setup, family: str, shape: Shape) -> int:
         """Return the prompt's tokens, or max_num_seqs times the context."""

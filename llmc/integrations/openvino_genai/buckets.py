@@ -16,10 +16,10 @@ from llmc.integrations import arguments
 from llmc.integrations.base import (
     Accepted,
     BucketRules,
-    Demand,
     Demands,
     Dropped,
     Export,
+    GraphDemand,
     GraphFamily,
     Lists,
     Setup,
@@ -89,15 +89,15 @@ class OpenvinoGenai(BucketRules):
         dropped = (Dropped(name, lists[name][0], f"rounded up to {kept[name][0][0]}") for name in changed)
         return Accepted.of(lists, kept, dropped)
 
-    def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
+    def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[GraphDemand]:
         """Yield the chunks of each whole prompt, since no prefix is kept, and its tokens after the first."""
         chunk = self._chunk(setup)
         for request in requests:
             prompt, later = request.prompt, request.output - 1
-            yield Demand(PROMPT, (prompt,), -(-prompt // chunk) if chunk else 1, prompt)
+            yield GraphDemand(PROMPT, (prompt,), -(-prompt // chunk) if chunk else 1, prompt)
             if later:
                 attended = later * prompt + later * (later + 1) // 2
-                yield Demand(CACHE, (prompt + request.output,), later, attended)
+                yield GraphDemand(CACHE, (prompt + request.output,), later, attended)
 
     def work(self, setup: Setup, family: str, shape: Shape) -> int:
         """Return a chunk's tokens, or the longest prompt's where that is less or prompts are not split; or cached

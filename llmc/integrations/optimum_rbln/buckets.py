@@ -12,7 +12,7 @@ from llmc.buckets.traffic.schedule import schedule
 from llmc.buckets.traffic.step_time import StepTime
 from llmc.errors import InputError
 from llmc.integrations import arguments, line
-from llmc.integrations.base import Accepted, Demand, Demands, Export, Lists, Setup, Shape
+from llmc.integrations.base import Accepted, Demands, Export, GraphDemand, Lists, Setup, Shape
 from llmc.integrations.settings import Setting, within
 from llmc.integrations.steps import DECODE, DecodeBatches
 
@@ -103,7 +103,7 @@ class OptimumRbln(DecodeBatches):
             )
         return Accepted({DECODE: lists[DECODE]})
 
-    def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
+    def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[GraphDemand]:
         """Yield decode steps, which wait while prompts run in separate steps. Stages have equal batches."""
         stages = setup.number("pipeline_parallel_size")
         for event in schedule(requests, setup.limits, step_time=step_time, prompt_batch=1):
@@ -111,7 +111,7 @@ class OptimumRbln(DecodeBatches):
                 fewer, more = divmod(event.batch, stages)
                 for size, count in ((fewer + 1, event.steps * more), (fewer, event.steps * (stages - more))):
                     if size and count:
-                        yield Demand(DECODE, (size,), count, size * count)
+                        yield GraphDemand(DECODE, (size,), count, size * count)
 
     def graphs(self, setup: Setup, lists: Lists) -> int:
         """Return one for each batch, and one for the chunks of prompts."""

@@ -17,11 +17,11 @@ from llmc.integrations import arguments, line
 from llmc.integrations.base import (
     Accepted,
     BucketRules,
-    Demand,
     Demands,
     Dropped,
     Export,
     GraphCost,
+    GraphDemand,
     GraphFamily,
     Lists,
     Setup,
@@ -112,7 +112,7 @@ class Qualcomm(BucketRules):
         changed = [(family, shape) for family in NAMES for shape in lists[family] if shape not in full[family]]
         return Accepted.of(lists, full, (Dropped(*one, reason) for one in changed))
 
-    def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
+    def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[GraphDemand]:
         """Yield the context of each chunk including its own tokens, and the longest of each decode step plus its new
         token.
 
@@ -123,12 +123,12 @@ class Qualcomm(BucketRules):
         for steps in chunked_steps(whole, setup.limits, step_time, chunk_most=setup.number("prefill_seq_len")):
             for chunk in steps.chunks:
                 context = chunk.past + chunk.new
-                yield Demand(PREFILL, (context,), 1, context)
+                yield GraphDemand(PREFILL, (context,), 1, context)
             if not len(steps.cached):
                 continue
             batch, total = len(steps.cached), int(steps.cached.sum())
             for piece in pieces(int(steps.cached.max()) + 1, steps.steps, length):
-                yield Demand(DECODE, (piece.context,), piece.steps, piece.total(total + batch, batch))
+                yield GraphDemand(DECODE, (piece.context,), piece.steps, piece.total(total + batch, batch))
 
     def work(self, setup: Setup, family: str, shape: Shape) -> int:
         """Return the tokens that attention reads: of one sequence in prefill, of max_num_seqs in decode."""
@@ -152,13 +152,13 @@ class Qualcomm(BucketRules):
         chosen = line.choose(demands.get(PREFILL, {}), [*prefill, length - 1], [length - 1], most[PREFILL])
         return self.accept(setup, {PREFILL: chosen, DECODE: decode}).lists
 
-    def _weighed(self, setup: Setup, demands: Demands) -> dict[Shape, Demand]:
+    def _weighed(self, setup: Setup, demands: Demands) -> dict[Shape, GraphDemand]:
         """All steps as one family's, each weighted by its rows."""
         steps: Counter[Shape] = Counter()
         for family, shapes in demands.items():
             rows = setup.limits.max_num_seqs if family == DECODE else 1
             steps.update({shape: demand.steps * rows for shape, demand in shapes.items()})
-        return {shape: Demand(DECODE, shape, count, 0) for shape, count in steps.items()}
+        return {shape: GraphDemand(DECODE, shape, count, 0) for shape, count in steps.items()}
 
     def from_plan(self, setup: Setup, plan: Plan) -> Lists:
         """Return the lengths at the end of prompt buckets, and the contexts of decode buckets plus the new token."""

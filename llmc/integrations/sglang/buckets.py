@@ -18,12 +18,12 @@ from llmc.errors import InputError
 from llmc.integrations import arguments, line
 from llmc.integrations.base import (
     Accepted,
-    Demand,
     Demands,
     Dropped,
     Export,
     Finder,
     GraphCost,
+    GraphDemand,
     GraphFamily,
     Lists,
     Pick,
@@ -160,7 +160,7 @@ class Sglang(DecodeBatches):
         ]
         return Accepted.of(lists, {DECODE: kept, PREFILL: prefill}, dropped)
 
-    def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
+    def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[GraphDemand]:
         """Yield decode steps, which wait while prompts run, and prefills.
 
         A prefill has the prompts admitted together, or a chunk of one that is longer than chunked_prefill_size. It is
@@ -169,13 +169,13 @@ class Sglang(DecodeBatches):
         most = setup.limits.max_num_batched_tokens
         for event in schedule(requests, setup.limits, step_time=step_time):
             if isinstance(event, DecodeRun):
-                yield Demand(DECODE, (event.batch,), event.steps, event.batch * event.steps)
+                yield GraphDemand(DECODE, (event.batch,), event.steps, event.batch * event.steps)
             elif self._prompts(setup):
                 whole, rest = divmod(sum(event.lengths) - sum(event.cached), most)
                 if whole:
-                    yield Demand(PREFILL, (most,), whole, whole * most)
+                    yield GraphDemand(PREFILL, (most,), whole, whole * most)
                 if rest:
-                    yield Demand(PREFILL, (rest,), 1, rest)
+                    yield GraphDemand(PREFILL, (rest,), 1, rest)
 
     def finder(self, setup: Setup, family: str, shapes: Sequence[Shape]) -> Finder:
         """Decode: the next batch above, or only the same one without padding.
@@ -328,7 +328,9 @@ class WithinFactor:
         return Pick(shape, "eager")
 
 
-def _choose(demands: Mapping[Shape, Demand], candidates: Sequence[int], most: int, factor: int) -> tuple[Shape, ...]:
+def _choose(
+    demands: Mapping[Shape, GraphDemand], candidates: Sequence[int], most: int, factor: int
+) -> tuple[Shape, ...]:
     """At most `most` of `candidates`, ascending, that pad the steps of `demands` least.
 
     Every step that has a graph with all candidates together keeps one; the first and the last candidate are always

@@ -12,7 +12,7 @@ from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import StepTime
 from llmc.errors import InputError
 from llmc.integrations import arguments, line
-from llmc.integrations.base import Accepted, Demand, Demands, Dropped, Export, Finder, Lists, Setup, Shape
+from llmc.integrations.base import Accepted, Demands, Dropped, Export, Finder, GraphDemand, Lists, Setup, Shape
 from llmc.integrations.settings import Setting
 from llmc.integrations.steps import DECODE, DecodeBatches
 
@@ -84,7 +84,7 @@ class TensorrtLlm(DecodeBatches):
         dropped = [Dropped(DECODE, (size,), reason) for size in given if size > reach]
         return Accepted.of(lists, {DECODE: kept}, dropped)
 
-    def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
+    def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[GraphDemand]:
         """Yield steps without prompts. Prompts and decodes share steps of max_num_tokens.
 
         Without chunked prefill a prompt runs whole.
@@ -93,7 +93,7 @@ class TensorrtLlm(DecodeBatches):
         for steps in chunked_steps(requests, setup.limits, step_time, whole=whole):
             if not steps.chunks:
                 batch = len(steps.cached)
-                yield Demand(DECODE, (batch,), steps.steps, batch * steps.steps)
+                yield GraphDemand(DECODE, (batch,), steps.steps, batch * steps.steps)
 
     def finder(self, setup: Setup, family: str, shapes: Sequence[Shape]) -> Finder:
         """Return a look-up of the next batch above with padding, and of the same batch without."""

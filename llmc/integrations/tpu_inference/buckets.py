@@ -18,10 +18,10 @@ from llmc.integrations import arguments, line
 from llmc.integrations.base import (
     Accepted,
     BucketRules,
-    Demand,
     Demands,
     Export,
     GraphCost,
+    GraphDemand,
     GraphFamily,
     Lists,
     Setup,
@@ -125,7 +125,7 @@ class TpuInference(BucketRules):
             lists, {family: tuple(sorted({*lists[family], *shapes})) for family, shapes in needed.items()}
         )
 
-    def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
+    def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[GraphDemand]:
         """Yield all tokens of a step, and its requests.
 
         Of several ranks the fullest counts: decodes are spread evenly over them, then each prompt's part goes to the
@@ -139,9 +139,9 @@ class TpuInference(BucketRules):
             tokens, count = _fullest(steps, ranks, 1 + drafts)
             tokens = min(tokens, own.max_num_batched_tokens) * ranks
             real = min(steps.tokens + drafts * len(steps.cached), tokens)
-            yield Demand(TOKENS, (tokens,), steps.steps, real * steps.steps)
+            yield GraphDemand(TOKENS, (tokens,), steps.steps, real * steps.steps)
             running = len(steps.cached) + len(steps.chunks)
-            yield Demand(REQUESTS, (min(count, own.max_num_seqs),), steps.steps, running * steps.steps)
+            yield GraphDemand(REQUESTS, (min(count, own.max_num_seqs),), steps.steps, running * steps.steps)
 
     def work(self, setup: Setup, family: str, shape: Shape) -> int:
         """Return the padded tokens of all ranks, or their padded requests."""

@@ -17,12 +17,12 @@ from llmc.integrations import arguments, line
 from llmc.integrations.base import (
     Accepted,
     BucketRules,
-    Demand,
     Demands,
     Dropped,
     Export,
     Finder,
     GraphCost,
+    GraphDemand,
     GraphFamily,
     Lists,
     Setup,
@@ -153,7 +153,7 @@ class Vllm(BucketRules):
         dropped += [Dropped(TOKENS, (size,), reason) for size in kept if (size,) not in rounded]
         return Accepted.of(lists, {TOKENS: rounded}, dropped)
 
-    def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
+    def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[GraphDemand]:
         """Yield all tokens of a step, of prompts and decodes together.
 
         Under FULL_DECODE_ONLY only steps without prompts count, and under NONE no step, since no list changes the
@@ -165,7 +165,7 @@ class Vllm(BucketRules):
         for steps in chunked_steps(requests, setup.limits, step_time):
             if mode != "FULL_DECODE_ONLY" or not steps.chunks:
                 tokens = steps.tokens + drafts * len(steps.cached)
-                yield Demand(TOKENS, (tokens,), steps.steps, tokens * steps.steps)
+                yield GraphDemand(TOKENS, (tokens,), steps.steps, tokens * steps.steps)
 
     def finder(self, setup: Setup, family: str, shapes: Sequence[Shape]) -> Finder:
         """Return the look-up of the next size above.

@@ -21,11 +21,11 @@ from llmc.integrations import arguments
 from llmc.integrations.base import (
     Accepted,
     BucketRules,
-    Demand,
     Demands,
     Export,
     Finder,
     GraphCost,
+    GraphDemand,
     GraphFamily,
     Lists,
     Pick,
@@ -92,7 +92,7 @@ class VllmGaudi(BucketRules):
         added = tuple((DECODE, shape) for shape in sorted(prepared - decodes))
         return Accepted(_lists(prompts, prepared), (*dropped, *more), added)
 
-    def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
+    def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[GraphDemand]:
         return demands.count(GaudiView.of(setup), chunked_steps(requests, setup.limits, step_time))
 
     def finder(self, setup: Setup, family: str, shapes: Sequence[Shape]) -> Finder:

@@ -2,7 +2,7 @@
 
 Rules of vllm_gaudi/v1/worker/hpu_model_runner.py (_extract_prefill_batch_contents, _can_merge_prefill_contents,
 _create_decode_input_data, get_habana_paged_attn_buffers), August 2026. The cost of contiguous paged attention depends
-on the highest block that a step reads (`BlockPool`).
+on the highest block that a step reads (`SimulatedBlocks`).
 
 vLLM V1 allocates blocks from a queue (vllm/v1/core/block_pool.py): block 0 is never used, a request takes the first of
 the queue, and its freed blocks go to the end, its last block first. Ids therefore walk through the whole cache. The
@@ -21,14 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.buckets.traffic.chunked_schedule import Chunk, MixedSteps
-from llmc.integrations.base import Demand, Shape
+from llmc.integrations.base import GraphDemand, Shape
 from llmc.integrations.vllm_gaudi.config import DECODE, PROMPT, GaudiView
 
 MOST_MOVES = 512
 """Most blocks that one pass of the defragmenter moves."""
 
 
-class BlockPool:
+class SimulatedBlocks:
     """The blocks of the requests of a simulated server.
 
     Nothing is cached beyond a request, and none is preempted: a request that finds the cache full takes a block beyond
@@ -134,7 +134,7 @@ class BlockPool:
 Ints = NDArray[np.int64]
 
 
-def count(view: GaudiView, steps: Iterable[MixedSteps]) -> Iterator[Demand]:
+def count(view: GaudiView, steps: Iterable[MixedSteps]) -> Iterator[GraphDemand]:
     """Yield the demands of `steps`, each shape once; memory grows with distinct shapes.
 
     A prefill is (sequences, longest query, longest context in blocks). Sequences without context run together, in
@@ -147,7 +147,7 @@ def count(view: GaudiView, steps: Iterable[MixedSteps]) -> Iterator[Demand]:
     prompts: Counter[Shape] = Counter()
     real: Counter[Shape] = Counter()
     decodes = _Decodes()
-    pool = BlockPool(view) if view.contiguous else None
+    pool = SimulatedBlocks(view) if view.contiguous else None
     for step in steps:
         for group in groups(view, step.chunks):
             contexts = [-(-chunk.past // view.block) for chunk in group]
@@ -161,11 +161,11 @@ def count(view: GaudiView, steps: Iterable[MixedSteps]) -> Iterator[Demand]:
         elif len(step.cached):
             decodes.add(len(step.cached), *blocks(step.cached, step.steps, view.block))
     for shape, number in prompts.items():
-        yield Demand(PROMPT, shape, number, real[shape])
+        yield GraphDemand(PROMPT, shape, number, real[shape])
     rows = 1 + view.drafts
     for batch, context, number in decodes.counted():
         needed = context if view.contiguous else context * rows
-        yield Demand(DECODE, (batch * rows, 1, needed), number, number * (batch * rows + needed))
+        yield GraphDemand(DECODE, (batch * rows, 1, needed), number, number * (batch * rows + needed))
 
 
 def groups(view: GaudiView, chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:

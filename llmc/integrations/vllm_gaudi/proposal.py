@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.errors import InputError
-from llmc.integrations.base import Demand, Lists, Shape
+from llmc.integrations.base import GraphDemand, Lists, Shape
 from llmc.integrations.vllm_gaudi import sizes
 from llmc.integrations.vllm_gaudi.config import CLAMP, DECODE, PROMPT, GaudiView
 
@@ -159,7 +159,7 @@ def grid(
     return [(rows[row], columns[column]) for row, column in StepGrid(weights, costs, full).solve(most)]
 
 
-def rounded(demands: Mapping[Shape, Demand], axes: Sequence[Sequence[int]]) -> dict[Shape, float]:
+def rounded(demands: Mapping[Shape, GraphDemand], axes: Sequence[Sequence[int]]) -> dict[Shape, float]:
     """Return steps by shape, each number rounded up to the next of its axis (ascending, the last one above all)."""
     found: dict[Shape, float] = {}
     for shape, demand in demands.items():
@@ -269,7 +269,7 @@ UNSEEN = 0.001
 """Share of all decode steps that counts again, spread over the server's own buckets. Future traffic differs from the
 past, so graphs that would save almost nothing are placed where steps may occur."""
 
-Demands = Mapping[Shape, Demand]
+Demands = Mapping[Shape, GraphDemand]
 
 
 def work(family: str, shape: Shape) -> int:
@@ -408,13 +408,13 @@ def _decode(view: GaudiView, demands: Demands, most: int) -> set[Shape]:
 def _seeded(view: GaudiView, demands: Demands, top: int) -> Demands:
     """Steps of sequences without their drafts, with at most `top` blocks."""
     tokens = 1 + view.drafts
-    found: dict[Shape, Demand] = {}
+    found: dict[Shape, GraphDemand] = {}
     for shape, demand in demands.items():
         batch = -(-shape[0] // tokens)
         blocks = shape[2] if view.contiguous else max(batch, -(-shape[2] // tokens))
         seed = (min(batch, view.seqs), 1, min(blocks, top))
         known = found.get(seed)
-        found[seed] = Demand(DECODE, seed, demand.steps + (known.steps if known else 0), 0)
+        found[seed] = GraphDemand(DECODE, seed, demand.steps + (known.steps if known else 0), 0)
     return found
 
 
@@ -424,7 +424,7 @@ def _fitted(view: GaudiView, shape: Shape) -> Shape:
     return sizes.clipped(view, (batch, query, blocks if view.contiguous else max(batch, blocks)))
 
 
-def _weights(steps: Iterable[tuple[int, Demand]]) -> dict[int, float]:
+def _weights(steps: Iterable[tuple[int, GraphDemand]]) -> dict[int, float]:
     found: dict[int, float] = {}
     for value, demand in steps:
         found[value] = found.get(value, 0.0) + demand.steps

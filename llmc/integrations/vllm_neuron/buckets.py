@@ -15,11 +15,11 @@ from llmc.integrations import arguments, line
 from llmc.integrations.base import (
     Accepted,
     BucketRules,
-    Demand,
     Demands,
     Dropped,
     Export,
     GraphCost,
+    GraphDemand,
     GraphFamily,
     Lists,
     Setup,
@@ -144,19 +144,19 @@ class VllmNeuron(BucketRules):
         full = {TOKENS: line.shapes(kept), REQUESTS: lists[REQUESTS], CONTEXT: line.shapes([*contexts, length])}
         return Accepted.of(lists, full, dropped)
 
-    def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
+    def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[GraphDemand]:
         """Yield a prefill segment's tokens; a decode step's requests, and its longest context plus its new tokens."""
         query = 1 + setup.number("num_speculative_tokens")
         length = setup.limits.max_model_len
         for step in separate_steps(requests, setup.limits, step_time):
             if isinstance(step, int):
-                yield Demand(TOKENS, (step,), 1, step)
+                yield GraphDemand(TOKENS, (step,), 1, step)
                 continue
-            yield Demand(REQUESTS, (step.batch,), step.steps, step.batch * step.steps)
+            yield GraphDemand(REQUESTS, (step.batch,), step.steps, step.batch * step.steps)
             first = step.longest + query
             for piece in pieces(first, step.steps, length, TILE):
                 real = min(piece.total(first, 1), piece.context * piece.steps)
-                yield Demand(CONTEXT, (piece.context,), piece.steps, real)
+                yield GraphDemand(CONTEXT, (piece.context,), piece.steps, real)
 
     def graphs(self, setup: Setup, lists: Lists) -> int:
         """Return one per bucket of tokens, and one per pair of requests and context.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from llmc.buckets.bucket import PHASES, Bucket
 from llmc.buckets.capture.device import checked
 from llmc.buckets.capture.graphs import Attempt, Capture
-from llmc.buckets.capture.log import Lines, budget_line, hold_none, took_line, uncaptured_lines
+from llmc.buckets.capture.log import CaptureLog, budget_line, hold_none, took_line, uncaptured_lines
 from llmc.buckets.capture.memory import profile
 from llmc.buckets.capture.options import CaptureOptions
 from llmc.buckets.render.text import size_text
@@ -23,7 +23,7 @@ from llmc.errors import InputError
 
 if TYPE_CHECKING:
     from llmc.buckets.capture.device import GraphDevice
-    from llmc.buckets.capture.graphs import Outcome
+    from llmc.buckets.capture.graphs import CaptureResults
     from llmc.buckets.capture.memory import Memory
     from llmc.buckets.plan import Plan
     from llmc.runtime.executors.base import Executor
@@ -46,7 +46,7 @@ class Capturing:
         self.device = device
         self.options = options
         self.memory: Memory | None = None
-        self.lines = Lines.of(plan.buckets, plan.limits.block_size)
+        self.lines = CaptureLog.of(plan.buckets, plan.limits.block_size)
         self._executor, self._plan = executor, plan
         self._capture: Capture | None = None
         self._began = time.monotonic()
@@ -68,7 +68,7 @@ class Capturing:
         return None
 
     @property
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> CaptureResults | None:
         """Graphs captured so far; None before the first attempt."""
         return None if self._capture is None else self._capture.outcome
 
@@ -91,7 +91,7 @@ class Capturing:
             lines += outcome.notes
         return lines
 
-    def _reported(self, outcome: Outcome, shown: int | None = None) -> list[str]:
+    def _reported(self, outcome: CaptureResults, shown: int | None = None) -> list[str]:
         return [*map(self.lines.summary, outcome.phases), *uncaptured_lines(outcome, self.lines, shown)]
 
     def divide(self) -> Memory:
@@ -130,7 +130,7 @@ class Capturing:
     def _report(self, attempt: Attempt) -> None:
         _log.info("%s", self.lines.captured(attempt))
 
-    def _log_outcome(self, outcome: Outcome) -> None:
+    def _log_outcome(self, outcome: CaptureResults) -> None:
         for line in self._reported(outcome):
             _log.info("%s", line)
         for note in outcome.notes or filter(None, (self.failure,)):

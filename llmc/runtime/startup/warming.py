@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmc.buckets.bucket import Bucket
-from llmc.buckets.capture.log import Lines
+from llmc.buckets.capture.log import CaptureLog
 from llmc.buckets.capture.order import warm_up_order
 from llmc.runtime.host import available_memory
 from llmc.runtime.step import Step, exact, pad
@@ -79,7 +79,7 @@ class Warming:
         self.steps = _numbered([one for one in steps if one[0] not in without])
         self._executor = executor
         self._device = executor.capabilities.graph_device
-        self._lines = Lines.of(plan.buckets, plan.limits.block_size)
+        self._lines = CaptureLog.of(plan.buckets, plan.limits.block_size)
         self._warm: list[WarmUpStep] = []
 
     @property

@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 
 from llmc.buckets.bucket import Bucket
-from llmc.buckets.capture.graphs import Attempt, Outcome, capture
-from llmc.buckets.capture.log import Lines, budget_line, uncaptured_lines
+from llmc.buckets.capture.graphs import Attempt, CaptureResults, capture
+from llmc.buckets.capture.log import CaptureLog, budget_line, uncaptured_lines
 from llmc.buckets.capture.memory import Memory
 from llmc.buckets.capture.options import CaptureOptions
 from llmc.buckets.capture.order import warm_up_order
@@ -36,9 +36,9 @@ def memory(options: CaptureOptions) -> Memory:
     return Memory(WEIGHTS + PROFILE_RUN + FREE, WEIGHTS, PROFILE_RUN, 16 * MIB, 128, 2048, options)
 
 
-def run(ratio: float) -> tuple[CaptureOptions, Memory, Outcome, list[str]]:
+def run(ratio: float) -> tuple[CaptureOptions, Memory, CaptureResults, list[str]]:
     options = CaptureOptions(gpu_memory_utilization=0.5, graph_reserved_mem=0.4, graph_prompt_ratio=ratio)
-    there, lines, log = memory(options), Lines.of(GUIDE, 128), list[str]()
+    there, lines, log = memory(options), CaptureLog.of(GUIDE, 128), list[str]()
 
     def on_progress(attempt: Attempt) -> None:
         log.append(lines.captured(attempt))
@@ -67,7 +67,7 @@ def test_memory_is_divided_as_logged():
 
 
 def test_the_warm_up_runs_the_largest_first_as_logged():
-    lines = Lines.of(GUIDE, 128)
+    lines = CaptureLog.of(GUIDE, 128)
     order = warm_up_order(GUIDE)
     log = [lines.run(b, n, 24, FREE) for n, b in enumerate(order[:24], 1)]
     log += [lines.run(b, n, 48, int(55.43 * GIB)) for n, b in enumerate(order[24:], 1)]
@@ -106,7 +106,7 @@ def test_graphs_are_captured_as_logged_line_by_line():
 @pytest.mark.parametrize("ratio", [0.5, 0.3])
 def test_the_summary_is_the_guides_with_the_shares_of_either_edition(ratio: float):
     options, _, outcome, _ = run(ratio)
-    lines = Lines.of(GUIDE, 128)
+    lines = CaptureLog.of(GUIDE, 128)
     prompts, decodes = (lines.summary(phase) for phase in outcome.phases)
     assert prompts == (
         "Graph/Prompt captured:15 (62.5%) used_mem:14.03 GiB buckets:[(1, 128), (1, 256), (1, 384), (1, 512), "
@@ -121,7 +121,9 @@ def test_the_summary_is_the_guides_with_the_shares_of_either_edition(ratio: floa
 
 def test_what_is_not_captured_is_named_with_what_it_would_take():
     _, _, outcome, _ = run(0.5)
-    named = uncaptured_lines(outcome, Lines.of(GUIDE, 128))
+    named = uncaptured_lines(outcome, CaptureLog.of(GUIDE, 128))
     assert len(named) == 9
     assert named[0] == "runs uncaptured: prompt (4, 384), does not fit: about 2.158 GiB, 1.658 GiB left"
-    assert uncaptured_lines(outcome, Lines.of(GUIDE, 128), shown=2)[2:] == ["runs uncaptured: 7 more prompt buckets"]
+    assert uncaptured_lines(outcome, CaptureLog.of(GUIDE, 128), shown=2)[2:] == [
+        "runs uncaptured: 7 more prompt buckets"
+    ]

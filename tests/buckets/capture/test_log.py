@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from llmc.buckets.capture.graphs import capture
-from llmc.buckets.capture.log import Lines, to_dict
+from llmc.buckets.capture.log import CaptureLog, to_dict
 from llmc.buckets.capture.options import CaptureOptions
 from llmc.buckets.render.text import size_text
 from llmc.integrations.vllm_gaudi.logs import start_lists
@@ -15,7 +15,7 @@ PLAN = [prompt(1, 128, 300), prompt(2, 128, 0), decode(4, 512)]
 
 
 def test_lines_of_plans_with_prompt_contexts_are_what_the_gaudi_log_parser_reads():
-    lines = Lines.of(PLAN, 128)
+    lines = CaptureLog.of(PLAN, 128)
     log = [lines.run(bucket, 1, 1, 21 * MIB) for bucket in PLAN]
     assert log[0] == "[Warmup][Prompt][1/1] batch_size:1 query_len:128 num_blocks:3 free_mem:21 MiB"
     assert start_lists(log) == {"prompt": ((1, 128, 3), (2, 128, 0)), "decode": ((4, 1, 16),)}

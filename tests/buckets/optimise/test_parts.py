@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from llmc.buckets.optimise.bound import Dual
 from llmc.buckets.optimise.demand import Demand
-from llmc.buckets.optimise.gains import Lines
+from llmc.buckets.optimise.gains import FacilityLines
 from llmc.buckets.optimise.instance import Instance, fewest_buckets, required_cover
 from llmc.buckets.optimise.local_search import Search, coarse_levels, shrink, slide, spend, trim, with_corners
 from llmc.buckets.optimise.serving import Serving
@@ -45,7 +45,7 @@ def test_lines_give_what_each_facility_would_save(data):
     costs[data.draw(st.lists(st.integers(0, len(grid) - 1), max_size=4))] = np.inf
     indices = grid[data.draw(st.lists(st.integers(0, len(grid) - 1), min_size=1, max_size=6, unique=True))]
     weights = np.array(data.draw(st.lists(st.integers(1, 9), min_size=len(indices), max_size=len(indices))), float)
-    lines = Lines(costs.reshape(shape), indices, weights)
+    lines = FacilityLines(costs.reshape(shape), indices, weights)
     covers = (grid[:, None] >= indices[None]).all(axis=2)
     for _ in range(3):
         values = np.array(data.draw(st.lists(st.integers(0, 150), min_size=len(indices), max_size=len(indices))), float)

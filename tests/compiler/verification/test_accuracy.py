@@ -13,7 +13,7 @@ import pytest
 
 from llmc.artifacts.bundle.manifest import read_manifest
 from llmc.artifacts.store.store import Store
-from llmc.buckets.limits import Limits as PlanLimits
+from llmc.buckets.limits import AccuracyLimits as PlanLimits
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import verification as stage
@@ -23,7 +23,7 @@ from llmc.compiler.targets import open_target
 from llmc.compiler.targets.description import ReferenceModel
 from llmc.compiler.targets.fake import FakeTarget
 from llmc.compiler.verification.accuracy import surprises
-from llmc.compiler.verification.limits import Limits, limits
+from llmc.compiler.verification.limits import AccuracyLimits, limits
 from llmc.compiler.verification.policy import VerificationPolicy
 from llmc.compiler.verification.probes import load_probes
 from llmc.compiler.verification.texts import TEXTS
@@ -51,7 +51,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 class AsInt8(VerificationPolicy):
-    def limits(self, options: CompileOptions) -> Limits:
+    def limits(self, options: CompileOptions) -> AccuracyLimits:
         return limits("int8", "f32")
 
 

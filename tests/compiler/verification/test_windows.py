@@ -16,7 +16,7 @@ from llmc.compiler.checkpoint.base import Checkpoint
 from llmc.compiler.verification import windows as module
 from llmc.compiler.verification.accuracy import check, compare, least_equal
 from llmc.compiler.verification.divergence import kl_divergence
-from llmc.compiler.verification.limits import EXACT, KV_CACHE, NUMBERS, WEIGHTS, Limits, limits
+from llmc.compiler.verification.limits import EXACT, KV_CACHE, NUMBERS, WEIGHTS, AccuracyLimits, limits
 from llmc.compiler.verification.probes import LogitReference
 from llmc.compiler.verification.texts import TEXTS
 from llmc.compiler.verification.windows import (
@@ -163,8 +163,8 @@ def test_best_tokens_are_equal_within_rounding_only() -> None:
 
 
 def test_float32_must_be_equal_and_other_formats_may_cost_what_is_allowed() -> None:
-    assert limits("none", "f32") == EXACT == Limits(1e-5, 1.0, True, 1e-5, 1e-5, "exact")
-    assert limits("int8", "f32") == Limits(0.02, 0.85, False, 0.1, 0.3, "int8")
+    assert limits("none", "f32") == EXACT == AccuracyLimits(1e-5, 1.0, True, 1e-5, 1e-5, "exact")
+    assert limits("int8", "f32") == AccuracyLimits(0.02, 0.85, False, 0.1, 0.3, "int8")
     order = [limits(*f).mean_kl for f in (("none", "f16"), ("none", "bf16"), ("int8", "f32"), ("int4", "f32"))]
     assert order == sorted(order) and len(set(order)) == 4
     assert limits("keep", "f32").mean_kl < limits("int8", "f32").mean_kl

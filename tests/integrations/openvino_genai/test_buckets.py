@@ -12,7 +12,7 @@ from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import AssumedStepTime
 from llmc.errors import InputError
 from llmc.integrations import bucket_rules
-from llmc.integrations.base import Demand, Export, Lists, Pick, Setup
+from llmc.integrations.base import Export, GraphDemand, Lists, Pick, Setup
 from llmc.integrations.settings import Value, complete
 
 NPU = bucket_rules("openvino-genai")
@@ -75,7 +75,8 @@ def test_a_longer_prompt_is_refused_and_a_longer_answer_cut() -> None:
 def test_prompts_are_padded_to_chunks_and_every_token_to_the_whole_cache() -> None:
     built = setup(prefill_chunk_size=256)
     assert list(NPU.demands(built, [TrafficRequest(0, 300, 3), TrafficRequest(0, 9, 1)], AssumedStepTime())) == [
-        Demand("prompt", (300,), 2, 300), Demand("cache", (303,), 2, 301 + 302), Demand("prompt", (9,), 1, 9),
+        GraphDemand("prompt", (300,), 2, 300), GraphDemand("cache", (303,), 2, 301 + 302),
+        GraphDemand("prompt", (9,), 1, 9),
     ]  # fmt: skip
     assert [NPU.work(built, "prompt", (n,)) for n in (128, 1024)] == [128, 256]
     assert NPU.work(setup(prefill_hint="STATIC"), "prompt", (2048,)) == 2048
@@ -85,7 +86,7 @@ def test_prompts_are_padded_to_chunks_and_every_token_to_the_whole_cache() -> No
 def test_a_static_prompt_is_one_run() -> None:
     built = setup(prefill_hint="STATIC", prefill_chunk_size=256)
     (demand,) = NPU.demands(built, [TrafficRequest(0, 1000, 1)], AssumedStepTime())
-    assert demand == Demand("prompt", (1000,), 1, 1000)
+    assert demand == GraphDemand("prompt", (1000,), 1, 1000)
 
 
 @given(st.integers(2, 9000), st.data(), st.sampled_from([64, 256, 1024]), st.sampled_from(["DYNAMIC", "STATIC"]))

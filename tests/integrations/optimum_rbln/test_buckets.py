@@ -12,7 +12,7 @@ from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import AssumedStepTime
 from llmc.errors import InputError
 from llmc.integrations import bucket_rules
-from llmc.integrations.base import Demand, Export, Pick, Setup, Shape
+from llmc.integrations.base import Export, GraphDemand, Pick, Setup, Shape
 from llmc.integrations.settings import Value, complete, flags_of, from_flags
 from tests.integrations import judging
 
@@ -78,9 +78,9 @@ def test_the_next_batch_above_is_taken() -> None:
 
 def test_a_prompt_runs_alone_and_stages_share_the_requests() -> None:
     requests = [TrafficRequest(0, 9, 3)] * 3
-    assert list(RBLN.demands(setup(4), requests, AssumedStepTime())) == [Demand("decode", (3,), 2, 6)]
+    assert list(RBLN.demands(setup(4), requests, AssumedStepTime())) == [GraphDemand("decode", (3,), 2, 6)]
     staged = list(RBLN.demands(setup(4, pipeline_parallel_size=2), requests, AssumedStepTime()))
-    assert staged == [Demand("decode", (2,), 2, 4), Demand("decode", (1,), 2, 2)]
+    assert staged == [GraphDemand("decode", (2,), 2, 4), GraphDemand("decode", (1,), 2, 2)]
 
 
 @given(st.sets(st.integers(1, 63), max_size=20), st.integers(1, 3))

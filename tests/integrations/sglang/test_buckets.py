@@ -12,7 +12,7 @@ from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import AssumedStepTime
 from llmc.errors import InputError
 from llmc.integrations import bucket_rules
-from llmc.integrations.base import Demand, Export, Lists, Pick, Setup, Shape
+from llmc.integrations.base import Export, GraphDemand, Lists, Pick, Setup, Shape
 from llmc.integrations.settings import Value, complete, flags_of, from_flags
 from tests.integrations import judging
 
@@ -125,10 +125,10 @@ def test_a_graph_of_more_than_twice_the_tokens_is_not_taken_for_prompts() -> Non
 
 def test_decode_steps_wait_while_prompts_run() -> None:
     assert list(SGLANG.demands(setup(), REQUESTS, AssumedStepTime())) == [
-        Demand("prefill", (107,), 1, 107), Demand("decode", (2,), 2, 4), Demand("decode", (1,), 1, 1),
+        GraphDemand("prefill", (107,), 1, 107), GraphDemand("decode", (2,), 2, 4), GraphDemand("decode", (1,), 1, 1),
     ]  # fmt: skip
     long = list(SGLANG.demands(setup(16, 64), [TrafficRequest(0, 150, 1)], AssumedStepTime()))
-    assert long == [Demand("prefill", (64,), 2, 128), Demand("prefill", (22,), 1, 22)]
+    assert long == [GraphDemand("prefill", (64,), 2, 128), GraphDemand("prefill", (22,), 1, 22)]
 
 
 @given(

@@ -10,7 +10,7 @@ from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import AssumedStepTime
 from llmc.errors import InputError
 from llmc.integrations import bucket_rules
-from llmc.integrations.base import Demand, Export, Pick, Setup, Shape
+from llmc.integrations.base import Export, GraphDemand, Pick, Setup, Shape
 from llmc.integrations.settings import Value, complete
 from tests.integrations import judging
 
@@ -67,7 +67,7 @@ def test_only_steps_without_prompts_can_have_graphs() -> None:
     with pytest.raises(InputError, match="switch chunked prefill on"):
         list(TRT.demands(setup(4, 64), [TrafficRequest(0, 65, 5)], AssumedStepTime()))
     cut = list(TRT.demands(setup(4, 64, enable_chunked_prefill=True), [TrafficRequest(0, 65, 5)], AssumedStepTime()))
-    assert cut == [Demand("decode", (1,), 4, 4)]
+    assert cut == [GraphDemand("decode", (1,), 4, 4)]
 
 
 @given(st.sets(st.integers(1, 600), min_size=1, max_size=40), st.booleans(), st.booleans())
@@ -130,5 +130,5 @@ def test_no_list_of_its_length_pads_less_than_a_proposal(counts: dict[int, int],
 
 
 def test_without_padding_the_most_frequent_batches_have_graphs() -> None:
-    demands = {(n,): Demand("decode", (n,), steps, n * steps) for n, steps in ((3, 5), (7, 9), (8, 1), (500, 99))}
+    demands = {(n,): GraphDemand("decode", (n,), steps, n * steps) for n, steps in ((3, 5), (7, 9), (8, 1), (500, 99))}
     assert TRT.propose(setup(), {"decode": demands}, {"decode": 2}) == {"decode": ((3,), (7,))}

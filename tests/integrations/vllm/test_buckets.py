@@ -13,7 +13,7 @@ from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import AssumedStepTime
 from llmc.errors import InputError
 from llmc.integrations import bucket_rules
-from llmc.integrations.base import Demand, Export, Pick, Setup, Shape
+from llmc.integrations.base import Export, GraphDemand, Pick, Setup, Shape
 from llmc.integrations.configuration import load
 from llmc.integrations.settings import Value, complete
 from tests.integrations import judging
@@ -130,7 +130,7 @@ def test_only_steps_that_a_list_can_serve_are_requested() -> None:
     requests = [TrafficRequest(0, 100, 4), TrafficRequest(0, 7, 3)]
     steps = {mode: list(VLLM.demands(setup(8, cudagraph_mode=mode), requests, AssumedStepTime())) for mode in MODES}
     assert steps["FULL_AND_PIECEWISE"] == [
-        Demand("tokens", (107,), 1, 107), Demand("tokens", (2,), 2, 4), Demand("tokens", (1,), 1, 1),
+        GraphDemand("tokens", (107,), 1, 107), GraphDemand("tokens", (2,), 2, 4), GraphDemand("tokens", (1,), 1, 1),
     ]  # fmt: skip
     assert steps["FULL_DECODE_ONLY"] == steps["FULL_AND_PIECEWISE"][1:]
     assert steps["NONE"] == []

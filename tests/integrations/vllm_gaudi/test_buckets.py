@@ -10,7 +10,7 @@ from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan, Provenance
 from llmc.errors import InputError
-from llmc.integrations.base import Demand, Export, Pick, Setup
+from llmc.integrations.base import Export, GraphDemand, Pick, Setup
 from llmc.integrations.evaluation import evaluate
 from llmc.integrations.settings import complete, flags_of, from_flags
 from llmc.integrations.vllm_gaudi.buckets import fallback_value
@@ -151,7 +151,7 @@ def test_a_miss_adds_a_bucket_within_the_limits() -> None:
 
 def test_a_step_that_is_larger_than_what_is_added_counts_in_its_own_size() -> None:
     built = setup(8192, 32, 2048)
-    steps = {(2, 1, 90): Demand("decode", (2, 1, 90), 3, 3 * 92)}
+    steps = {(2, 1, 90): GraphDemand("decode", (2, 1, 90), 3, 3 * 92)}
     lists = {"prompt": ((1, 2048, 64),), "decode": ((2, 1, 60),)}
     decode = evaluate(GAUDI, built, lists, {"decode": steps}).family("decode")
     assert (decode.misses, decode.real, decode.padded) == ({"compile": 3}, 276, 276)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from llmc.buckets.traffic.chunked_schedule import Chunk, MixedSteps, chunked_steps
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import AssumedStepTime
-from llmc.integrations.base import Demand
+from llmc.integrations.base import GraphDemand
 from llmc.integrations.vllm_gaudi import demands
-from llmc.integrations.vllm_gaudi.demands import BlockPool
+from llmc.integrations.vllm_gaudi.demands import SimulatedBlocks
 from tests.integrations.vllm_gaudi.setups import GAUDI, setup, view
 from tests.tiers import examples
 
@@ -39,15 +39,15 @@ def test_a_request_is_prompt_chunks_and_then_decodes() -> None:
     built = setup(8192, 4, 2048)
     found = sorted(GAUDI.demands(built, [TrafficRequest(0.0, 3000, 4)], AssumedStepTime()))
     assert found == [
-        Demand("decode", (1, 1, 24), 3, 3 * 25),
-        Demand("prompt", (1, 952, 16), 1, 968),
-        Demand("prompt", (1, 2048, 0), 1, 2048),
+        GraphDemand("decode", (1, 1, 24), 3, 3 * 25),
+        GraphDemand("prompt", (1, 952, 16), 1, 968),
+        GraphDemand("prompt", (1, 2048, 0), 1, 2048),
     ]
 
 
 def test_drafts_make_rows_with_all_blocks_of_their_sequence() -> None:
     found = list(GAUDI.demands(setup(num_speculative_tokens=2), [TrafficRequest(0.0, 200, 2)], AssumedStepTime()))
-    assert found[-1] == Demand("decode", (3, 1, 6), 1, 9)
+    assert found[-1] == GraphDemand("decode", (3, 1, 6), 1, 9)
 
 
 @given(st.lists(st.tuples(st.integers(2, 900), st.integers(1, 300)), min_size=1, max_size=25), st.integers(1, 6))
@@ -101,7 +101,7 @@ def test_locations_are_those_of_a_walk(lengths: list[tuple[int, int]], seqs: int
     own = {"contiguous_pa": True, "defrag": defrag, "defrag_threshold": threshold, "num_hpu_blocks": 160}
     built = setup(512, seqs, 128, 16, **own)
     requests = [TrafficRequest(i / 50, prompt, output) for i, (prompt, output) in enumerate(lengths)]
-    pool = BlockPool(view(max_model_len=512, max_num_seqs=seqs, tokens=128, block_size=16, **own))
+    pool = SimulatedBlocks(view(max_model_len=512, max_num_seqs=seqs, tokens=128, block_size=16, **own))
     walked = Walked(160, 16, threshold if defrag else None)
     for run in chunked_steps(requests, built.limits, AssumedStepTime()):
         found: Counter[int] = Counter()
@@ -118,7 +118,7 @@ def test_locations_are_those_of_a_walk(lengths: list[tuple[int, int]], seqs: int
         assert +found == +expected
 
 
-def decoded(pool: BlockPool, requests: list[int], tokens: int, finished: tuple[int, ...] = ()) -> int:
+def decoded(pool: SimulatedBlocks, requests: list[int], tokens: int, finished: tuple[int, ...] = ()) -> int:
     """The highest place + 1 of the first decode step of `requests`, whose prompts of `tokens` run before it."""
     none = np.zeros(0, np.int64)
     prompts = tuple(Chunk(tokens, 0, True, request) for request in requests)
@@ -131,7 +131,7 @@ def decoded(pool: BlockPool, requests: list[int], tokens: int, finished: tuple[i
 
 def test_ids_walk_through_the_cache_and_the_defragmenter_brings_them_down() -> None:
     def highest(defrag: bool) -> int:
-        pool = BlockPool(
+        pool = SimulatedBlocks(
             view(max_model_len=8192, max_num_seqs=2, num_hpu_blocks=2000, contiguous_pa=True, defrag=defrag)
         )
         return max(decoded(pool, [turn], 8000, (turn - 1,) if turn else ()) for turn in range(40))
@@ -141,5 +141,5 @@ def test_ids_walk_through_the_cache_and_the_defragmenter_brings_them_down() -> N
 
 
 def test_a_cache_that_is_too_small_grows_since_nothing_is_preempted() -> None:
-    pool = BlockPool(view(max_model_len=2048, max_num_seqs=4, num_hpu_blocks=8, contiguous_pa=True))
+    pool = SimulatedBlocks(view(max_model_len=2048, max_num_seqs=4, num_hpu_blocks=8, contiguous_pa=True))
     assert decoded(pool, [0, 1], 2000) == 33

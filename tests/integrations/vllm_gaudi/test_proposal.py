@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.errors import InputError
-from llmc.integrations.base import Demand, Lists, Setup, Shape
+from llmc.integrations.base import GraphDemand, Lists, Setup, Shape
 from llmc.integrations.vllm_gaudi.config import GaudiView
 from llmc.integrations.vllm_gaudi.proposal import (
     NEVER,
@@ -48,10 +48,10 @@ def admissible(built: Setup, data: st.DataObject) -> tuple[str, Shape]:
 def test_nothing_proposed_is_left_out_and_nothing_admissible_misses(
     built: Setup, most: int, data: st.DataObject
 ) -> None:
-    steps: dict[str, dict[Shape, Demand]] = {"prompt": {}, "decode": {}}
+    steps: dict[str, dict[Shape, GraphDemand]] = {"prompt": {}, "decode": {}}
     for _ in range(data.draw(st.integers(0, 12))):
         family, shape = admissible(built, data)
-        steps[family][shape] = Demand(family, shape, data.draw(st.integers(1, 50)), 1)
+        steps[family][shape] = GraphDemand(family, shape, data.draw(st.integers(1, 50)), 1)
     limits = {"prompt": most + 8, "decode": most}
     lists = GAUDI.propose(built, steps, limits)
     accepted = GAUDI.accept(built, lists)
@@ -62,7 +62,7 @@ def test_nothing_proposed_is_left_out_and_nothing_admissible_misses(
         assert GAUDI.finder(built, family, accepted.lists[family]).find(shape).miss is None, shape
 
 
-def padded(built: Setup, lists: Lists, steps: dict[str, dict[Shape, Demand]]) -> int:
+def padded(built: Setup, lists: Lists, steps: dict[str, dict[Shape, GraphDemand]]) -> int:
     total = 0
     for family, demands in steps.items():
         finder = GAUDI.finder(built, family, lists[family])
@@ -80,12 +80,12 @@ def padded(built: Setup, lists: Lists, steps: dict[str, dict[Shape, Demand]]) ->
 )
 def test_a_proposal_pads_no_more_than_the_servers_own_list(rows: list[tuple[int, int, int]], contiguous: bool) -> None:
     built = setup(8192, 32, 2048, contiguous_pa=contiguous)
-    steps: dict[str, dict[Shape, Demand]] = {"decode": {}, "prompt": {}}
+    steps: dict[str, dict[Shape, GraphDemand]] = {"decode": {}, "prompt": {}}
     for batch, blocks, count in rows:
         shape = (batch, 1, batch * blocks + contiguous)
-        steps["decode"][shape] = Demand("decode", shape, count, 1)
+        steps["decode"][shape] = GraphDemand("decode", shape, count, 1)
         query = (1, 33 * blocks, batch)
-        steps["prompt"][query] = Demand("prompt", query, count, 1)
+        steps["prompt"][query] = GraphDemand("prompt", query, count, 1)
     own = GAUDI.default(built)
     lists = GAUDI.propose(built, steps, {family: len(shapes) for family, shapes in own.items()})
     assert padded(built, lists, steps) <= padded(built, own, steps)
@@ -101,7 +101,7 @@ def test_with_contiguous_attention_every_row_reaches_the_end_of_the_cache(
     steps = {}
     for _ in range(data.draw(st.integers(1, 12))):
         shape = (data.draw(st.integers(1, seen.seqs)), 1, data.draw(st.integers(2, seen.pool)))
-        steps[shape] = Demand("decode", shape, data.draw(st.integers(1, 50)), 1)
+        steps[shape] = GraphDemand("decode", shape, data.draw(st.integers(1, 50)), 1)
     lists = GAUDI.propose(built, {"decode": steps}, {"prompt": 9, "decode": most})
     assert all((batch, 1, seen.pool) in lists["decode"] for batch, _, _ in lists["decode"])
     finder = GAUDI.finder(built, "decode", lists["decode"])
@@ -131,13 +131,13 @@ def test_too_few_graphs_are_refused() -> None:
 
 def test_queries_are_whole_blocks_of_128() -> None:
     built = setup(8192, 32, 2048)
-    steps = {"prompt": {(1, 200, 0): Demand("prompt", (1, 200, 0), 5, 1000)}, "decode": {}}
+    steps = {"prompt": {(1, 200, 0): GraphDemand("prompt", (1, 200, 0), 5, 1000)}, "decode": {}}
     assert GAUDI.propose(built, steps, {"prompt": 2, "decode": 1})["prompt"] == ((1, 256, 0), (1, 2048, 64))
 
 
 def test_graphs_that_past_traffic_does_not_need_go_where_steps_may_yet_be() -> None:
     built = setup(8192, 32, 2048)
-    steps = {"decode": {(1, 1, 2): Demand("decode", (1, 1, 2), 10_000, 30_000)}}
+    steps = {"decode": {(1, 1, 2): GraphDemand("decode", (1, 1, 2), 10_000, 30_000)}}
     lists = GAUDI.propose(built, steps, {"prompt": 2, "decode": 20})
     assert lists["decode"][0] == (1, 1, 2)
     found = GAUDI.finder(built, "decode", lists["decode"]).find((9, 1, 200)).shape
@@ -184,7 +184,7 @@ def test_quantiles_stand_for_many_values() -> None:
 
 
 def test_steps_are_rounded_up_to_the_axes() -> None:
-    steps = {shape: Demand("x", shape, 2, 0) for shape in ((1, 3), (2, 4), (2, 2))}
+    steps = {shape: GraphDemand("x", shape, 2, 0) for shape in ((1, 3), (2, 4), (2, 2))}
     assert rounded(steps, ([2], [2, 4])) == {(2, 4): 4.0, (2, 2): 2.0}
 
 

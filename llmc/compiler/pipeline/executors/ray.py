@@ -18,7 +18,7 @@ from llmc.artifacts.digest import Blob, digest_file
 from llmc.artifacts.log import logger
 from llmc.cluster import AUTO, connected
 from llmc.compiler.pipeline.executors.base import BuiltExecutable, CompileExecutor, CompileWork, Done
-from llmc.compiler.pipeline.executors.ray_worker import CPU_LABEL, DEVICE_LABEL, Reported, Task, features
+from llmc.compiler.pipeline.executors.ray_worker import CPU_LABEL, DEVICE_LABEL, NodeResult, Task, features
 from llmc.errors import ArtifactError, CompileError, DeviceError, LlmcError
 from llmc.version import __version__
 
@@ -176,14 +176,14 @@ class _Farm:
             logger().warning("%s is slow (%.0f s so far): another worker tries it too", slowest.task.shape, seconds)
             self._submit(replace(slowest.task, again=True), apart)
 
-    def _reported(self, ref: Any, attempt: _Attempt) -> Reported | None:
+    def _reported(self, ref: Any, attempt: _Attempt) -> NodeResult | None:
         """A task's result; None for one that failed while another attempt of it runs. Raises the errors of
         `compile`."""
         from ray import exceptions
 
         shape = attempt.task.shape
         try:
-            return Reported(*self._ray.get(ref))
+            return NodeResult(*self._ray.get(ref))
         except exceptions.RayTaskError as e:
             if isinstance(e.cause, LlmcError):
                 raise e.cause from None
@@ -196,7 +196,7 @@ class _Farm:
                 "executables are kept: try again with a larger --worker-memory"
             ) from e
 
-    def _refuse(self, reported: Reported) -> None:
+    def _refuse(self, reported: NodeResult) -> None:
         if reported.node not in self._refused:
             self._refused[reported.node] = reported.refused
             named = next((_named(node) for node in self._ray.nodes() if node["NodeID"] == reported.node), reported.node)
@@ -207,7 +207,7 @@ class _Farm:
             self._ray.cancel(ref, force=True)
             del self._running[ref]
 
-    def _built(self, task: Task, reported: Reported) -> BuiltExecutable:
+    def _built(self, task: Task, reported: NodeResult) -> BuiltExecutable:
         entry = self._work.store.obtain(task.key)
         if entry is None:
             raise ArtifactError(
@@ -219,7 +219,7 @@ class _Farm:
 
 def _on_node() -> Callable[[str, list[Any]], tuple[str, float, str]]:
     """The function that runs in a worker: it takes a task, by a reference that Ray does not resolve itself, for this
-    llmc version, and returns the members of `Reported`.
+    llmc version, and returns the members of `NodeResult`.
 
     Ray sends a nested function by value, which lets a node without llmc report that.
     """

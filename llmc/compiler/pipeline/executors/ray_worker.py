@@ -56,7 +56,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Reported:
+class NodeResult:
     """A node's result: its seconds, or the reason why it refused."""
 
     node: str
@@ -64,15 +64,15 @@ class Reported:
     refused: str = ""
 
 
-def compile_task(task: Task, node: str, labels: Mapping[str, str]) -> Reported:
+def compile_task(task: Task, node: str, labels: Mapping[str, str]) -> NodeResult:
     """Build one executable and publish it; `labels` are the node's own. Raises CompileError and RemoteError."""
     settings = Settings.from_environment()
     if why := _refusal(task, labels, settings):
-        return Reported(node, refused=why)
+        return NodeResult(node, refused=why)
     began = time.perf_counter()
     store = Store(settings.cache_dir_for(task.options.device) if task.remote else task.location)
     if why := _fetch(task, store):
-        return Reported(node, refused=why)
+        return NodeResult(node, refused=why)
     target = open_target(task.options.device, settings)
     with ExitStack() as stack:
         lowered = replace(task.lowered, inputs={name: store.path(blob) for name, blob in task.inputs.items()})
@@ -89,7 +89,7 @@ def compile_task(task: Task, node: str, labels: Mapping[str, str]) -> Reported:
         from llmc.artifacts.signing.signer import Signer
 
         push(store, [entry], open_remote(task.location), signer=Signer.from_settings(settings))
-    return Reported(node, time.perf_counter() - began)
+    return NodeResult(node, time.perf_counter() - began)
 
 
 def _refusal(task: Task, labels: Mapping[str, str], settings: Settings) -> str:

@@ -20,7 +20,7 @@ KIB = 1 << 10
 
 
 @dataclass(frozen=True)
-class Architecture:
+class GpuArchitecture:
     """Limits of a multiprocessor and of a thread block. Sizes in bytes."""
 
     shared_per_core: int
@@ -29,11 +29,11 @@ class Architecture:
     fpus_per_core: int
 
 
-_HOPPER = Architecture(228 * KIB, 227 * KIB, 2048, 128)
-_ADA = Architecture(100 * KIB, 99 * KIB, 1536, 128)
+_HOPPER = GpuArchitecture(228 * KIB, 227 * KIB, 2048, 128)
+_ADA = GpuArchitecture(100 * KIB, 99 * KIB, 1536, 128)
 
-ARCHITECTURES: Mapping[tuple[int, int], Architecture] = {
-    (8, 0): Architecture(164 * KIB, 163 * KIB, 2048, 64),
+ARCHITECTURES: Mapping[tuple[int, int], GpuArchitecture] = {
+    (8, 0): GpuArchitecture(164 * KIB, 163 * KIB, 2048, 64),
     (8, 6): _ADA,
     (8, 9): _ADA,
     (9, 0): _HOPPER,
@@ -76,7 +76,7 @@ class GpuSpec:
         return "{}.{}".format(*self.compute_capability)
 
     @property
-    def architecture(self) -> Architecture:
+    def architecture(self) -> GpuArchitecture:
         return ARCHITECTURES[self.compute_capability]
 
     def target_config(self) -> str:

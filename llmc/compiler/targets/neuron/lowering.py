@@ -19,7 +19,7 @@ from typing import Any
 from llmc.artifacts.temporaries import temporary_folder
 from llmc.compiler.targets.xla.build import Machine, XlaJob, first_lines, jitted
 from llmc.compiler.targets.xla.hlo_ids import changed, renumbered
-from llmc.compiler.targets.xla.step import Array, Core, Given, Read, StepOutput
+from llmc.compiler.targets.xla.step import Array, Core, CoreOutput, Given, Read
 from llmc.errors import ArtifactError, CompileError
 from llmc.runtime.executors.neuron.files import NeuronFile, write_portable
 from llmc.runtime.executors.xla import wire
@@ -46,7 +46,7 @@ class TopCore:
         self._core = core
         self._top_k = top_k
 
-    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> StepOutput:
+    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> CoreOutput:
         out = self._core.run(given, read, weights)
         logits = out.logits.astype("float32")  # converted once, so that both results are rounded alike
         return out._replace(logits=logits, top=top_of_pieces(logits, self._top_k))

@@ -29,7 +29,7 @@ from openvino import opset13 as ops
 
 from llmc.compiler.frontend.recurrent import chunked
 from llmc.compiler.program.ir import Graph, Node, Value
-from llmc.compiler.targets.openvino.arrays import Array, Arrays
+from llmc.compiler.targets.openvino.arrays import Arrays, GraphArray
 from llmc.compiler.targets.openvino.attention import TokenRows, attended, headed
 from llmc.compiler.targets.openvino.constants import Constants
 from llmc.compiler.targets.openvino.formats import WeightFormat
@@ -124,19 +124,19 @@ class StaticModel(GraphModel):
         *given, state, _, _ = node.inputs
         assert state is not None
         held = self._array(state) if state in self._built else np.zeros(self._sized(state), np.float32)
-        lengths = [Array(self._arrays, self._step[name]) for name in STEP_INPUTS[1:]]
+        lengths = [GraphArray(self._arrays, self._step[name]) for name in STEP_INPUTS[1:]]
         out, after = function(self._arrays, *map(self._array, given), held, *lengths, *attrs)
         self._new[state] = after.node
         return [ops.reshape(out.node, self.constants.small([-1, *out.shape[2:]]), False)]
 
-    def _array(self, value: Value | None) -> Array | None:
+    def _array(self, value: Value | None) -> GraphArray | None:
         """The value with separate row and token axes."""
         if value is None:
             return None
         built = self.get(value)
         if token_axes(value.shape) == (0, 1):
             built = ops.reshape(built, self.constants.small(self._sized(value)), False)
-        return Array(self._arrays, built)
+        return GraphArray(self._arrays, built)
 
     def _op_last_rows(self, node: Node) -> Any:
         return self.get(node.inputs[0]) if self.sizes[1] == 1 else super()._op_last_rows(node)

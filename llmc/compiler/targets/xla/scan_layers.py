@@ -36,7 +36,7 @@ from jax import lax
 
 from llmc.compiler.program.sized import BoundProgram, Operation, Ref
 from llmc.compiler.targets.xla.operators import evaluate
-from llmc.compiler.targets.xla.step import Array, Given, Read, StepOutput
+from llmc.compiler.targets.xla.step import Array, CoreOutput, Given, Read
 from llmc.errors import CompileError
 
 _NUMBERED = re.compile(r"((?:[^.]+\.)*?)([0-9]+)(\..+)")
@@ -336,7 +336,7 @@ class RolledCore:
         self._folded = folded
         self.weights = list(grouped(program.weights.values()))
 
-    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> StepOutput:
+    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> CoreOutput:
         """`read` receives the layer's index as a traced number.
 
         Raises CompileError, also where layers read values of the prelude that differ in shape.
@@ -369,7 +369,7 @@ class RolledCore:
         values |= {c.last: v for c, v in zip(folded.carries, carried, strict=True) if c.last is not None}
         evaluate(program, folded.epilogue, values)
         logits, *top = (values[name] for name in program.outputs[: 3 if program.top else 1])
-        return StepOutput(logits, tuple(top), (keys, news))
+        return CoreOutput(logits, tuple(top), (keys, news))
 
 
 def _stack(arrays: Sequence[Array], names: Sequence[str]) -> Array:

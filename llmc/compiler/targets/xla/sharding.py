@@ -26,7 +26,7 @@ from llmc.runtime.executors.xla.envelope import AXIS
 
 if TYPE_CHECKING:
     from llmc.compiler.architectures.shared.sharding import Count, Rule
-    from llmc.compiler.targets.xla.step import Array, Core, Given, Read, StepOutput
+    from llmc.compiler.targets.xla.step import Array, Core, CoreOutput, Given, Read
     from llmc.runtime.cache_shape import CacheShape, CacheTensor
 
 Dims = tuple[str | None, ...]
@@ -103,7 +103,7 @@ class ShardedCore:
         self._entries = entries
         self._logits = logits_dims(config, degree)
 
-    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> StepOutput:
+    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> CoreOutput:
         from jax import lax
         from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, use_abstract_mesh
 

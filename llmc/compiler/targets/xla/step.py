@@ -52,7 +52,7 @@ Offsets = Sequence[tuple[int, int]]
 """Group, and index in it, of each of a program's cache tensors, in its order."""
 
 
-class StepOutput(NamedTuple):
+class CoreOutput(NamedTuple):
     """A core's outputs: logits, the largest of them if requested, and the new entries of each group.
 
     Keys and values are [layers, B, H, Q, D], recurrent states [layers, B, …].
@@ -70,7 +70,7 @@ class Core(Protocol):
     def weights(self) -> Sequence[str]:
         """Names of the weights that `run` takes, in order."""
 
-    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> StepOutput:
+    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> CoreOutput:
         """Return logits and new cache entries."""
 
 
@@ -82,7 +82,7 @@ class FlatCore:
         self._offsets = in_turn(len(program.new_entries)) if offsets is None else offsets
         self.weights = list(program.weights.values())
 
-    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> StepOutput:
+    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> CoreOutput:
         program = self._program
         values = dict(given)
         values |= dict(zip(program.weights, weights, strict=True))
@@ -90,7 +90,7 @@ class FlatCore:
             values |= {name: read(*at) for name, at in zip(program.cache, self._offsets, strict=True)}
         evaluate(program, program.operations, values)
         logits, *top = (values[name] for name in program.outputs[: 3 if program.top else 1])
-        return StepOutput(logits, tuple(top), stacked([values[name] for name in program.new_entries], self._offsets))
+        return CoreOutput(logits, tuple(top), stacked([values[name] for name in program.new_entries], self._offsets))
 
 
 def in_turn(tensors: int) -> Offsets:
@@ -222,7 +222,7 @@ def _each(batch: int, row: Callable[[Any, Array], Array], cache: Array, loops: b
     return cache
 
 
-class Parts:
+class WeightInputs:
     """The weights that a program reads by these names, some of them as two inputs: quantized weights, followed by
     scales.
     """
@@ -248,10 +248,10 @@ class QuantisedCore:
     def __init__(self, core: Core, weights: Collection[str]) -> None:
         """`weights`: the names of all inputs that are weights, scales included."""
         self._core = core
-        self._parts = Parts(core.weights, weights)
+        self._parts = WeightInputs(core.weights, weights)
         self.weights = self._parts.names
 
-    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> StepOutput:
+    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> CoreOutput:
         return self._core.run(given, read, self._parts.joined(weights))
 
 
@@ -264,7 +264,7 @@ def encode_job(
     """
     bound = TracedProgram.parse(program, inputs).at(batch, tokens, 0)
     weights = {d["name"]: _whole(d["name"], d["shape"], d["dtype"]) for d in described}
-    parts = Parts(list(bound.weights.values()), weights)
+    parts = WeightInputs(list(bound.weights.values()), weights)
 
     def encode(*arrays: Array) -> tuple[Array]:
         given, held = arrays[: len(inputs)], parts.joined(arrays[len(inputs) :])

@@ -27,7 +27,7 @@ from jax.interpreters import mlir
 from llmc.artifacts.temporaries import temporary_folder
 from llmc.compiler.targets.xla import torch_xla_worker as worker
 from llmc.compiler.targets.xla.operators import narrowed
-from llmc.compiler.targets.xla.step import Array, Given, Read, StepOutput, in_turn, stacked
+from llmc.compiler.targets.xla.step import Array, CoreOutput, Given, Read, in_turn, stacked
 from llmc.errors import CompileError, DeviceError
 from llmc.paths import expanded
 from llmc.runtime import portable_program
@@ -155,7 +155,7 @@ class TorchXlaCore:
         taken = [(inputs[i], metas[inputs[i]]) for i in built.arguments]
         self._module = _Module(built.module, taken, [(name, metas[name]) for name in outputs])
 
-    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> StepOutput:
+    def run(self, given: Given, read: Read, weights: Sequence[Array]) -> CoreOutput:
         """Raises CompileError, naming it, for an input of another shape or dtype than the bucket's."""
         cache = [read(*at) for at in in_turn(self._cache)]
         arrays = [*(given[name] for name in FIXED_INPUTS), *cache, *weights]
@@ -165,7 +165,7 @@ class TorchXlaCore:
                 raise CompileError(f"torch-xla's module takes {name} as {expected.str_short()}, not {took}")
         logits, *rest = _CALL.bind(*(arrays[i] for i in self._arguments), module=self._module)
         top, new = (rest[:2], rest[2:]) if self._top else ([], rest)
-        return StepOutput(logits, tuple(top), stacked(new, in_turn(len(new))))
+        return CoreOutput(logits, tuple(top), stacked(new, in_turn(len(new))))
 
 
 _INT64 = next(code for code, name in DTYPES.items() if name == "int64")

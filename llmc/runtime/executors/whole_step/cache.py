@@ -84,7 +84,7 @@ def arrays_of(shape: CacheShape, capacity: int, dtype: Dtype) -> tuple[CardArray
     return tuple(CardArray(*like, tuple(members)) for like, members in found.items())
 
 
-class Accelerator(Protocol):
+class TorchAccelerator(Protocol):
     """An accelerator that this process uses. `device` is torch's name of it, `name` the one for people."""
 
     name: str
@@ -113,7 +113,7 @@ class CardCache:
     `arrays` describes the `tensors`, one for each, which are empty until `make`.
     """
 
-    def __init__(self, card: Accelerator, shape: CacheShape, capacity: int, dtype: Dtype) -> None:
+    def __init__(self, card: TorchAccelerator, shape: CacheShape, capacity: int, dtype: Dtype) -> None:
         self._card, self._shape = card, shape
         self.arrays = arrays_of(shape, capacity, dtype)
         self.lengths = lengths_of(self.arrays)

@@ -20,7 +20,7 @@ from llmc.buckets.render.text import size_text
 from llmc.errors import InputError
 from llmc.runtime.executors.slots import SlotLengths
 from llmc.runtime.executors.torch.executor import OpenedProgram, TorchExecutor
-from llmc.runtime.executors.whole_step.cache import Accelerator, CardCache, dtype_of
+from llmc.runtime.executors.whole_step.cache import CardCache, TorchAccelerator, dtype_of
 from llmc.runtime.executors.whole_step.step_program import Run
 from llmc.runtime.host import available_memory, host_memory
 from llmc.runtime.step import pad
@@ -51,7 +51,7 @@ class StepMode(Protocol):
 class CardExecutor(TorchExecutor):
     """Runs whole-step graphs on `card`. `card` and `mode` must be set before `__init__`."""
 
-    card: Accelerator
+    card: TorchAccelerator
     mode: StepMode
     _graph_device: ClassVar[type[CardGraphs]]
     """The accelerator as a graph-capturing device, if the mode captures."""
@@ -164,7 +164,7 @@ class CardGraphs:
     graphs: ClassVar[str]
     kind: ClassVar[str]
 
-    def __init__(self, executor: CardExecutor, card: Accelerator, cache: CardCache) -> None:
+    def __init__(self, executor: CardExecutor, card: TorchAccelerator, cache: CardCache) -> None:
         self._executor, self._card, self._cache = executor, card, cache
 
     @property
@@ -216,7 +216,7 @@ def step_of(bucket: Bucket) -> Step:
 
 
 @contextmanager
-def took(card: Accelerator, what: str) -> Iterator[None]:
+def took(card: TorchAccelerator, what: str) -> Iterator[None]:
     """Log the memory that the block took, at INFO; negative values are memory that was released.
 
     "Model profiling run took 504 MiB of device memory (15.46 GiB/94.62 GiB used) and 180.9 MiB of host memory (475.4

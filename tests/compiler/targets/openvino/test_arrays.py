@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from llmc.compiler.frontend.recurrent import chunked, operators
-from llmc.compiler.targets.openvino.arrays import Array, Arrays
+from llmc.compiler.targets.openvino.arrays import Arrays, GraphArray
 from llmc.compiler.targets.openvino.constants import Constants
 from llmc.compiler.targets.openvino.graph_model import model_of, parameter
 from llmc.runtime.executors.openvino.device import open_core
@@ -50,7 +50,7 @@ def test_tokens_and_states_are_those_of_the_operator(name: str, given: list[Any]
     arrays = Arrays(Constants())
     nodes = [None if a is None else parameter(f"i{n}", a.shape, a.dtype) for n, a in enumerate(given)]
     lengths = [parameter(name, [2], np.int32) for name in ("past", "new")]
-    values = [None if node is None else Array(arrays, node) for node in (*nodes, *lengths)]
+    values = [None if node is None else GraphArray(arrays, node) for node in (*nodes, *lengths)]
     built = getattr(chunked, name)(arrays, *values, *attrs)
     inputs = [node for node in (*nodes, *lengths) if node is not None]
     model = model_of(inputs, [(f"o{n}", array.node) for n, array in enumerate(built)])

@@ -42,13 +42,13 @@ class EchoCore:
     def run(self, given: Any, read: Any, weights: Any) -> Any:
         import jax.numpy as jnp
 
-        from llmc.compiler.targets.xla.step import StepOutput
+        from llmc.compiler.targets.xla.step import CoreOutput
 
         ring, whole = read(0, 0), read(1, 0)
         token_ids = given["token_ids"]
         batch, query = token_ids.shape
         new = jnp.broadcast_to(token_ids[:, None, :, None], (batch, HEADS, query, WIDTH)).astype(jnp.float32)
-        return StepOutput(
+        return CoreOutput(
             ring[:, 0, :, 0].sum(1, keepdims=True) + whole[:, 0, :, 0].sum(1, keepdims=True), (), (new[None],) * 2
         )
 

@@ -36,12 +36,12 @@ class CountCore:
     def run(self, given: Any, read: Any, weights: Any) -> Any:
         import jax.numpy as jnp
 
-        from llmc.compiler.targets.xla.step import StepOutput
+        from llmc.compiler.targets.xla.step import CoreOutput
 
         token_ids, state = given["token_ids"], read(1, 0)
         tokens = jnp.broadcast_to(token_ids[:, None, :, None], (len(token_ids), 1, token_ids.shape[1], 2))
         new = state + token_ids[:, :1]
-        return StepOutput(state, (), (tokens[None].astype(jnp.float32), new[None]))
+        return CoreOutput(state, (), (tokens[None].astype(jnp.float32), new[None]))
 
 
 def step(slots: list[int], phase: str, states: list[float]) -> tuple[list[float], list[float]]:

@@ -26,7 +26,7 @@ class EchoCore:
     def run(self, given: Any, read: Any, weights: Any) -> Any:
         import jax.numpy as jnp
 
-        from llmc.compiler.targets.xla.step import StepOutput
+        from llmc.compiler.targets.xla.step import CoreOutput
 
         token_ids = given["token_ids"]
         batch, query = token_ids.shape
@@ -34,7 +34,7 @@ class EchoCore:
         logits = sum(k.sum((1, 2, 3)) + v.sum((1, 2, 3)) for k, v in rows)
         new = jnp.stack([token_ids + layer / 10 for layer in range(LAYERS)])
         new = jnp.broadcast_to(new[:, :, None, :, None], (LAYERS, batch, HEADS, query, SIZE)).astype(jnp.float32)
-        return StepOutput(jnp.broadcast_to(logits[:, None], (batch, 5)) + 0 * weights[0].sum(), (), (new, -new))
+        return CoreOutput(jnp.broadcast_to(logits[:, None], (batch, 5)) + 0 * weights[0].sum(), (), (new, -new))
 
 
 def run(

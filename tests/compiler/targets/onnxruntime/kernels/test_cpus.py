@@ -19,7 +19,7 @@ from llmc.compiler.targets.base import Deployment
 from llmc.compiler.targets.onnxruntime.for_cpus import verified_by
 from llmc.compiler.targets.onnxruntime.kernels.cpus import sets_for
 from llmc.compiler.targets.onnxruntime.options import CPU_OPTION
-from llmc.compiler.verification.limits import Limits
+from llmc.compiler.verification.limits import AccuracyLimits
 from llmc.compiler.verification.policy import VerificationPolicy
 from llmc.errors import ArtifactError, InputError, VerificationError
 from llmc.runtime.bundle import Bundle
@@ -218,7 +218,7 @@ def test_numbers_too_far_from_the_model_s_refuse_a_bundle_for_a_cpu_that_is_not_
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = "onnxruntime:aarch64-neoverse-v1"
-    monkeypatch.setattr(VerificationPolicy, "limits", lambda self, options: Limits(0.0, 1.0, True, 0.0, 0.0))
+    monkeypatch.setattr(VerificationPolicy, "limits", lambda self, options: AccuracyLimits(0.0, 1.0, True, 0.0, 0.0))
     model, store = bundle.parent / "model", Store(bundle.parent / "store")
     options = CompileOptions.of(device, quantize="int8", verify="all")
     with pytest.raises(VerificationError):
