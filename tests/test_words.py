@@ -88,3 +88,16 @@ def test_words_are_found_in_names_of_every_form() -> None:
     assert [replaced(name) for name in ("MADE", "made_by", "AsMade", "_told", "homemade", "in_place")] == [
         ["made"], ["made"], ["made"], ["told"], [], [],
     ]  # fmt: skip
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    """A reader who meets a class's name knows which one is meant. Aliases of types count too."""
+    where: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "llmc").rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            is_alias = isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) == "TypeAlias"
+            name = node.name if isinstance(node, ast.ClassDef) else ast.unparse(node.target) if is_alias else "_"
+            if not name.startswith("_"):
+                where.setdefault(name, []).append(path.relative_to(ROOT).as_posix())
+    shared = {name: files for name, files in where.items() if len(files) > 1}
+    assert not shared

@@ -33,7 +33,7 @@ from llmc.compiler.targets.declared import declared, offered, require_device
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
-    from llmc.compiler.options import Value
+    from llmc.compiler.options import OptionValue
     from llmc.runtime.engine.speculation import SpeculativeConfig
 
 ENGINE = "Engine"
@@ -61,7 +61,7 @@ class DeviceOptions(Command):
     """A command that also takes the devices' own options, one flag each (`declared`)."""
 
     @property
-    def own(self) -> dict[str, Value]:
+    def own(self) -> dict[str, OptionValue]:
         """The given device options by name. Raises InputError for a size that does not parse."""
         found = {name: getattr(self, name) for name in declared()}
         read = {n: size(one.option.flag, found[n]) if one.option.is_size else found[n] for n, one in declared().items()}

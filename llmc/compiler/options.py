@@ -20,8 +20,8 @@ EXECUTORS = (LOCAL, "ray")
 """Names of the executors (pipeline/executors/)."""
 MAX_TOP_K = 256
 
-Value: TypeAlias = bool | int | float | str
-T_co = TypeVar("T_co", bound=Value | None, covariant=True)
+OptionValue: TypeAlias = bool | int | float | str
+T_co = TypeVar("T_co", bound=OptionValue | None, covariant=True)
 
 
 def flag_of(name: str) -> str:
@@ -60,7 +60,7 @@ class Option(Generic[T_co]):
         found: T_co = options.own.get(self.name, self.default)  # type: ignore[assignment]
         return found
 
-    def check(self, value: Value) -> None:
+    def check(self, value: OptionValue) -> None:
         """Raise InputError for an invalid value, and UnknownNameError for an unknown choice."""
         fits = isinstance(value, (int, float) if self.kind is float else self.kind)
         if not fits or (isinstance(value, bool) and self.kind is not bool):
@@ -91,7 +91,7 @@ class CompileOptions:
     require_native: bool = False
     jobs: int = 1
     sample_top_k: int = 0
-    own: Mapping[str, Value] = field(default_factory=dict)
+    own: Mapping[str, OptionValue] = field(default_factory=dict)
     executor: str = LOCAL
     address: str | None = None
     worker_memory: int | None = None
@@ -121,9 +121,9 @@ class CompileOptions:
         own = {name: value for name, value in {**self.own, **given}.items() if name not in SHARED and value is not None}
         return replace(self, **shared, own=own)
 
-    def get(self, name: str) -> Value | None:
+    def get(self, name: str) -> OptionValue | None:
         """Given value of an option by name, shared or own; None if none was given."""
-        found: Value | None = getattr(self, name) if name in SHARED else self.own.get(name)
+        found: OptionValue | None = getattr(self, name) if name in SHARED else self.own.get(name)
         return found
 
     def to_dict(self) -> dict[str, Any]:
@@ -133,7 +133,7 @@ class CompileOptions:
         return found | own
 
     @property
-    def extensions(self) -> dict[str, Value]:
+    def extensions(self) -> dict[str, OptionValue]:
         """Options that a manifest names only if they are used."""
         return {**({"sample_top_k": self.sample_top_k} if self.sample_top_k else {}), **self.own}
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
-Fields: TypeAlias = dict[str, Any]
+ProgramFields: TypeAlias = dict[str, Any]
 Resolve: TypeAlias = Callable[[str], Any]
 
 ROOT = "archive/"
@@ -61,7 +61,7 @@ _KEYWORD = 2
 _GELU_FORMS = ("none", "tanh")
 
 
-def read_archive(data: bytes) -> Fields:
+def read_archive(data: bytes) -> ProgramFields:
     """The graph of an archive, unchanged from model.json. Raises ValueError for anything but the records above."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -88,7 +88,7 @@ def _record(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
     return archive.read(info)
 
 
-def write_archive(program: Fields) -> bytes:
+def write_archive(program: ProgramFields) -> bytes:
     """Create an archive of a graph. Equal graphs give equal bytes."""
     config = b'{"config": {}}'
     model = json.dumps(program, sort_keys=True, separators=(",", ":")).encode()
@@ -106,7 +106,7 @@ def write_archive(program: Fields) -> bytes:
     return out.getvalue()
 
 
-def weight_names(program: Fields) -> list[str]:
+def weight_names(program: ProgramFields) -> list[str]:
     """Weight names in the order of the graph's inputs. Raises ValueError."""
     try:
         calls = program["graph_module"]["module_call_graph"]
@@ -233,7 +233,7 @@ class PortableProgram:
         return cls.of(read_archive(data), device)
 
     @classmethod
-    def of(cls, program: Fields, device: Any = "cpu") -> PortableProgram:
+    def of(cls, program: ProgramFields, device: Any = "cpu") -> PortableProgram:
         """Open a graph to run on torch's `device`; raises ValueError for an invalid program."""
         try:
             return cls._build(program, device)
@@ -241,7 +241,7 @@ class PortableProgram:
             raise ValueError(f"a malformed program ({type(e).__name__}: {e})") from e
 
     @classmethod
-    def _build(cls, program: Fields, device: Any) -> PortableProgram:
+    def _build(cls, program: ProgramFields, device: Any) -> PortableProgram:
         import operator as builtin
 
         from torch import fx

@@ -114,17 +114,17 @@ def ragged(
     )
 
 
-Part: TypeAlias = "tuple[Step, NDArray[np.int64]]"
+StepPart: TypeAlias = "tuple[Step, NDArray[np.int64]]"
 """A step over some live rows of another step, and those rows' indices."""
 
 
-def rows_apart(step: Step) -> Iterator[Part]:
+def rows_apart(step: Step) -> Iterator[StepPart]:
     """Yield each live row of a step as its own step."""
     for row in range(len(step.slots)):
         yield _of_rows(step, np.array([row])), np.array([row])
 
 
-def in_pieces(step: Step, most: int) -> Iterator[Part]:
+def in_pieces(step: Step, most: int) -> Iterator[StepPart]:
     """Split a step into steps of at most `most` new tokens per live row."""
     new = step.new_lengths[: len(step.slots)]
     for first in range(0, int(new.max()), most):

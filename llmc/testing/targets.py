@@ -10,7 +10,7 @@ import pytest
 
 from llmc.artifacts.bundle.manifest import read_manifest
 from llmc.artifacts.store.store import Store
-from llmc.compiler.options import CompileOptions, Option, Value
+from llmc.compiler.options import CompileOptions, Option, OptionValue
 from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
 from llmc.compiler.pipeline.resolve import recorded_options
 from llmc.compiler.targets import open_target
@@ -43,7 +43,7 @@ class TargetContract(ExecutorContract):
     options: ClassVar[dict[str, Any]] = {}
     """Compile options besides the defaults."""
 
-    varied: ClassVar[dict[str, Value]] = {}
+    varied: ClassVar[dict[str, OptionValue]] = {}
     rounds_of_life: ClassVar[int] = 50
 
     @classmethod
@@ -136,7 +136,7 @@ class TargetContract(ExecutorContract):
         finally:
             engine.close()
 
-    def _another(self, option: Option[Any]) -> Value:
+    def _another(self, option: Option[Any]) -> OptionValue:
         if option.name in self.varied:
             return self.varied[option.name]
         if option.choices:

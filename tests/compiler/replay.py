@@ -12,7 +12,7 @@ from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.frontend.trace import trace_weightless
 from llmc.compiler.program.to_export import serialise, specialise
 from llmc.runtime.cache_shape import CacheShape
-from llmc.runtime.portable_program import Fields, PortableProgram
+from llmc.runtime.portable_program import PortableProgram, ProgramFields
 from tests.compiler import tiny
 
 NAN = float("nan")
@@ -26,7 +26,7 @@ Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Tensors], Tensors]
 
 
 @cache
-def symbolic(case: str, cached: bool) -> Fields:
+def symbolic(case: str, cached: bool) -> ProgramFields:
     """The portable program of every size."""
     return serialise(trace_weightless(tiny.config(case), "two_part", cached=cached).exported)
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
+from llmc.compiler.architectures.shared.cache import Config
 from llmc.errors import CheckpointError
-
-Config: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)

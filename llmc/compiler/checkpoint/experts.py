@@ -16,7 +16,7 @@ import numpy as np
 
 from llmc.compiler.architectures.shared.experts import first_of
 from llmc.compiler.checkpoint.base import FloatArray, QuantisedBlocks
-from llmc.compiler.checkpoint.huggingface import Facts, HuggingFaceCheckpoint
+from llmc.compiler.checkpoint.huggingface import ArchitectureReader, HuggingFaceCheckpoint
 from llmc.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class ExpertsCheckpoint(HuggingFaceCheckpoint):
     CheckpointError if the tensors have another number."""
 
     def __init__(
-        self, path: Path, name: str | None, facts: Facts | None, convention: str, count: Sequence[str]
+        self, path: Path, name: str | None, facts: ArchitectureReader | None, convention: str, count: Sequence[str]
     ) -> None:
         super().__init__(path, name, facts)
         self._count = count

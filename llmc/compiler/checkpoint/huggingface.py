@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from llmc.compiler.architectures.shared.base import Architecture
     from llmc.compiler.architectures.shared.block_form import BlockForm
 
-Facts: TypeAlias = "Callable[[Mapping[str, Any]], Architecture]"
+ArchitectureReader: TypeAlias = "Callable[[Mapping[str, Any]], Architecture]"
 """Returns a configuration's architecture. Passed in, because readers of weights are in keys and architectures are not.
 """
 
@@ -52,7 +52,7 @@ class HuggingFaceCheckpoint(Checkpoint):
 
     format = "huggingface"
 
-    def __init__(self, path: Path, name: str | None = None, facts: Facts | None = None) -> None:
+    def __init__(self, path: Path, name: str | None = None, facts: ArchitectureReader | None = None) -> None:
         super().__init__(path, name or folder_name(path))
         self._config = read_config_file(path / CONFIG, facts)
         self._shards = {file: SafetensorsFile(path / file) for file in _weight_files(path)}
@@ -214,7 +214,7 @@ class HuggingFaceCheckpoint(Checkpoint):
         return ids | {key: stated[key] for key in _SAMPLING if stated.get(key) is not None}
 
 
-def read_config_file(path: Path, facts: Facts | None = None) -> dict[str, Any]:
+def read_config_file(path: Path, facts: ArchitectureReader | None = None) -> dict[str, Any]:
     """Read a config.json, with its rope fields moved to `rope_parameters` (transformers 5). Raises CheckpointError.
 
     Of a multi-part model, return the text part's configuration (`text_config`). With `facts` it is in common terms
@@ -300,7 +300,7 @@ class ConfigCheckpoint(HuggingFaceCheckpoint):
 
     format = "config"
 
-    def __init__(self, file: Path, name: str | None = None, facts: Facts | None = None) -> None:
+    def __init__(self, file: Path, name: str | None = None, facts: ArchitectureReader | None = None) -> None:
         together = file.name == CONFIG
         Checkpoint.__init__(self, file.parent if together else file, name or _name(file, together))
         self._file = file

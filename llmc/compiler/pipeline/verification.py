@@ -29,8 +29,8 @@ from llmc.compiler.stages import StageReport, Stages, filled_folder, toolchain
 from llmc.compiler.targets.base import Target
 from llmc.compiler.verification.parts import (
     Once,
-    Part,
     ServingExecutables,
+    VerifiedPart,
     bucket_of,
     choose,
     past_length,
@@ -193,7 +193,9 @@ def _located(error: VerificationError, stages: Stages, target: Target) -> Verifi
     return VerificationError(f"{error}; {where}") if where else error
 
 
-def _key(stages: Stages, serving: ServingExecutables[Executable], manifest: Manifest, probes: Entry, part: Part) -> Key:
+def _key(
+    stages: Stages, serving: ServingExecutables[Executable], manifest: Manifest, probes: Entry, part: VerifiedPart
+) -> Key:
     plan = stages.plan
     components: dict[str, Value] = {
         "bucket": str(part),
@@ -234,7 +236,7 @@ def _buckets_digest(plan: Plan, buckets: Sequence[Bucket]) -> str:
 
 def _run(
     stages: Stages, manifest: Manifest, sources: Mapping[str, Path], target: Target, probes: Entry,
-    parts: Sequence[Part], progress: Callable[[int, int], None],
+    parts: Sequence[VerifiedPart], progress: Callable[[int, int], None],
 ) -> list[dict[str, Any]]:  # fmt: skip
     with _draft(stages, manifest, sources, target) as draft:
         return run_parts(draft, stages, probes, parts, progress)
@@ -259,7 +261,7 @@ def run_parts(
     bundle: Bundle,
     stages: Stages,
     probes: Entry,
-    parts: Sequence[Part],
+    parts: Sequence[VerifiedPart],
     progress: Callable[[int, int], None],
 ) -> list[dict[str, Any]]:
     """Run each part of an opened bundle, and return the outcomes."""
@@ -289,12 +291,12 @@ def run_parts(
         executor.close()
 
 
-def _predictions(part: Part) -> str:
+def _predictions(part: VerifiedPart) -> str:
     """File of the reference's predictions that a part reads."""
     return "text" if part == "accuracy" else "probes"
 
 
-def _load(stages: Stages, entry: Entry, parts: Sequence[Part]) -> tuple[list[Probe], list[TextWindow]]:
+def _load(stages: Stages, entry: Entry, parts: Sequence[VerifiedPart]) -> tuple[list[Probe], list[TextWindow]]:
     """Probes and windows of the text, as far as `parts` need them."""
     import numpy as np
 

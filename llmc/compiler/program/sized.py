@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmc.compiler.checkpoint.adapter_layout import ADAPTERS
 from llmc.errors import CompileError
-from llmc.runtime.portable_program import FIXED_INPUTS, INFINITE, Fields, output_names, weight_names
+from llmc.runtime.portable_program import FIXED_INPUTS, INFINITE, ProgramFields, output_names, weight_names
 
 if TYPE_CHECKING:
     from llmc.runtime.cache_shape import CacheShape
@@ -110,7 +110,7 @@ class BoundProgram:
 class TracedProgram:
     """A traced program with symbolic sizes."""
 
-    graph: Fields
+    graph: ProgramFields
     takes: tuple[str, ...]
     weights: Mapping[str, str]
     cache: tuple[str, ...]
@@ -124,7 +124,7 @@ class TracedProgram:
         program with other inputs.
         """
         try:
-            fields: Fields = json.loads(data)
+            fields: ProgramFields = json.loads(data)
             graph = fields["graph_module"]["graph"]
             inputs = [i["as_tensor"]["name"] for i in graph["inputs"]]
             names = weight_names(fields)
@@ -200,7 +200,7 @@ class _Binding:
         self._offsets = offsets
         self._numbers: dict[str, Any] = {}
 
-    def operation(self, node: Fields) -> Operation | None:
+    def operation(self, node: ProgramFields) -> Operation | None:
         """The node with numbers for symbols; None for size arithmetic, or for a guard that holds."""
         target = node["target"]
         if target == CHECKED_ELSEWHERE:
@@ -253,7 +253,7 @@ class _Binding:
         raise CompileError(f"the traced program has an argument of kind {kind!r:.40}")
 
 
-def _returns_top(graph: Fields) -> bool:
+def _returns_top(graph: ProgramFields) -> bool:
     """Whether the third output is the ids of the largest logits, int64, rather than a layer's value."""
     if len(graph["outputs"]) < 3:
         return False
@@ -261,7 +261,7 @@ def _returns_top(graph: Fields) -> bool:
     return bool(graph["tensor_values"][third]["dtype"] == _INT64)
 
 
-def _number_name(node: Fields) -> str:
+def _number_name(node: ProgramFields) -> str:
     (output,) = node["outputs"]
     ((_, named),) = output.items()
     return str(named["as_name"])

@@ -39,7 +39,7 @@ from llmc.runtime.portable_program import (
     FIXED_INPUTS,
     MODEL,
     ROOT,
-    Fields,
+    ProgramFields,
     arguments,
     operator,
     output_names,
@@ -70,7 +70,7 @@ def operator_of(target: str) -> Any:
     return getattr(torch.ops.llmc, _name(target)).default
 
 
-def expanded(node: Mapping[str, Any], given: Sequence[Any]) -> Iterator[Fields]:
+def expanded(node: Mapping[str, Any], given: Sequence[Any]) -> Iterator[ProgramFields]:
     """Nodes that compute `node` for `given`, fake tensors and numbers in the operator's order.
 
     Their names start with the name of the node's first output; the last ones compute its outputs.
@@ -83,7 +83,7 @@ def expanded(node: Mapping[str, Any], given: Sequence[Any]) -> Iterator[Fields]:
     return _nodes(graph, names, outputs)
 
 
-def described(tensor: Tensor) -> Fields:
+def described(tensor: Tensor) -> ProgramFields:
     """model.json's description of a tensor, except for sizes, strides and offset."""
     return {
         "dtype": _SERIAL_DTYPES[tensor.dtype], "requires_grad": False, "layout": 7,
@@ -109,7 +109,7 @@ def _wide(value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-def _nodes(graph: fx.Graph, names: Sequence[str], outputs: Sequence[str]) -> Iterator[Fields]:
+def _nodes(graph: fx.Graph, names: Sequence[str], outputs: Sequence[str]) -> Iterator[ProgramFields]:
     given = iter(names)
     (end,) = (node for node in graph.nodes if node.op == "output")
     final = dict(zip(end.args[0], outputs, strict=True))
@@ -122,7 +122,7 @@ def _nodes(graph: fx.Graph, names: Sequence[str], outputs: Sequence[str]) -> Ite
             yield _node(node, named)
 
 
-def _node(node: fx.Node, named: Mapping[fx.Node, str]) -> Fields:
+def _node(node: fx.Node, named: Mapping[fx.Node, str]) -> ProgramFields:
     schema = node.target._schema.arguments
     given = [(a.name, value, False) for a, value in zip(schema, node.args, strict=False)]
     given += [(name, value, True) for name, value in node.kwargs.items() if name not in _DEFAULT]
@@ -130,7 +130,7 @@ def _node(node: fx.Node, named: Mapping[fx.Node, str]) -> Fields:
     return _built(f"torch.ops.{node.target!s}", inputs, named[node])
 
 
-def _built(target: str, inputs: Sequence[tuple[str, Fields, bool]], name: str) -> Fields:
+def _built(target: str, inputs: Sequence[tuple[str, ProgramFields, bool]], name: str) -> ProgramFields:
     return {
         "target": target, "name": name, "metadata": {}, "is_hop_single_tensor_return": None,
         "inputs": [{"name": key, "arg": arg, "kind": 2 if keyword else 1} for key, arg, keyword in inputs],
@@ -138,7 +138,7 @@ def _built(target: str, inputs: Sequence[tuple[str, Fields, bool]], name: str) -
     }  # fmt: skip
 
 
-def _argument(value: Any, named: Mapping[fx.Node, str]) -> Fields:
+def _argument(value: Any, named: Mapping[fx.Node, str]) -> ProgramFields:
     if isinstance(value, fx.Node):
         return {"as_tensor": {"name": named[value]}}
     if isinstance(value, list | tuple):
@@ -182,7 +182,7 @@ def _no_canonical_copy() -> Iterator[None]:
         serde.canonicalize = copy
 
 
-def serialise(exported: ExportedProgram) -> Fields:
+def serialise(exported: ExportedProgram) -> ProgramFields:
     """The graph of a traced program as torch's model.json, without debug information. Raises CompileError."""
     if exported.state_dict or exported.constants:
         held = [*exported.state_dict, *exported.constants]
@@ -193,15 +193,15 @@ def serialise(exported: ExportedProgram) -> Fields:
     with _WALKING, _no_canonical_copy():
         torch.export.save(exported, buffer)
     with zipfile.ZipFile(buffer) as archive:
-        program: Fields = json.loads(archive.read(ROOT + MODEL))
+        program: ProgramFields = json.loads(archive.read(ROOT + MODEL))
     for node in program["graph_module"]["graph"]["nodes"]:
         node["metadata"] = {}
     return program
 
 
 def specialise(
-    program: Fields, batch: int, query: int, context: int, cache: CacheShape | None = None
-) -> Fields:  # fmt: skip
+    program: ProgramFields, batch: int, query: int, context: int, cache: CacheShape | None = None
+) -> ProgramFields:  # fmt: skip
     """Copy of `program` at B = batch, Q = query and S = context, over a `cache` with ring buffers if given. Raises
     CompileError."""
     graph = program["graph_module"]["graph"]
@@ -228,11 +228,11 @@ class _Walk:
         self.offsets = offsets
         self.values: dict[str, Any] = {}
         self.renamed: dict[str, str] = {}
-        self.nodes: list[Fields] = []
+        self.nodes: list[ProgramFields] = []
         self.known: dict[str, list[str]] = {}
-        self.described: dict[str, Fields] = {}
+        self.described: dict[str, ProgramFields] = {}
 
-    def run(self, graph: Mapping[str, Any]) -> Fields:
+    def run(self, graph: Mapping[str, Any]) -> ProgramFields:
         for given in graph["inputs"]:
             name = given["as_tensor"]["name"]
             self.values[name] = self._input(name, graph["tensor_values"][name])
@@ -242,7 +242,7 @@ class _Walk:
         nodes = _needed(self.nodes, [o["as_tensor"]["name"] for o in outputs])
         names = [i["as_tensor"]["name"] for i in graph["inputs"]]
         names += [name for node in nodes for name in output_names(node)[0]]
-        symbols: Fields = {"sym_int_values": {}, "sym_bool_values": {}, "sym_float_values": {}}
+        symbols: ProgramFields = {"sym_int_values": {}, "sym_bool_values": {}, "sym_float_values": {}}
         metas = {name: self._meta(name, graph["tensor_values"].get(name) or self.described[name]) for name in names}
         return {**graph, **symbols, "outputs": outputs, "nodes": nodes, "tensor_values": metas}
 
@@ -252,7 +252,7 @@ class _Walk:
         sizes = [symbols[i] if "as_expr" in size else size["as_int"] for i, size in enumerate(meta["sizes"])]
         return torch.empty(sizes, dtype=_TORCH_DTYPES[meta["dtype"]])
 
-    def _meta(self, name: str, meta: Mapping[str, Any]) -> Fields:
+    def _meta(self, name: str, meta: Mapping[str, Any]) -> ProgramFields:
         value: Tensor = self.values[name]
         traced = _TORCH_DTYPES[meta["dtype"]]
         if value.dtype != traced:
@@ -265,7 +265,7 @@ class _Walk:
     def _final(self, name: str) -> str:
         return self.renamed.get(name, name)
 
-    def _node(self, node: Fields) -> None:
+    def _node(self, node: ProgramFields) -> None:
         target = node["target"]
         if target == CHECKED_ELSEWHERE:
             return
@@ -279,7 +279,7 @@ class _Walk:
         else:
             self._operator(node)
 
-    def _size(self, node: Fields) -> None:
+    def _size(self, node: ProgramFields) -> None:
         given = [self._number(i["arg"]) for i in node["inputs"]]
         compute = _size_of if node["target"] == SIZE else SIZE_ARITHMETIC[node["target"]]
         (output,) = node["outputs"]
@@ -294,8 +294,8 @@ class _Walk:
         ((kind, inner),) = value.items()
         return self.values[self._final(inner)] if kind in ("as_name", "name") else inner
 
-    def _operator(self, node: Fields) -> None:
-        built: Fields = {**node, "inputs": [{**i, "arg": self._argument(i["arg"])} for i in node["inputs"]]}
+    def _operator(self, node: ProgramFields) -> None:
+        built: ProgramFields = {**node, "inputs": [{**i, "arg": self._argument(i["arg"])} for i in node["inputs"]]}
         names, several = output_names(node)
         identity = json.dumps([built["target"], built["inputs"]], sort_keys=True)
         if identity in self.known:
@@ -318,7 +318,7 @@ class _Walk:
         self.described.update((name, described(tensor)) for name, tensor in zip(names, results, strict=True))
         self.nodes.append(built)
 
-    def _argument(self, tagged: Mapping[str, Any]) -> Fields:
+    def _argument(self, tagged: Mapping[str, Any]) -> ProgramFields:
         """An argument with numbers for sizes, and the remaining names."""
         ((kind, value),) = tagged.items()
         if kind == "as_tensor":
@@ -350,9 +350,9 @@ def _step(node: Mapping[str, Any]) -> int:
     return next((int(i["arg"]["as_int"]) for i in node["inputs"] if i["name"] == "step"), 1)
 
 
-def _needed(nodes: Sequence[Fields], outputs: Sequence[str]) -> list[Fields]:
+def _needed(nodes: Sequence[ProgramFields], outputs: Sequence[str]) -> list[ProgramFields]:
     needed = set(outputs)
-    kept: list[Fields] = []
+    kept: list[ProgramFields] = []
     for node in reversed(nodes):
         if needed.intersection(output_names(node)[0]):
             kept.append(node)

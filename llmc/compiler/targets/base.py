@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-from llmc.compiler.options import CompileOptions, Value
+from llmc.compiler.options import CompileOptions, OptionValue
 from llmc.compiler.targets.costs import Costs
 from llmc.compiler.targets.declared import check_own, refuse_foreign
 from llmc.compiler.targets.description import DeviceDescription
@@ -326,7 +326,7 @@ class VendorPrefill(Protocol):
         """
 
 
-def _own(device: DeviceDescription, options: CompileOptions) -> dict[str, Value]:
+def _own(device: DeviceDescription, options: CompileOptions) -> dict[str, OptionValue]:
     """The given values of a device's own options, without defaults. Raises InputError for options of other targets."""
     known = {option.name: option for option in device.options}
     for name, value in options.own.items():

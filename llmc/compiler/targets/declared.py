@@ -12,7 +12,7 @@ from llmc.registry import Registry
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from llmc.compiler.options import Option, Value
+    from llmc.compiler.options import Option, OptionValue
 
 TARGETS = Registry(
     "device",
@@ -105,7 +105,7 @@ def _merged(one: Option[Any], other: Option[Any], device: str) -> Option[Any]:
     )
 
 
-def check_own(option: Option[Any], value: Value, device: str) -> None:
+def check_own(option: Option[Any], value: OptionValue, device: str) -> None:
     """Raise InputError for a value that the device's option never takes, naming the devices that take it."""
     if option.choices and value not in option.choices:
         takers = [name for name, target in _importable(offered()) if _takes(target, option.name, value)]
@@ -116,11 +116,11 @@ def check_own(option: Option[Any], value: Value, device: str) -> None:
     option.check(value)
 
 
-def _takes(target: type[Any], name: str, value: Value) -> bool:
+def _takes(target: type[Any], name: str, value: OptionValue) -> bool:
     return any(option.name == name and value in option.choices for option in target.description.options)
 
 
-def refuse_foreign(name: str, value: Value, device: str) -> None:
+def refuse_foreign(name: str, value: OptionValue, device: str) -> None:
     """Raise InputError for an option of other devices, unless `value` means "not given".
 
     The message names those devices, or the known options.

@@ -75,7 +75,7 @@ TOY = ReferenceModel(
 """The model of the fake device (fake.py)."""
 
 
-Ranges: TypeAlias = "Callable[[CompileOptions, Limits], Mapping[str, Range]]"
+BucketRanges: TypeAlias = "Callable[[CompileOptions, Limits], Mapping[str, Range]]"
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class DeviceDescription:
     selects_adapters: bool = False
     config_only: bool = False
     most_sequences: int | None = None
-    ranges: Ranges = lambda options, limits: {}
+    ranges: BucketRanges = lambda options, limits: {}
     needs_processes: bool = False
     fresh_process: tuple[str, ...] = ()
     reads_files: bool = True

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from llmc.buckets.plan import Plan
     from llmc.runtime.bundle import Bundle
 
-Reported: TypeAlias = "Callable[[Executable], None]"
+OnExecutable: TypeAlias = "Callable[[Executable], None]"
 """Called with each finished executable."""
 
 
@@ -84,7 +84,9 @@ class WholeBundle(Finisher):
     """Compiles all executables at once, by running them."""
 
     @abstractmethod
-    def finish(self, bundle: Bundle, pins: Mapping[str, Value], folder: Path, reported: Reported) -> Mapping[str, Path]:
+    def finish(
+        self, bundle: Bundle, pins: Mapping[str, Value], folder: Path, reported: OnExecutable
+    ) -> Mapping[str, Path]:
         """Run every executable of the portable `bundle` on the device, and return the files it left, by bundle name.
 
         A file that another refers to by digest is named by its digest. `folder` is empty, and removed afterwards.

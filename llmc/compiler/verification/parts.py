@@ -61,7 +61,7 @@ _ACCURACY: Mapping[str, Check] = {
 }  # fmt: skip
 
 
-def readable(part: Part, outcome: Mapping[str, Any]) -> bool:
+def readable(part: VerifiedPart, outcome: Mapping[str, Any]) -> bool:
     """Whether `outcome` has the form of a run of `part`; if not, the part runs again."""
     if part == "greedy":
         return _has(outcome, _GREEDY)
@@ -104,7 +104,7 @@ class Once:
         return f"{self.bucket} once"
 
 
-Part: TypeAlias = 'Bucket | Once | Literal["greedy", "accuracy"]'
+VerifiedPart: TypeAlias = 'Bucket | Once | Literal["greedy", "accuracy"]'
 """A part with its own outcome: a bucket, run twice with two fills of the unused cache, or once; greedy texts over the
 whole bundle; or its divergence over a text."""
 
@@ -156,7 +156,7 @@ class ChosenParts:
     Of the sampled buckets that do not fit into the budget `left_out` run once, and `not_run` not at all.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[VerifiedPart, ...]
     planned: int
     left_out: tuple[str, ...]
     not_run: tuple[str, ...]

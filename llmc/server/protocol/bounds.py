@@ -84,6 +84,6 @@ class AtMost:
 
 Name: TypeAlias = Annotated[str, AtMost(MAX_NAME)]
 Text: TypeAlias = Annotated[str, AtMost(MAX_TEXT)]
-Key: TypeAlias = Annotated[str, AtMost(MAX_NAME)]
-Object: TypeAlias = Annotated[dict[Key, Any], AtMost(MAX_KEYS)]
+BoundedName: TypeAlias = Annotated[str, AtMost(MAX_NAME)]
+Object: TypeAlias = Annotated[dict[BoundedName, Any], AtMost(MAX_KEYS)]
 """A free-form object."""

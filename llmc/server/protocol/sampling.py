@@ -11,7 +11,7 @@ from llmc.runtime.engine.sampling.params import SamplingParams, StructuredOutput
 from llmc.server.errors import bad_request
 from llmc.server.protocol import bounds
 from llmc.server.protocol.base import Body, BodyPart, Refused
-from llmc.server.protocol.bounds import AtMost, Key, Name, Object
+from llmc.server.protocol.bounds import AtMost, BoundedName, Name, Object
 
 MAX_N = 128
 """Choices per prompt, the same limit as OpenAI's."""
@@ -79,7 +79,7 @@ class Sampled(Body):
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: Annotated[dict[Key, float], AtMost(bounds.MAX_BIASES)] | None = Field(
+    logit_bias: Annotated[dict[BoundedName, float], AtMost(bounds.MAX_BIASES)] | None = Field(
         None, description="Maps token ids to biases added to their logits."
     )
     seed: Int64 | None = None

@@ -56,7 +56,7 @@ class ReplicaFailure:
         return raised
 
 
-Reported: TypeAlias = Event | ReplicaFailure | None
+ReplicaReport: TypeAlias = Event | ReplicaFailure | None
 
 
 @dataclass(eq=False)
@@ -92,7 +92,7 @@ class ReplicaProcess:
         self.given += 1
         return True
 
-    def news(self) -> Iterator[Reported]:
+    def news(self) -> Iterator[ReplicaReport]:
         """Yield its reports since the last call."""
         with suppress(OSError):
             while data := self.end.recv(1 << 16):
@@ -102,7 +102,7 @@ class ReplicaProcess:
             self._note(reported)
             yield reported
 
-    def _note(self, reported: Reported) -> None:
+    def _note(self, reported: ReplicaReport) -> None:
         match reported:
             case None:
                 self.connections -= 1
@@ -179,7 +179,7 @@ def line_of(reported: Event | ReplicaFailure) -> bytes:
     return json.dumps({"event": name, **asdict(reported)}).encode() + b"\n" if name in _EVENTS else b""
 
 
-def reported_by(line: bytes) -> Reported:
+def reported_by(line: bytes) -> ReplicaReport:
     """Parse a line; None: a connection has ended."""
     if line + b"\n" == ENDED:
         return None

@@ -29,7 +29,7 @@ from llmc.compiler.program.to_export import serialise, specialise
 from llmc.errors import CheckpointError, CompileError
 from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.llm import BundleLLM
-from llmc.runtime.portable_program import Fields, output_names, weight_names
+from llmc.runtime.portable_program import ProgramFields, output_names, weight_names
 from tests.compiler import tiny
 from tests.compiler.replay import Replay, Run, Tensors, random_texts, symbolic, two_part_run
 from tests.tiers import default_cases, full
@@ -141,7 +141,7 @@ def test_specialising_gives_the_operators_of_a_fresh_static_trace(case: str, siz
     assert _canonical(mine) == _canonical(fresh)
 
 
-def _static_trace(case: str, batch: int, query: int, context: int) -> Fields:
+def _static_trace(case: str, batch: int, query: int, context: int) -> ProgramFields:
     model = build_traceable(tiny.config(case), attention_name("two_part"))
     shape = cache_of(tiny.config(case))
     kept = [torch.empty(t.size(batch, context)) for t in shape] if context else []
@@ -153,7 +153,7 @@ def _static_trace(case: str, batch: int, query: int, context: int) -> Fields:
         return serialise(torch.export.export(step, args, strict=False))
 
 
-def _canonical(program: Fields) -> list[object]:
+def _canonical(program: ProgramFields) -> list[object]:
     """Operators, arguments and shapes, with every tensor named by its place and a slice's full range left out."""
     graph = program["graph_module"]["graph"]
     names = [i["as_tensor"]["name"] for i in graph["inputs"]]
@@ -165,7 +165,7 @@ def _canonical(program: Fields) -> list[object]:
             return {k: index[v] if k == "name" and v in index else renamed(v) for k, v in value.items()}
         return [renamed(v) for v in value] if isinstance(value, list) else value
 
-    def arguments(node: Fields) -> list[object]:
+    def arguments(node: ProgramFields) -> list[object]:
         open_ends = {"start": ({"as_none": True}, {"as_int": 0}), "end": ({"as_none": True}, {"as_int": 2**63 - 1})}
         of_slice = open_ends if ".slice." in node["target"] else {}
         return [renamed(i) for i in node["inputs"] if i["arg"] not in of_slice.get(i["name"], ())]

@@ -23,7 +23,7 @@ from llmc.compiler.program.program import write_graph
 from llmc.compiler.program.sized import ASSERTION, SIZE, SIZE_ARITHMETIC
 from llmc.compiler.program.to_export import serialise, specialise
 from llmc.errors import CompileError
-from llmc.runtime.portable_program import Fields, PortableProgram, output_names
+from llmc.runtime.portable_program import PortableProgram, ProgramFields, output_names
 from tests.compiler import tiny
 from tests.tiers import default_cases, full
 
@@ -72,7 +72,7 @@ def files(program: ExportedProgram) -> dict[str, bytes]:
 
 
 @cache
-def two_part(case: str, cached: bool, few: bool) -> Fields:
+def two_part(case: str, cached: bool, few: bool) -> ProgramFields:
     built = trace._trace_weightless(CASES[case], "two_part", cached, torch.float32, TOP if cached else 0, few)
     return serialise(built.exported)
 
@@ -230,7 +230,7 @@ def test_an_error_of_tracing_names_the_architecture(monkeypatch: pytest.MonkeyPa
     assert len(runs) == 2, "the whole model has the last word"
 
 
-def canonical(program: Fields) -> Fields:
+def canonical(program: ProgramFields) -> ProgramFields:
     """All of a program, with tensors named by their place, symbols by what they are, and each guard once."""
     graph = program["graph_module"]["graph"]
     names = [i["as_tensor"]["name"] for i in graph["inputs"]]

@@ -9,19 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
-from llmc.compiler.architectures.shared.cache import attention_cache
+from llmc.compiler.architectures.shared.cache import Config, attention_cache
 from llmc.compiler.architectures.shared.experts import Experts
 from llmc.compiler.architectures.shared.names import GGUF_LAYER, GGUF_TOP, Names, layer
 from llmc.compiler.architectures.shared.sharding import RULES, Rule
 from llmc.compiler.architectures.shared.size import ModelSize
 from llmc.errors import CheckpointError
 from llmc.runtime.cache_shape import CacheShape
-
-Config: TypeAlias = Mapping[str, Any]
-"""A configuration in the terms of config.json, like `Checkpoint.config`."""
-
 
 NO_ROPE = frozenset({"rope_parameters", "rope_theta"})
 """Common keys that a model without rotary positions does not read."""

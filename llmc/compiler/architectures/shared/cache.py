@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from llmc.runtime.cache_shape import CacheShape, CacheTensor, key_value
 
 Config: TypeAlias = Mapping[str, Any]
+"""A configuration in the terms of config.json, like `Checkpoint.config`."""
 
 SLIDING = "sliding_attention"
 """The member of `layer_types` for layers that see `sliding_window` tokens, including the current one."""

@@ -36,7 +36,7 @@ from llmc.artifacts.digest import Blob, digest_bytes, digest_file
 from llmc.artifacts.key import Value, canonical_json
 from llmc.artifacts.third_party.facts import merge
 from llmc.artifacts.third_party.tree import scan_tree
-from llmc.compiler.targets.finishing import Reported, WholeBundle
+from llmc.compiler.targets.finishing import OnExecutable, WholeBundle
 from llmc.compiler.targets.host_files import exported, rendered, server_files
 from llmc.compiler.targets.workers import last_lines
 from llmc.errors import CompileError, DeviceError
@@ -100,7 +100,9 @@ class RecipeFinisher(WholeBundle):
         blocks = -(-sequences * capacity // plan.limits.block_size)
         return {KV_BLOCKS: blocks, "dtype": str(bundle.manifest.options.get("dtype")), "tensor_parallel": 1}
 
-    def finish(self, bundle: Bundle, pins: Mapping[str, Value], folder: Path, reported: Reported) -> Mapping[str, Path]:
+    def finish(
+        self, bundle: Bundle, pins: Mapping[str, Value], folder: Path, reported: OnExecutable
+    ) -> Mapping[str, Path]:
         """Keeps the cache folder over an interrupt for the next run; a failure names its log."""
         manifest = bundle.manifest
         draft = manifest.changed(options={**manifest.options, **pins})
@@ -114,7 +116,7 @@ class RecipeFinisher(WholeBundle):
     def host_files(self, folder: Path, bundle: Path, plan: Plan) -> Mapping[str, str]:
         return host_files(folder, bundle, plan)
 
-    def _run(self, draft: Path, cache: Path, bundle: Bundle, reported: Reported) -> None:
+    def _run(self, draft: Path, cache: Path, bundle: Bundle, reported: OnExecutable) -> None:
         """Record in a process of its own, which does not outlive this call."""
         log = cache.with_suffix(".log")
         environment = {**os.environ, VARIABLE: f"{cache}/,false,{ROOM_MIB}"}

@@ -31,7 +31,7 @@ from llmc.compiler.targets.xla.step import Array, CoreOutput, Given, Read, in_tu
 from llmc.errors import CompileError, DeviceError
 from llmc.paths import expanded
 from llmc.runtime import portable_program
-from llmc.runtime.portable_program import DTYPES, FIXED_INPUTS, Fields, weight_names, write_archive
+from llmc.runtime.portable_program import DTYPES, FIXED_INPUTS, ProgramFields, weight_names, write_archive
 
 ENVIRONMENT = Path(".venv-torch-xla")
 """Location of the environment from `make torch-xla-env`, in the working directory."""
@@ -139,7 +139,7 @@ class TorchXlaCore:
     Raises CompileError where the module's arguments and results are not the program's inputs and outputs.
     """
 
-    def __init__(self, program: Fields, built: StableHlo) -> None:
+    def __init__(self, program: ProgramFields, built: StableHlo) -> None:
         graph = program["graph_module"]["graph"]
         inputs = [given["as_tensor"]["name"] for given in graph["inputs"]]
         outputs = [given["as_tensor"]["name"] for given in graph["outputs"]]

@@ -23,7 +23,7 @@ from llmc.errors import ArtifactError, InputError, OutOfDeviceMemoryError
 from llmc.runtime.executors.base import EXECUTABLES, Capabilities, ExecutorDescription, StaticExecutor
 from llmc.runtime.executors.fake import device
 from llmc.runtime.executors.fake.device import BLOCK_TOKENS, FakeKind
-from llmc.runtime.executors.fake.program import Array, FakeProgram, Ints
+from llmc.runtime.executors.fake.program import FakeProgram, Floats, Ints
 from llmc.runtime.executors.slots import SlotLengths, free_offsets, windows
 from llmc.runtime.step import Step, pad
 
@@ -69,10 +69,10 @@ class FakeExecutor(StaticExecutor):
         kind = FakeKind.of(bundle.manifest.device.partition(":")[2])
         self._has_states = bool(bundle.cache_shape.states)
         widest = max(slots, *(b.batch for b in bundle.plan.buckets))
-        self._buffer: Array = np.zeros((widest, bundle.size("vocab_size")), np.float32)
+        self._buffer: Floats = np.zeros((widest, bundle.size("vocab_size")), np.float32)
         self._programs: dict[str, FakeProgram] = {}
         self._device: FakeGraphDevice | None = None
-        self._vectors: Array | None = None
+        self._vectors: Floats | None = None
         self._held = SlotLengths(slots, bundle.cache_shape.rewind)
         if kind.graph_memory is None:
             self.make_cache(slots)
@@ -95,7 +95,7 @@ class FakeExecutor(StaticExecutor):
         return 1 if self._has_states else self.bundle.cache_shape.kv[0].token_slots(tokens)
 
     @property
-    def _cache(self) -> Array:
+    def _cache(self) -> Floats:
         if self._vectors is None:
             assert self._device is not None  # or it was made at once
             self._device.hold_cache(self.slots * self.capacity)
@@ -107,7 +107,7 @@ class FakeExecutor(StaticExecutor):
         """The opened executable of a bucket."""
         return self._open(self._find(bucket.phase, bucket.batch, bucket.query, bucket.context))
 
-    def run(self, step: Step) -> Array:
+    def run(self, step: Step) -> Floats:
         """Run a step at the executable's shape. Rows without a request return NaN, because nobody may use them."""
         program, past = self._begin(step)
         given = step.token_ids, step.past_lengths, step.new_lengths, past
@@ -120,7 +120,7 @@ class FakeExecutor(StaticExecutor):
         self._keep(self._buffer[: step.batch])
         return self.logits()
 
-    def run_each(self, step: Step) -> Array:
+    def run_each(self, step: Step) -> Floats:
         """Run each prefix of each row in turn: slow, and independent of how `run` sums."""
         if not self.capabilities.scores_each:
             return super().run_each(step)
@@ -141,15 +141,15 @@ class FakeExecutor(StaticExecutor):
         return logits
 
     def replay(
-        self, program: FakeProgram, token_ids: Ints, past_lengths: Ints, new_lengths: Ints, past: Array
-    ) -> tuple[Array, Array]:
+        self, program: FakeProgram, token_ids: Ints, past_lengths: Ints, new_lengths: Ints, past: Floats
+    ) -> tuple[Floats, Floats]:
         """Run FakeProgram.replay; tests of a broken device override this."""
         if self._has_states:
             logits, state = program.advance(token_ids, past_lengths, new_lengths, past[:, 0])
             return logits, state[:, None]
         return program.replay(token_ids, past_lengths, new_lengths, past)
 
-    def _begin(self, step: Step) -> tuple[FakeProgram, Array]:
+    def _begin(self, step: Step) -> tuple[FakeProgram, Floats]:
         """The executable for a valid step, and its rows' pasts, [B, context, hidden_size] or fewer token slots.
 
         Recurrent state instead of pasts if the model has it; NaN for rows without a request.
@@ -167,7 +167,7 @@ class FakeExecutor(StaticExecutor):
             past[row] = self._cache[slot, : past.shape[1]]
         return program, past
 
-    def _end(self, step: Step, new: Array) -> None:
+    def _end(self, step: Step, new: Floats) -> None:
         for row, slot in enumerate(step.slots):
             start, count = int(step.past_lengths[row]), int(step.new_lengths[row])
             if self._has_states:
@@ -183,14 +183,14 @@ class FakeExecutor(StaticExecutor):
         self._cache[target, : self._offsets(length)] = self._cache[source, : self._offsets(length)]
         self._held.copied(source, target, length)
 
-    def export_prefix(self, slot: int, length: int) -> list[Array]:
+    def export_prefix(self, slot: int, length: int) -> list[Floats]:
         """A copy of the token vectors, [1, length, hidden_size], this model's whole cache. Zeros before a window."""
         self._held.require(slot, length)
         if self._has_states:
             return [self._cache[slot].copy()[None]]
         return [np.array(windows(self.bundle.cache_shape.kv[0], self._cache[slot], length))[None]]
 
-    def import_prefix(self, slot: int, prefix: list[Array]) -> None:
+    def import_prefix(self, slot: int, prefix: list[Floats]) -> None:
         length = self._check_prefix(prefix, 1)
         self._require_room({slot: length})
         tokens = np.arange(max(0, length - self._cache.shape[1]), length)
@@ -287,7 +287,7 @@ class FakeGraph:
     token_ids: Ints
     past_lengths: Ints
     new_lengths: Ints
-    past: Array
+    past: Floats
 
     @classmethod
     def of(cls, bucket: Bucket, hidden: int) -> FakeGraph:
@@ -298,7 +298,7 @@ class FakeGraph:
             np.zeros((batch, bucket.context, hidden), np.float32),
         )  # fmt: skip
 
-    def load(self, step: Step, past: Array) -> tuple[Ints, Ints, Ints, Array]:
+    def load(self, step: Step, past: Floats) -> tuple[Ints, Ints, Ints, Floats]:
         """Copy a step's inputs into the buffers and return these."""
         self.token_ids[...] = step.token_ids
         self.past_lengths[...] = step.past_lengths
@@ -383,7 +383,7 @@ class FakeGraphDevice:
         self._captured[bucket] = FakeGraph.of(bucket, self._hidden), size
         return size
 
-    def inputs(self, step: Step, past: Array) -> tuple[Ints, Ints, Ints, Array]:
+    def inputs(self, step: Step, past: Floats) -> tuple[Ints, Ints, Ints, Floats]:
         """The buffers from which a step is computed: its bucket's graph buffers, or the step in the workspace."""
         bucket = Bucket(step.phase, step.batch, step.query, step.context)
         if bucket in self._captured:

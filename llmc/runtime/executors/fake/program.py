@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-Array: TypeAlias = "NDArray[np.float32]"
+Floats: TypeAlias = "NDArray[np.float32]"
 Ints: TypeAlias = "NDArray[np.int64]"
 
 FORMAT = 1
@@ -37,8 +37,8 @@ class FakeProgram:
     context: int | None
     decay: float
     positions: int
-    embeddings: tuple[Array, ...]
-    heads: tuple[Array, ...]
+    embeddings: tuple[Floats, ...]
+    heads: tuple[Floats, ...]
     top_k: int = 0
     window: int | None = None
     adapters: Ints | None = None
@@ -61,7 +61,7 @@ class FakeProgram:
             embeddings, heads, int(fields.get("sample_top_k", 0)), fields.get("window"),
         )  # fmt: skip
 
-    def replay(self, token_ids: Ints, past_lengths: Ints, new_lengths: Ints, past: Array) -> tuple[Array, Array]:
+    def replay(self, token_ids: Ints, past_lengths: Ints, new_lengths: Ints, past: Floats) -> tuple[Floats, Floats]:
         """Logits after each row's last live token, [B, V], and the vectors of the new tokens, [B, Q, H].
 
         token_ids [B, Q], past_lengths [B], new_lengths [B], past [B, context, H]; with a window, past may be a ring
@@ -83,7 +83,7 @@ class FakeProgram:
         state += _faded(past, (past_at >= 0) & (past_age < seen), past_age, self.decay)
         return self._logits(state), new
 
-    def advance(self, token_ids: Ints, past_lengths: Ints, new_lengths: Ints, state: Array) -> tuple[Array, Array]:
+    def advance(self, token_ids: Ints, past_lengths: Ints, new_lengths: Ints, state: Floats) -> tuple[Floats, Floats]:
         """Logits, and the state after each row's last live token, for a bundle with recurrent state.
 
         The state is Σ decay^age · vector of all tokens, [B, H] float32. Rows at past 0 start from zeros, whatever
@@ -100,7 +100,7 @@ class FakeProgram:
         summed += np.power(self.decay, new_lengths)[:, None] * before
         return self._logits(summed), summed.astype(np.float32)
 
-    def _embedded(self, token_ids: Ints) -> Array:
+    def _embedded(self, token_ids: Ints) -> Floats:
         """Embeddings [B, Q, H], with each row's adapter."""
         import numpy as np
 
@@ -108,7 +108,7 @@ class FakeProgram:
             return self.embeddings[0][token_ids]
         return np.stack([self.embeddings[a][ids] for a, ids in zip(self.adapters, token_ids, strict=True)])
 
-    def _logits(self, state: NDArray[np.float64]) -> Array:
+    def _logits(self, state: NDArray[np.float64]) -> Floats:
         """Logits [B, V] of each row's state, with its adapter."""
         import numpy as np
 
@@ -128,7 +128,7 @@ class FakeProgram:
             )
 
 
-def _faded(vectors: Array, live: NDArray[np.bool_], age: Ints, decay: float) -> NDArray[np.float64]:
+def _faded(vectors: Floats, live: NDArray[np.bool_], age: Ints, decay: float) -> NDArray[np.float64]:
     """Σ decay^age · vector over the live tokens of each row, [B, H]; `vectors` [B, n, H], `live` and `age` [B, n].
 
     Tokens that are not live are masked by selection, because unused cache may hold NaN.

@@ -41,7 +41,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from llmc.errors import ArtifactError
 from llmc.runtime.executors.envelope import ExecutableFile, Form, write_envelope
@@ -77,8 +77,6 @@ _FIXED = ("archive_format", "archive_version", "byteorder", ".data/version")
 _DROPPED = (".data/serialization_id",)
 _MEMBER = re.compile(r"[A-Za-z0-9_.-]{1,200}\.(?:so|cubin|cpp|json)")
 _LIBRARY, _SOURCE = ".so", ".cpp"
-
-Run: TypeAlias = Callable[..., Sequence[Any]]
 
 
 @dataclass(frozen=True)
@@ -148,7 +146,7 @@ class Package:
                     "--resume -o BUNDLE"
                 )
 
-    def open(self, source: str, device: Any) -> Run:
+    def open(self, source: str, device: Any) -> Callable[..., Sequence[Any]]:
         """Load the code as a function with the inputs and outputs of whole_step's `flat_step`, on torch's `device`.
 
         Call `BundleFiles.require_native` before. Run it from one thread at a time; it takes no locks, as CUDA graph

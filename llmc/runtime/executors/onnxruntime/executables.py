@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.executors.compilations import CompilationCounter
-    from llmc.runtime.step import Part, Step
+    from llmc.runtime.step import Step, StepPart
 
 LOGIT_ROWS = "logit_rows"
 """Graph input that selects the tokens whose logits are returned (llmc/compiler/targets/onnxruntime/to_onnx.py)."""
@@ -249,14 +249,14 @@ class OnnxExecutor(SlotCacheExecutor):
         """Raise InputError for a step that the cache cannot serve."""
 
     @abstractmethod
-    def _parts(self, step: Step) -> Iterator[Part]:
+    def _parts(self, step: Step) -> Iterator[StepPart]:
         """What a step takes, one after the other."""
 
     @abstractmethod
     def _run_part(self, step: Step, each: bool) -> None:
         """Run a part, over the cache; what graphs return is in `_results`."""
 
-    def _run_parts(self, step: Step, parts: Sequence[Part], each: bool) -> None:
+    def _run_parts(self, step: Step, parts: Sequence[StepPart], each: bool) -> None:
         built: list[list[Results]] = [[] for _ in step.slots]
         for part, rows in parts:
             self._run_part(part, each)

@@ -30,7 +30,7 @@ from llmc.runtime.step import ADAPTERS, in_pieces, rows_apart
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.step import Part, Step
+    from llmc.runtime.step import Step, StepPart
 
 Array = NDArray[np.float32]
 _MAX_BINDINGS = 64
@@ -75,11 +75,11 @@ class OnnxRuntimeExecutor(OnnxExecutor):
     def _require(self, step: Step) -> None:
         self._check_step(step, self._cache.held, first_slots=not self._exact)
 
-    def _parts(self, step: Step) -> Iterator[Part]:
+    def _parts(self, step: Step) -> Iterator[StepPart]:
         """Split a multi-row prefill over a past by rows, as the operator requires, and rows too long for rings."""
         past = step.past_lengths.any() if self._exact else step.context
         long = self._exact and bool(self._windows) and step.query > ROLLING_ROOM
-        rows: Iterator[Part] = iter([(step, np.arange(len(step.slots)))])
+        rows: Iterator[StepPart] = iter([(step, np.arange(len(step.slots)))])
         if (step.phase == "prompt" or step.query > 1) and step.batch > 1 and (past or long):
             rows = rows_apart(step)
         for part, those in rows:

@@ -26,7 +26,7 @@ from llmc.runtime.step import ADAPTERS, in_pieces
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.step import Part, Step
+    from llmc.runtime.step import Step, StepPart
 
 Array = NDArray[np.float32]
 ROWS = "rows"
@@ -62,7 +62,7 @@ class KernelExecutor(OnnxExecutor):
     def _require(self, step: Step) -> None:
         self._check_step(step, self._cache.held)
 
-    def _parts(self, step: Step) -> Iterator[Part]:
+    def _parts(self, step: Step) -> Iterator[StepPart]:
         most = self._most_new
         if most is not None and int(step.new_lengths[: len(step.slots)].max()) > most:
             return in_pieces(step, most)
