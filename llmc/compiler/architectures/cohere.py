@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from llmc.compiler.architectures.shared.base import WINDOW, Architecture, Config, tiny_without
-from llmc.compiler.architectures.shared.cache import cache_in_turn
+from llmc.compiler.architectures.shared.base import WINDOW, Architecture, tiny_without
+from llmc.compiler.architectures.shared.cache import Config, cache_in_turn
 from llmc.compiler.architectures.shared.names import biased_layer
 from llmc.compiler.architectures.shared.size import tied_size
 

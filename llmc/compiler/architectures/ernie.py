@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from llmc.compiler.architectures.shared.base import TINY, Architecture, Config
+from llmc.compiler.architectures.shared.base import TINY, Architecture
+from llmc.compiler.architectures.shared.cache import Config
 from llmc.compiler.architectures.shared.experts import EXPERT_RULES, SHARED, Experts, ExpertsSize, mixed_layers
 from llmc.compiler.architectures.shared.names import layer
 from llmc.compiler.architectures.shared.size import tied_size

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmc.compiler.architectures.shared.base import TINY, WINDOW, Architecture, Config
-from llmc.compiler.architectures.shared.cache import SLIDING, cache_in_turn, hybrid_cache, types_in_turn
+from llmc.compiler.architectures.shared.base import TINY, WINDOW, Architecture
+from llmc.compiler.architectures.shared.cache import SLIDING, Config, cache_in_turn, hybrid_cache, types_in_turn
 from llmc.compiler.architectures.shared.experts import Experts
 from llmc.compiler.architectures.shared.names import NORM, Names, biased_layer
 from llmc.compiler.architectures.shared.sharding import LAYER, RULES, Rule

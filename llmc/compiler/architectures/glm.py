@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from llmc.compiler.architectures.shared.base import TINY, Architecture, Config
+from llmc.compiler.architectures.shared.base import TINY, Architecture
+from llmc.compiler.architectures.shared.cache import Config
 from llmc.compiler.architectures.shared.experts import (
     EXPERT_RULES,
     PREDICTORS,

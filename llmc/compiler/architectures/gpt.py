@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from llmc.compiler.architectures.shared.base import NO_ROPE, Architecture, Config, tied_by_default
+from llmc.compiler.architectures.shared.base import NO_ROPE, Architecture, tied_by_default
+from llmc.compiler.architectures.shared.cache import Config
 from llmc.compiler.architectures.shared.names import Names, with_biases
 from llmc.compiler.architectures.shared.sharding import rules
 from llmc.compiler.architectures.shared.size import ModelSize

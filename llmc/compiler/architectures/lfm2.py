@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmc.compiler.architectures.shared.base import Architecture, Config, tiny_without
-from llmc.compiler.architectures.shared.cache import ATTENTION, attention_layer, hybrid_cache
+from llmc.compiler.architectures.shared.base import Architecture, tiny_without
+from llmc.compiler.architectures.shared.cache import ATTENTION, Config, attention_layer, hybrid_cache
 from llmc.compiler.architectures.shared.names import Names, with_biases
 from llmc.compiler.architectures.shared.sharding import rules
 from llmc.compiler.architectures.shared.size import CountedSize, attention_weights

@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any
 
-from llmc.compiler.architectures.shared.base import (
-    TINY,
-    WINDOW,
-    Architecture,
-    Config,
-    Gguf,
-    tied_by_default,
-    tiny_without,
-)
-from llmc.compiler.architectures.shared.cache import SLIDING, attention_cache, cache_in_turn
+from llmc.compiler.architectures.shared.base import TINY, WINDOW, Architecture, Gguf, tied_by_default, tiny_without
+from llmc.compiler.architectures.shared.cache import SLIDING, Config, attention_cache, cache_in_turn
 from llmc.compiler.architectures.shared.names import Names, biased_layer, layer, ungated, with_biases
 from llmc.compiler.architectures.shared.sharding import PROJECTIONS, rules
 from llmc.compiler.architectures.shared.size import ModelSize, tied_size

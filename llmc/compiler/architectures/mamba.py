@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from llmc.compiler.architectures.shared.base import NO_ROPE, TINY, Architecture, Config, tied_by_default, tiny_without
-from llmc.compiler.architectures.shared.cache import ATTENTION, attention_layer, hybrid_cache
+from llmc.compiler.architectures.shared.base import NO_ROPE, TINY, Architecture, tied_by_default, tiny_without
+from llmc.compiler.architectures.shared.cache import ATTENTION, Config, attention_layer, hybrid_cache
 from llmc.compiler.architectures.shared.experts import Experts, expert_layer
 from llmc.compiler.architectures.shared.names import Names, with_biases
 from llmc.compiler.architectures.shared.sharding import PROJECTIONS, rules

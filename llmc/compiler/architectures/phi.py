@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from llmc.compiler.architectures.shared.base import TINY, WINDOW, Architecture, Config, tiny_without
+from llmc.compiler.architectures.shared.base import TINY, WINDOW, Architecture, tiny_without
+from llmc.compiler.architectures.shared.cache import Config
 from llmc.compiler.architectures.shared.experts import EXPERT_RULES, Experts, ExpertsSize, expert_layer
 from llmc.compiler.architectures.shared.names import HEAD, Names, biased_layer, with_biases
 from llmc.compiler.architectures.shared.sharding import PACKED_RULES, rules

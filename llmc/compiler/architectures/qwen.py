@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
-from llmc.compiler.architectures.shared.base import TINY, Architecture, Config, Gguf, tiny_without
-from llmc.compiler.architectures.shared.cache import attention_cache, late_window_cache
+from llmc.compiler.architectures.shared.base import TINY, Architecture, Gguf, tiny_without
+from llmc.compiler.architectures.shared.cache import Config, attention_cache, late_window_cache
 from llmc.compiler.architectures.shared.experts import (
     EXPERT_RULES,
     Experts,

@@ -8,7 +8,7 @@ from llmc.compiler.architectures.shared.architectures import architecture_or_pla
 from llmc.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from llmc.compiler.architectures.shared.base import Config
+    from llmc.compiler.architectures.shared.cache import Config
     from llmc.runtime.cache_shape import CacheShape, Uniform
 
 
