@@ -13,7 +13,7 @@ from llmc.compiler.architectures.shared.base import Architecture
 from llmc.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from llmc.compiler.architectures.shared.base import Config
+    from llmc.compiler.architectures.shared.cache import Config
     from llmc.compiler.architectures.shared.size import ModelSize
 
 PLAIN = Architecture(model_class="", tiny={})
