@@ -74,4 +74,4 @@ class CompletionCommand(Command):
     def run(self) -> None:
         if self.shell not in SHELLS:
             raise UnknownNameError("shell", self.shell, SHELLS)
-        echo(SCRIPTS[self.shell].strip())
+        echo(SCRIPTS[self.shell].strip(), verbatim=True)

@@ -108,7 +108,7 @@ def _logging(verbosity: int) -> None:
 
     class Shown(logging.Formatter):
         def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as logging calls it
-            return shown(without_logins(super().formatMessage(record)))
+            return output.wrapped(shown(without_logins(super().formatMessage(record))), sys.stderr)
 
     if logging.root.handlers:
         return
@@ -120,7 +120,7 @@ def _logging(verbosity: int) -> None:
 
 
 def _fail(message: str, verbosity: int) -> None:
-    print(f"llmc: error: {shown(message)}", file=sys.stderr)
+    output.echo(f"llmc: error: {shown(message)}", err=True)
     if verbosity > 0:
         import traceback
 

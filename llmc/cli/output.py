@@ -11,6 +11,7 @@ from llmc.shown import shown, shown_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from typing import TextIO
 
     from llmc.compiler.pipeline.compile import Event
 
@@ -24,6 +25,10 @@ going_on = ""
 REPORTED_FROM_S = 10.0
 """Compiles that are expected to take at least this many seconds announce it."""
 SILENT_S = 5.0
+MAX_COLUMNS = 100
+"""Width of wrapped text."""
+MIN_CELL = 24
+"""Columns that the last cell of a table needs to be wrapped."""
 
 _STAGES = {
     "read": "MB of the checkpoint read",
@@ -42,20 +47,60 @@ _STAGES = {
 }
 
 
-def echo(text: str = "", *, nl: bool = True, err: bool = False) -> None:
-    """Print text for people. Control characters are escaped (llmc/shown.py); line ends are kept."""
+def echo(text: str = "", *, nl: bool = True, err: bool = False, verbatim: bool = False) -> None:
+    """Print text for people. Control characters are escaped (llmc/shown.py); line ends are kept.
+
+    On a terminal, long sentences are wrapped (`wrapped`). `verbatim`: the text is meant to be copied or read by a
+    program, so it is not wrapped.
+    """
     stream = sys.stderr if err else sys.stdout
-    stream.write(shown_lines(text) + "\n" * nl)
+    text = shown_lines(text)
+    stream.write((text if verbatim else wrapped(text, stream)) + "\n" * nl)
     stream.flush()
 
 
+def wrapped(text: str, stream: TextIO, indent: str = "  ") -> str:
+    """Wrap the long lines of a text at spaces if `stream` is a terminal; further lines begin with `indent`.
+
+    Lines fit the terminal, and at most MAX_COLUMNS. JSON, and rows of tables (lines with several spaces side by side)
+    stay as they are. Elsewhere than on a terminal, the text is unchanged: programs read it line by line.
+    """
+    if not stream.isatty() or text.startswith(("{", "[")):
+        return text
+    columns = _columns()
+    return "\n".join(
+        line if len(line) <= columns or "  " in line.strip() else "\n".join(_folded(line, columns, indent))
+        for line in text.split("\n")
+    )
+
+
+def _columns() -> int:
+    import shutil
+
+    return min(shutil.get_terminal_size((MAX_COLUMNS, 24)).columns, MAX_COLUMNS)
+
+
+def _folded(line: str, columns: int, indent: str) -> list[str]:
+    import textwrap
+
+    begin = line[: len(line) - len(line.lstrip())]
+    return textwrap.wrap(
+        line, max(columns, 40), subsequent_indent=begin + indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
 def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table with two spaces between columns; the last column is not padded."""
+    """Print a table with two spaces between columns; the last column is not padded, and is wrapped on a terminal."""
     table = [[shown(cell) for cell in row] for row in (titles, *rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(titles) - 1)]
+    begin = sum(widths) + 2 * len(widths)
     for row in table:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        echo("  ".join([*cells, row[-1]]).rstrip())
+        line = "  ".join([*cells, row[-1]]).rstrip()
+        if sys.stdout.isatty() and len(line) > (columns := _columns()) and columns - begin >= MIN_CELL:
+            first, *more = _folded(row[-1], columns - begin, "")
+            line = "\n".join(["  ".join([*cells, first]), *(" " * begin + part for part in more)])
+        echo(line, verbatim=True)
 
 
 def say(text: str) -> None:

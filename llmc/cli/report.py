@@ -48,7 +48,7 @@ class ReportCommand(Command):
         found = Bundle.open(resolve(self.bundle, settings, open_store(self.cache_dir, settings)), settings)
         text = "\n".join(_lines(found, self.compiled, self.traffic, self.certificate)) + "\n"
         if self.output is None:
-            echo(text, nl=False)
+            echo(text, nl=False, verbatim=True)
         else:
             write_text(self.output, text, "report")
 

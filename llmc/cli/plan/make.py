@@ -249,4 +249,4 @@ def print_for_server(built: Plan, name: str, *, as_json: bool) -> None:
         echo(json.dumps({"plan": built.to_dict(), "environment": dict(given.environment),
                                "arguments": list(given.arguments), "files": dict(given.files)}))  # fmt: skip
     else:
-        echo(as_text(given), nl=False)
+        echo(as_text(given), nl=False, verbatim=True)

@@ -179,7 +179,7 @@ class PlanExportCommand(ServerFlags):
         for note in notes:
             echo(note, err=True)
         if self.output is None:
-            echo(as_text(given), nl=False)
+            echo(as_text(given), nl=False, verbatim=True)
         echo(report.comparison(found), nl=False, err=self.output is None)
 
 
