@@ -77,7 +77,7 @@ def wrapped(text: str, stream: TextIO, indent: str = "  ") -> str:
 def _columns() -> int:
     import shutil
 
-    return min(shutil.get_terminal_size((MAX_COLUMNS, 24)).columns, MAX_COLUMNS)
+    return max(40, min(shutil.get_terminal_size((MAX_COLUMNS, 24)).columns, MAX_COLUMNS))
 
 
 def _folded(line: str, columns: int, indent: str) -> list[str]:
@@ -85,7 +85,7 @@ def _folded(line: str, columns: int, indent: str) -> list[str]:
 
     begin = line[: len(line) - len(line.lstrip())]
     return textwrap.wrap(
-        line, max(columns, 40), subsequent_indent=begin + indent, break_long_words=False, break_on_hyphens=False
+        line, columns, subsequent_indent=begin + indent, break_long_words=False, break_on_hyphens=False
     )
 
 

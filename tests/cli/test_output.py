@@ -70,9 +70,7 @@ def on_terminal(patch: pytest.MonkeyPatch, columns: int) -> Terminal:
     return screen
 
 
-SENTENCE = "portable: left for the device's own host: " + ", ".join(
-    f"step {number} of what is left" for number in range(9)
-)
+SENTENCE = "left for the device's own host: " + ", ".join(f"step {number} of what is left" for number in range(9))
 
 
 @pytest.mark.parametrize(("columns", "widest"), [(60, 60), (100, 100), (300, 100)])
