@@ -26,7 +26,7 @@ from llmc.runtime.executors.base import EXECUTABLES
 from tests.artifacts.helpers import DIGESTS, key, manifest
 
 ROOT = Path(llmc.__file__).parent
-CODE_KINDS = {"executable", "finish", "finished", "hyperdex", "kernels", "slots", "starter"}
+CODE_KINDS = {"executable", "finish", "hyperdex", "kernels", "on-target", "slots", "starter"}
 """Kinds of entries that need a signature, "executable" unless it is portable; a new kind is named here, or is data."""
 
 CLASSES = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmc.cli import output as console
-from llmc.cli.finishing import finish_instead
+from llmc.cli.on_target import on_target_instead
 from llmc.cli.options import (
     DTYPE_CHOICES,
     DeviceOptions,
@@ -162,7 +162,9 @@ class CompileCommand(DeviceOptions, PlanningFlags):
             self._hybrid(model, options, settings)
             return
         if self.resume and not (model or self.config):
-            if not (self.dry_run or self.emit) and finish_instead(self.output, self.cache_dir, options, self.as_json):
+            if not (self.dry_run or self.emit) and on_target_instead(
+                self.output, self.cache_dir, options, self.as_json
+            ):
                 return
             requested, output = Compilation.resumed(self.output, self.cache_dir, settings)
         else:

@@ -113,7 +113,7 @@ def print_result(result: CompileResult, as_json: bool, file: Path | None = None)
             echo(accuracy)
         if (taken := elsewhere_line(v)) is not None:
             echo(taken)
-    for line in finished_lines(result.finished):
+    for line in on_target_lines(result.on_target):
         echo(line)
     if result.host_files:
         names = ", ".join(Path(name).name for name in result.host_files)
@@ -122,24 +122,26 @@ def print_result(result: CompileResult, as_json: bool, file: Path | None = None)
         echo(f"portable: left for the device's own host: {result.remaining}")
 
 
-def finished_lines(finished: Mapping[str, Any]) -> list[str]:
+def on_target_lines(on_target: Mapping[str, Any]) -> list[str]:
     """Describe an on-target compilation; empty if there was none."""
-    if not finished:
+    if not on_target:
         return []
-    facts = ", ".join(f"{name} {value}" for name, value in sorted(finished["finished_for"].items()))
-    lines = [f"finished for {facts}: built {finished['built']}, from the store {finished['reused']}"]
-    if finished["files"]:
-        lines[0] += f"; files {', '.join(finished['files'])}"
-    v = finished["verification"]
+    facts = ", ".join(f"{name} {value}" for name, value in sorted(on_target["built_for"].items()))
+    lines = [f"compiled for {facts}: built {on_target['built']}, from the store {on_target['reused']}"]
+    if on_target["files"]:
+        lines[0] += f"; files {', '.join(on_target['files'])}"
+    v = on_target["verification"]
     if v["mode"] == "none":
-        lines.append(f"finished executables not verified: {v['why']}" if "why" in v else "not verified (--verify none)")
+        lines.append(
+            f"on-target executables not verified: {v['why']}" if "why" in v else "not verified (--verify none)"
+        )
     else:
         lines.append(
             f"verified against {v['reference']}: {v['buckets']} of {v['planned']} buckets ({v['twice']} with two NaN "
             f"fills), {v['rows']} rows: mean KL {v['mean_kl']:.2g} (limit {v['limits']['mean_kl']:.2g}), top-1 "
             f"agreement {v['top1']:.1%}, padding leak {v['leak']:.2g}"
         )
-    if finished["unsigned"]:
+    if on_target["unsigned"]:
         lines.append(
             "the portable bundle's signature no longer applies and was removed: sign it again with llmc cache sign"
         )

@@ -14,8 +14,8 @@ from llmc.buckets.bucket import Bucket
 from llmc.cli import output as messages
 from llmc.cli.capturing import UNCAPTURED_SHOWN, CaptureFlags
 from llmc.cli.certifying import certify_bundle
-from llmc.cli.finishing import finish_first
 from llmc.cli.interrupts import EXIT, sigterm_interrupts
+from llmc.cli.on_target import on_target_first
 from llmc.cli.options import (
     bundle_argument,
     eager_flag,
@@ -79,8 +79,8 @@ class WarmupCommand(CaptureFlags):
 
     bundle: str = bundle_argument()
     traffic: str | None = order_flag()
-    finish: bool = switch(
-        "--finish/--no-finish", "First complete portable executables on their device's own host.", default=True
+    compile_first: bool = switch(
+        "--compile/--no-compile", "First complete portable executables on their device's own host.", default=True
     )
     enforce_eager: bool = eager_flag()
     threads: int | None = threads_flag()
@@ -116,8 +116,8 @@ class WarmupCommand(CaptureFlags):
             from llmc.compiler.pipeline.bind import bound
 
             opened = Bundle.open(bound(folder, self.weights, store))
-        if self.finish:
-            opened = finish_first(opened, store, settings, self.as_json)
+        if self.compile_first:
+            opened = on_target_first(opened, store, settings, self.as_json)
         choice = self.choice(settings)
         uses = None if self.traffic is None else uses_in(self.traffic)(opened.plan)
         options = EngineOptions(self.threads, enforce_eager=self.enforce_eager)

@@ -17,7 +17,7 @@ from tests.tiers import full
 pytestmark = full
 
 MEMORY = 64 << 20
-WARMUP = ("warmup", "--no-finish")
+WARMUP = ("warmup", "--no-compile")
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ STARTER_NAME = "starter.json"
 PORTABLE_NAME = "portable.json"
 """File of a bundle compiled on the target: the manifest of its portable source, over the same blobs."""
 
-FINISHED_FOR = "finished_for"
+BUILT_FOR = "built_for"
 """Option of a bundle compiled on the target: what its executables are tied to, by name (GPU, driver, compiler)."""
 
 CHECKSUM_NAME = "manifest.sha256"

@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.targets.base import Target
-    from llmc.compiler.targets.finishing import Finisher
+    from llmc.compiler.targets.on_target import OnTargetCompiler
 
 REFERENCE = "its portable executables"
 
 
 def agree(
-    half: Bundle, manifest: Manifest, sources: Mapping[str, Path], finisher: Finisher, target: Target,
+    half: Bundle, manifest: Manifest, sources: Mapping[str, Path], on_target: OnTargetCompiler, target: Target,
     options: CompileOptions, store: Store, report: Reporter,
 ) -> dict[str, Any]:  # fmt: skip
-    """Compare the finished bundle of `manifest` with its portable half, and return the manifest entry; cached in the
-    store.
+    """Compare the bundle of `manifest`, compiled on the target, with its portable half; return the manifest entry. Cached
+    in the store.
 
     Raises VerificationError beyond the limits of the bundle's formats.
     """
@@ -53,11 +53,11 @@ def agree(
     beyond = steps_beyond(plan.limits, parameters)
     components: dict[str, Value] = {
         "portable": half.manifest.digest,
-        "finished": manifest.digest,
+        "on_target": manifest.digest,
         "mode": options.verify,
-        **{f"host.{name}": value for name, value in finisher.host().items()},
+        **{f"host.{name}": value for name, value in on_target.host().items()},
         "isa": " ".join(host_features()),
-        "code": code_digest(_outcomes, executor_module(finisher.executor), executor_module(half.manifest.executor)),
+        "code": code_digest(_outcomes, executor_module(on_target.executor), executor_module(half.manifest.executor)),
     }
 
     def make(workspace: Workspace) -> Mapping[str, Blob]:
@@ -66,7 +66,7 @@ def agree(
             workspace.meta["found"] = summarise(outcomes, limits).to_json()
         except VerificationError as error:
             raise VerificationError(
-                f"{half.path}: finished, with {REFERENCE} as the reference model: {error}"
+                f"{half.path}: compiled on the target, with {REFERENCE} as the reference model: {error}"
             ) from error
         return {}
 

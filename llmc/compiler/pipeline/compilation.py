@@ -28,8 +28,8 @@ from llmc.compiler.pipeline.encoding import (
     programs_of_encoder,
     settled_task,
 )
-from llmc.compiler.pipeline.finish import compile_and_finish, write_host_files
 from llmc.compiler.pipeline.journal import Journal
+from llmc.compiler.pipeline.on_target import compile_fully, write_host_files
 from llmc.compiler.pipeline.planning import plan_for
 from llmc.compiler.pipeline.resolve import CompileJob
 from llmc.compiler.stages import Stages
@@ -208,7 +208,7 @@ class Compilation:
             replacing(self.location if output == self.location else None),
             journal.running() if resumable else nullcontext(),
         ):
-            return compile_and_finish(self.job, output, self.store, report)
+            return compile_fully(self.job, output, self.store, report)
 
     def with_host_files(self, result: CompileResult) -> CompileResult:
         """Add the host files to the result of `compile` (`write_host_files`)."""

@@ -94,11 +94,11 @@ class CompileResult:
     analysis: dict[str, Any]
     stages: dict[str, float]
     verification: dict[str, Any]
-    finished: dict[str, Any] = field(default_factory=dict)
-    """Outcome of on-target compilation on this host (pipeline/finish.py); empty without it."""
+    on_target: dict[str, Any] = field(default_factory=dict)
+    """Outcome of on-target compilation on this host (pipeline/on_target.py); empty without it."""
 
     host_files: list[str] = field(default_factory=list)
-    """Files for the device's own host next to the bundle (`Finisher.host_files`)."""
+    """Files for the device's own host next to the bundle (`OnTargetCompiler.host_files`)."""
 
     left_out: dict[str, int] = field(default_factory=dict)
     """Modules outside the text part → their number of tensors (`Checkpoint.left_out`)."""
@@ -259,9 +259,9 @@ def _with_files(
 
 def require_native(target: Target, options: CompileOptions) -> None:
     """Raise DeviceError where `--require-native` requests executables that this host cannot build."""
-    finisher = target.finisher()
-    if options.require_native and target.state != "native" and (finisher is None or finisher.lacks()):
-        why = f" ({finisher.lacks()})" if finisher is not None else ""
+    on_target = target.on_target()
+    if options.require_native and target.state != "native" and (on_target is None or on_target.lacks()):
+        why = f" ({on_target.lacks()})" if on_target is not None else ""
         raise DeviceError(
             f"--require-native: executables for {target.description.name} are only portable on this host{why}; left "
             f"for the device's own host: {target.remaining()}"

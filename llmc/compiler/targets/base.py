@@ -2,7 +2,7 @@
 
 The pipeline calls `resolve`, then `trace` and `lower` once (programs and weights, which all buckets share), then
 `compile` once per distinct shape. `description` holds the device's static facts. Costs, verification, on-target
-compilation (`finisher`), kernel tuning and hosting are separate objects. A new target is one file here and one line in
+compilation (`on_target`), kernel tuning and hosting are separate objects. A new target is one file here and one line in
 the registry; fake.py is the tutorial.
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from llmc.compiler.architectures.shared.size import Weights
     from llmc.compiler.program.program import Program
     from llmc.compiler.stages import Stages
-    from llmc.compiler.targets.finishing import Finisher
+    from llmc.compiler.targets.on_target import OnTargetCompiler
     from llmc.compiler.targets.tuning import Tuner
     from llmc.compiler.verification.policy import VerificationPolicy
     from llmc.runtime.cache_shape import CacheShape
@@ -277,9 +277,9 @@ class Target(ABC):
         """Describe the work left for the device's host; "" where this host compiles native executables."""
         return ""
 
-    def finisher(self) -> Finisher | None:
+    def on_target(self) -> OnTargetCompiler | None:
         """The on-target compiler, which turns portable executables into native ones on the device's host
-        (finishing.py).
+        (on_target.py).
 
         None where a compile leaves nothing to do.
         """

@@ -77,13 +77,13 @@ def open_executor(bundle: Bundle, slots: int | None = None, threads: int | None 
 def open_sized(bundle: Bundle, slots: int, capacity: int, threads: int) -> Executor:
     """Open a new executor with `slots` slots of `capacity` tokens each. Raises what `open_executor` raises."""
     from llmc.runtime.executors.base import EXECUTABLES
-    from llmc.runtime.executors.compatibility import require_finished_here
+    from llmc.runtime.executors.compatibility import require_built_here
 
     try:
         cls = executor_class(bundle.manifest.executor)
     except UnknownNameError as e:
         raise ArtifactError(f"{bundle.path}: {e}; it was compiled by llmc {bundle.manifest.llmc}, install that") from e
-    require_finished_here(bundle, cls.description.host())
+    require_built_here(bundle, cls.description.host())
     cls.check(bundle)
     for name, content in cls.description.opens.items():
         if content == "code" and (name == EXECUTABLES or name in bundle.manifest.files):

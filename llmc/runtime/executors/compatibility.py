@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from llmc.artifacts.bundle.kernel_sets import best_set, sets_in
-from llmc.artifacts.bundle.manifest_schema import FINISHED_FOR
+from llmc.artifacts.bundle.manifest_schema import BUILT_FOR
 from llmc.artifacts.log import logger
 from llmc.errors import ArtifactError, DeviceError
 from llmc.runtime.host import cpu_features, host_features
@@ -72,24 +72,24 @@ def require_features(bundle: Bundle, called: str) -> None:
         )
 
 
-def require_finished_here(bundle: Bundle, host: Mapping[str, str]) -> None:
+def require_built_here(bundle: Bundle, host: Mapping[str, str]) -> None:
     """Raise ArtifactError, naming the differences, for a bundle compiled on another target than `host` describes.
 
     `host` is `ExecutorDescription.host`'s result. Raises DeviceError if this host lacks the device. Bundles without
     on-target compilation pass.
     """
-    wanted = bundle.manifest.options.get(FINISHED_FOR)
+    wanted = bundle.manifest.options.get(BUILT_FOR)
     if wanted is None:
         return
     portable = "open its portable half on the CPU with LLMC_OPEN_PORTABLE=1"
     if not isinstance(wanted, dict) or not wanted or not all(isinstance(value, str) for value in wanted.values()):
         raise ArtifactError(
-            f"{bundle.path}: its manifest does not say what its executables were finished for; {portable}, or finish "
+            f"{bundle.path}: its manifest does not say what its executables were compiled for; {portable}, or compile "
             f"it again on its device's host: llmc compile --resume -o {bundle.path}"
         )
     if not host:
         raise DeviceError(
-            f"{bundle.path}: finished for {_listed(wanted)}, and this host has no such device; run it there, or "
+            f"{bundle.path}: compiled for {_listed(wanted)}, and this host has no such device; run it there, or "
             f"{portable}"
         )
     differs = [
@@ -98,7 +98,7 @@ def require_finished_here(bundle: Bundle, host: Mapping[str, str]) -> None:
     ]  # fmt: skip
     if differs:
         raise ArtifactError(
-            f"{bundle.path}: finished for another {', '.join(differs)}; finish it again here: "
+            f"{bundle.path}: compiled for another {', '.join(differs)}; compile it again here: "
             f"llmc compile --resume -o {bundle.path}, or {portable}"
         )
 

@@ -2,7 +2,7 @@
 
 There is no supported way to compile for Gaudi without the device, so a compile never claims a native executable. It
 fixes the plan, each bucket's graph at its fixed shape, and the weights in the device's form, and it verifies the
-numbers with a NaN fill of the unused cache. `remaining` lists the on-target work, which finisher.py does.
+numbers with a NaN fill of the unused cache. `remaining` lists the on-target work, which on_target.py does.
 
 Programs and weights are those of programs.py.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from llmc.compiler.architectures.shared.size import ModelSize
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.targets.costs import Costs
-    from llmc.compiler.targets.finishing import Finisher
+    from llmc.compiler.targets.on_target import OnTargetCompiler
 
 GAUDI_BYTES = 128 * 10**9
 """Memory of a Gaudi 3, which has the most (Gaudi 2: 96 GB)."""
@@ -75,11 +75,11 @@ class HpuTarget(ProgramTarget):
             "and warm up"
         )
 
-    def finisher(self) -> Finisher:
+    def on_target(self) -> OnTargetCompiler:
         """The recipe finisher, imported here to keep it out of portable programs' keys."""
-        from llmc.compiler.targets.hpu.finisher import RecipeFinisher
+        from llmc.compiler.targets.hpu.on_target import RecipeCompiler
 
-        return RecipeFinisher()
+        return RecipeCompiler()
 
     def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
         """One device of Intel's device plug-in, and eager mode, as in the job that compiles a bundle."""

@@ -2,7 +2,7 @@
 
 AOTInductor compiles only for the GPU of its host, so a compile never claims a native executable. It fixes the plan,
 each bucket's graph at its fixed shape, and the weights in the GPU's form, and it verifies the numbers with a NaN fill
-of the unused cache. `remaining` lists the on-target work, which finisher.py does. `--device cuda:GPU` compiles
+of the unused cache. `remaining` lists the on-target work, which on_target.py does. `--device cuda:GPU` compiles
 natively without a GPU.
 
 `--device inductor:h100` names the GPU: plans are checked against its memory, and a host with another GPU refuses to
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.targets.costs import Costs
     from llmc.compiler.targets.cuda.cards import GpuSpec
-    from llmc.compiler.targets.finishing import Finisher
+    from llmc.compiler.targets.on_target import OnTargetCompiler
     from llmc.settings import Settings
 
 GRAPH_BYTES = 28 << 20
@@ -104,11 +104,11 @@ class InductorTarget(ProgramTarget):
             "and a CUDA graph of it is captured at each start"
         )
 
-    def finisher(self) -> Finisher:
+    def on_target(self) -> OnTargetCompiler:
         """AOTInductor, imported here to keep it out of portable programs' keys."""
-        from llmc.compiler.targets.inductor.finisher import PackageFinisher
+        from llmc.compiler.targets.inductor.on_target import PackageCompiler
 
-        return PackageFinisher(self._card)
+        return PackageCompiler(self._card)
 
     def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
         return nvidia(1, "compile", "" if self._card is None else self._card.product)

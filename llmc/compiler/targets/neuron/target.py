@@ -2,7 +2,7 @@
 
 Graphs, weights and cache are those of the xla target: weights are inputs, so that all buckets share one file, and the
 cache is contiguous, slots × max_model_len. A module is portable: it is verified on this host's CPU, and neuronx-cc,
-where installed, compiles it to a NEFF (finisher.py).
+where installed, compiles it to a NEFF (on_target.py).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from llmc.compiler.stages import Stages
     from llmc.compiler.targets.base import Deployment, Lowered, Resolved, Shape
     from llmc.compiler.targets.costs import Costs
-    from llmc.compiler.targets.finishing import Finisher
+    from llmc.compiler.targets.on_target import OnTargetCompiler
     from llmc.compiler.targets.xla.build import Machine, XlaJob
     from llmc.compiler.targets.xla.sharding import Dims
     from llmc.compiler.targets.xla.step import Core
@@ -146,10 +146,10 @@ class NeuronTarget(XlaTarget):
             f"NEURON_PLATFORM_TARGET_OVERRIDE={self.chip.name} if that has no NeuronCores"
         )
 
-    def finisher(self) -> Finisher | None:
-        from llmc.compiler.targets.neuron.finisher import NeuronFinisher
+    def on_target(self) -> OnTargetCompiler | None:
+        from llmc.compiler.targets.neuron.on_target import NeffCompiler
 
-        return NeuronFinisher(self.chip, self.settings)
+        return NeffCompiler(self.chip, self.settings)
 
     def toolchain(self) -> dict[str, str]:
         return {name: version for name, version in super().toolchain().items() if name != "XLA_FLAGS"}

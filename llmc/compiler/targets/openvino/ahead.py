@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.artifacts.digest import digest_file
-from llmc.compiler.targets.finishing import EachExecutable
+from llmc.compiler.targets.on_target import EachExecutable
 from llmc.errors import CompileError, DeviceError
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _digest(library: Path) -> str:
     return digest_file(library)
 
 
-class _DeviceFinisher(EachExecutable):
+class _BlobCompiler(EachExecutable):
     """Compiles for `device`, "GPU", "GPU.1", "NPU" or "NPU.4000"."""
 
     reads: ClassVar[tuple[str, ...]] = ("weights",)
@@ -160,24 +160,24 @@ class _DeviceFinisher(EachExecutable):
     def lacks(self) -> str:
         if is_here(self.device):
             return lacking(self.device)
-        return f"OpenVINO finds no {self.device} on this host; install its driver, or finish on a host that has one"
+        return f"OpenVINO finds no {self.device} on this host; install its driver, or compile on a host that has one"
 
-    def finish(self, bundle: Bundle, executable: Executable) -> bytes:
+    def compile(self, bundle: Bundle, executable: Executable) -> bytes:
         from llmc.runtime.executors.openvino.device import MappedWeights
 
         compiler = compiler_for(self.device)
         if compiler is None:
-            raise DeviceError(f"{bundle.path}: cannot be finished here: this host lacks {lacking(self.device)}")
+            raise DeviceError(f"{bundle.path}: cannot be compiled here: this host lacks {lacking(self.device)}")
         return compiler.compile(bundle.files.read(executable.blob), MappedWeights(bundle.files.path("weights")))
 
 
-class GpuFinisher(_DeviceFinisher):
+class GpuBlobCompiler(_BlobCompiler):
     """Compiles for GPUs."""
 
     executor: ClassVar[str] = "openvino-gpu"
 
 
-class NpuFinisher(_DeviceFinisher):
+class NpuBlobCompiler(_BlobCompiler):
     """Compiles for NPUs."""
 
     executor: ClassVar[str] = "openvino-npu"

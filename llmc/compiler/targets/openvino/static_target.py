@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.entries import Entry
     from llmc.buckets.limits import Limits
     from llmc.compiler.targets.costs import Costs
-    from llmc.compiler.targets.finishing import Finisher
+    from llmc.compiler.targets.on_target import OnTargetCompiler
     from llmc.compiler.targets.openvino.ahead import DeviceCompiler
     from llmc.compiler.targets.openvino.finish import FinishedWeights
     from llmc.compiler.verification.policy import VerificationPolicy
@@ -189,11 +189,11 @@ class OpenVinoStaticTarget(OpenVinoBase):
             data = self.compiler.compile(data, MappedWeights(lowered.folder / parse(lowered.files["weights"])))
         return CompiledExecutable(data, self.state)
 
-    def finisher(self) -> Finisher | None:
+    def on_target(self) -> OnTargetCompiler | None:
         """Compiles portable models on the device's host; imported here to keep it out of their keys."""
-        from llmc.compiler.targets.openvino.ahead import GpuFinisher, NpuFinisher
+        from llmc.compiler.targets.openvino.ahead import GpuBlobCompiler, NpuBlobCompiler
 
-        built = {"GPU": GpuFinisher, "NPU": NpuFinisher}.get(self.device.partition(".")[0])
+        built = {"GPU": GpuBlobCompiler, "NPU": NpuBlobCompiler}.get(self.device.partition(".")[0])
         return None if built is None else built(self.device)
 
     def _lower(

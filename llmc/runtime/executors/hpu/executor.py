@@ -235,7 +235,7 @@ class HpuOnCard(CardExecutor, HpuExecutor):
         if RECIPES in self.bundle.manifest.files and (compiled := self._compile_events.count()):
             _log.warning(
                 "%s: %d graphs were compiled at this start although the bundle has recipes: they do not fit here, or "
-                "the Gaudi software does not read them; finish it again: llmc compile --resume -o %s",
+                "the Gaudi software does not read them; compile it again: llmc compile --resume -o %s",
                 self.bundle.path, compiled, self.bundle.path,
             )  # fmt: skip
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmc.artifacts.atomic_write import make_folder
-from llmc.artifacts.bundle.manifest_schema import FINISHED_FOR
+from llmc.artifacts.bundle.manifest_schema import BUILT_FOR
 from llmc.artifacts.bundle.native import RECIPES
 from llmc.artifacts.digest import Blob, digest_bytes, is_digest
 from llmc.artifacts.key import canonical_json
@@ -74,7 +74,9 @@ class Recipes:
             if not all(isinstance(text, str) for text in facts.values()):
                 raise ValueError("a fact is not text")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ArtifactError(f"{source}: {RECIPES} is not an index of recipes ({error}); finish it again") from error
+            raise ArtifactError(
+                f"{source}: {RECIPES} is not an index of recipes ({error}); compile it again"
+            ) from error
         return cls(files, facts)
 
     def to_bytes(self) -> bytes:
@@ -106,7 +108,7 @@ def put_recipes(bundle: Bundle, mode: str) -> Path | None:
     """
     if RECIPES not in bundle.manifest.files:
         return None
-    built_for = bundle.manifest.options.get(FINISHED_FOR, {}).get("mode", mode)
+    built_for = bundle.manifest.options.get(BUILT_FOR, {}).get("mode", mode)
     if built_for != mode:
         _log.warning(
             "%s: its recipes are for the mode %s and do not work in %s: graphs are compiled at this start", bundle.path,

@@ -122,7 +122,7 @@ class Package:
 
         Facts are torch, CUDA, compute capability, driver and GPU.
         """
-        again = "finish the bundle again here: llmc compile --resume -o BUNDLE"
+        again = "compile the bundle again here: llmc compile --resume -o BUNDLE"
         for name, called in NAMES.items():
             wanted = self.built_for.get(name)
             if wanted is not None and wanted != here.get(name):
@@ -142,7 +142,7 @@ class Package:
         for compiled, opened in pairs:
             if compiled != opened:
                 raise ArtifactError(
-                    f"{source}: compiled for {compiled}, opened for {opened}; finish the bundle again: llmc compile "
+                    f"{source}: compiled for {compiled}, opened for {opened}; compile the bundle again: llmc compile "
                     "--resume -o BUNDLE"
                 )
 
@@ -156,7 +156,7 @@ class Package:
 
         if device.type != self.device:
             raise ArtifactError(
-                f"{source}: compiled for {self.device}, and opened on {device.type}; finish the bundle again here: "
+                f"{source}: compiled for {self.device}, and opened on {device.type}; compile the bundle again here: "
                 "llmc compile --resume -o BUNDLE"
             )
         index = -1 if device.index is None else device.index
@@ -168,7 +168,7 @@ class Package:
         except RuntimeError as e:
             reason = str(e).strip().partition("\n")[0]
             raise ArtifactError(
-                f"{source}: torch cannot open its package ({reason:.300}); finish the bundle again on its GPU's host"
+                f"{source}: torch cannot open its package ({reason:.300}); compile the bundle again on its GPU's host"
             ) from e
         finally:
             Path(file.name).unlink()
@@ -232,7 +232,7 @@ def check_archive(data: bytes | memoryview, source: str) -> None:
                 raise ValueError(f"{broken!r:.80} is damaged")
     except (ValueError, zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError) as e:
         raise ArtifactError(
-            f"{source}: not an AOTInductor package of llmc: {e}; finish the bundle again on its GPU's host"
+            f"{source}: not an AOTInductor package of llmc: {e}; compile the bundle again on its GPU's host"
         ) from e
 
 

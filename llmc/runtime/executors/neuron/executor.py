@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from llmc.artifacts.bundle.manifest_schema import FINISHED_FOR
+from llmc.artifacts.bundle.manifest_schema import BUILT_FOR
 from llmc.errors import ArtifactError
 from llmc.runtime.executors.base import EXECUTABLES, ExecutorDescription
 from llmc.runtime.executors.neuron.files import NeuronFile
@@ -53,7 +53,7 @@ class NeuronExecutor(SlotExecutor):
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)
         ranks = bundle.option("tensor_parallel", 1)
-        self._on_cores = FINISHED_FOR in bundle.manifest.options and bool(chip_here())
+        self._on_cores = BUILT_FOR in bundle.manifest.options and bool(chip_here())
         # as many as the graphs find, as vLLM's user guide for Neuron has it: "when top_k is -1, it is 256"
         self.capabilities = replace(
             self.capabilities, most_top_k=bundle.sample_top_k or None,
@@ -80,7 +80,7 @@ class NeuronExecutor(SlotExecutor):
         if not file.neffs or file.members.get("target") != chip_here():
             raise ArtifactError(
                 f"{source}: its NEFF is for {file.members.get('target', 'no chip')}, this host has {chip_here()}; "
-                f"finish it again here: llmc compile --resume -o {self.bundle.path}"
+                f"compile it again here: llmc compile --resume -o {self.bundle.path}"
             )
         assert isinstance(self._arrays, NeuronArrays)
         self.compilations.loaded(name)

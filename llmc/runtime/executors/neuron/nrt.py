@@ -3,7 +3,7 @@
 nrtpy (Neuron SDK documentation, "nrtpy" of 2026-07): NrtpyModel.load_from_neff(path, name, core_id, cc_enabled,
 rank_id, world_size), called with inputs and outputs by name; NrtpyTensor.from_numpy(array, name, core_id) and numpy();
 configure(visible_cores); NrtError with the status's name and number. Inputs are "input0" …, outputs "output0" …
-(compiler/targets/neuron/finisher.py). An output that aliases an input gets that input's tensor. The kernel's instance
+(compiler/targets/neuron/on_target.py). An output that aliases an input gets that input's tensor. The kernel's instance
 type determines the chip: "trn2.48xlarge".
 """
 
@@ -183,6 +183,6 @@ def _load(file: NeuronFile, rank: int, source: str) -> Any:
                 raise ArtifactError(
                     f"{source}: the Neuron runtime refuses its NEFF ({e}), made by neuronx-cc "
                     f"{file.members.get('compiler')} for {file.members.get('target')} with --lnc "
-                    f"{file.members.get('lnc')}; finish the bundle again here: llmc compile --resume -o BUNDLE"
+                    f"{file.members.get('lnc')}; compile the bundle again here: llmc compile --resume -o BUNDLE"
                 ) from e
             raise DeviceError(f"{source}: NeuronCore {rank} cannot load it: {e}") from e

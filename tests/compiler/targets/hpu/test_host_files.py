@@ -13,10 +13,10 @@ import pytest
 
 from llmc.buckets.plan import Plan
 from llmc.compiler.pipeline.compile import CompileResult
-from llmc.compiler.pipeline.finish import write_host_files
+from llmc.compiler.pipeline.on_target import write_host_files
 from llmc.compiler.pipeline.planning import plan_for
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.hpu.finisher import RecipeFinisher
+from llmc.compiler.targets.hpu.on_target import RecipeCompiler
 from llmc.files import write_texts
 from llmc.integrations import bucket_rules
 from llmc.integrations.configuration import load
@@ -34,7 +34,7 @@ def plan() -> Plan:
 
 
 def written(folder: Path, plan: Plan, bundle: str = "bundle") -> dict[str, str]:
-    texts = RecipeFinisher().host_files(folder / f"{bundle}.hpu", folder / bundle, plan)
+    texts = RecipeCompiler().host_files(folder / f"{bundle}.hpu", folder / bundle, plan)
     write_texts(folder / f"{bundle}.hpu", texts, "files")
     return dict(texts)
 
@@ -82,13 +82,13 @@ def test_a_plan_that_the_server_would_not_take_has_the_job_alone(
 
 
 def test_they_lie_beside_a_portable_bundle_and_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmc.compiler.targets.fake_finisher import FakeFinisher
-    from llmc.compiler.targets.hpu.finisher import host_files
+    from llmc.compiler.targets.fake import FakeOnTargetCompiler
+    from llmc.compiler.targets.hpu.on_target import host_files
 
     toy = Toy.make(tmp_path)
     result: CompileResult = toy.compile(device="fake:portable")
     assert write_host_files(result, open_target("fake:portable")).host_files == []
-    monkeypatch.setattr(FakeFinisher, "host_files", lambda self, *given: host_files(*given))
+    monkeypatch.setattr(FakeOnTargetCompiler, "host_files", lambda self, *given: host_files(*given))
     found = write_host_files(result, open_target("fake:portable")).host_files
     assert [Path(name).name for name in found][-2:] == NAMES[-2:]
     assert {Path(name).parent for name in found} == {tmp_path / "bundle.fake"}

@@ -20,7 +20,7 @@ import torch
 from llmc.artifacts.bundle.manifest_schema import Executable
 from llmc.buckets.bucket import Bucket
 from llmc.compiler.targets.inductor.compiling import compile_step
-from llmc.compiler.targets.inductor.finisher import PackageFinisher
+from llmc.compiler.targets.inductor.on_target import PackageCompiler
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.inductor import toolchain
 from llmc.runtime.executors.inductor.package import Package, Run
@@ -32,7 +32,7 @@ from llmc.runtime.step import pad
 from tests.runtime.executors.whole_step.test_step_program import ARRAYS, CAPACITY, filled, summing
 
 
-class CpuFinisher(PackageFinisher):
+class CpuPackageCompiler(PackageCompiler):
     """For the CPU of this host, which no user can ask for."""
 
     device: ClassVar[str] = "cpu"
@@ -61,11 +61,11 @@ def decode(opened: Bundle) -> Executable:
 def package(opened: Bundle, decode: Executable) -> Package:
     if shutil.which("g++") is None:
         pytest.skip("AOTInductor needs g++: apt-get install g++")
-    finisher = CpuFinisher()
-    assert finisher.lacks() == ""
+    on_target = CpuPackageCompiler()
+    assert on_target.lacks() == ""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")  # nor asked of the compiler: four seconds
-        return Package.parse(finisher.finish(opened, decode), "decode")
+        return Package.parse(on_target.compile(opened, decode), "decode")
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compilation import Compilation
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.pipeline.dry_run import dry_run
-from llmc.compiler.pipeline.finish import finish_bundle
+from llmc.compiler.pipeline.on_target import compile_on_target
 from llmc.compiler.pipeline.planning import plan_for
 from llmc.compiler.pipeline.resolve import CompileJob
 from llmc.compiler.pipeline.reverify import verify_again
@@ -181,7 +181,7 @@ def test_without_hyperdex_programs_are_portable_and_what_is_left_is_named(lpu: L
     with pytest.raises(DeviceError, match=r"only portable on this host; .* again with --device lpu:2"):
         lpu.compile(tmp_path / "native", settings=NOWHERE, require_native=True)
     with pytest.raises(InputError, match="cannot be finished from its own files: on a host with HyperDex, compile the"):
-        finish_bundle(tmp_path / "portable", lpu.store, lambda _: None)
+        compile_on_target(tmp_path / "portable", lpu.store, lambda _: None)
 
 
 def test_gpus_are_its_prefill_devices_and_no_other() -> None:

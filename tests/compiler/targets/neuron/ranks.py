@@ -20,7 +20,7 @@ from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan, Provenance
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
-from llmc.compiler.pipeline.finish import finish_bundle
+from llmc.compiler.pipeline.on_target import compile_on_target
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.neuron.files import NeuronFile
@@ -57,7 +57,7 @@ def main(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         with_compiler(patch, folder)
         with_cores(patch, folder)
-        finish_bundle(path, store, lambda _: None, jobs=2, verify="none")
+        compile_on_target(path, store, lambda _: None, jobs=2, verify="none")
         print(json.dumps({**found, "on cores": difference(path)}))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from llmc.compiler.targets.neuron.finisher import modules
+from llmc.compiler.targets.neuron.on_target import modules
 from llmc.compiler.targets.xla.hlo_ids import renumbered
 from llmc.runtime.executors.neuron.files import NeuronFile, write_portable
 from llmc.runtime.executors.xla.envelope import StepHeader, Tensor

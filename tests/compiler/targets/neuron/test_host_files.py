@@ -13,7 +13,7 @@ import pytest
 
 from llmc.buckets.plan import Plan
 from llmc.compiler.pipeline.planning import plan_for
-from llmc.compiler.targets.neuron.finisher import host_files, keywords
+from llmc.compiler.targets.neuron.on_target import host_files, keywords
 from llmc.files import write_texts
 from llmc.integrations import bucket_rules
 from llmc.integrations.configuration import load

@@ -13,7 +13,7 @@ import pytest
 from llmc.artifacts.store.store import Store
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
-from llmc.compiler.pipeline.finish import finish_bundle
+from llmc.compiler.pipeline.on_target import compile_on_target
 from llmc.errors import ArtifactError, DeviceError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.sampling.params import SamplingParams
@@ -104,24 +104,24 @@ def test_without_a_compiler_a_bundle_is_portable_and_says_what_is_missing(host: 
 def test_a_portable_bundle_is_finished_on_the_host_of_its_npu(host: Host, compile_: Compile, folder: Path) -> None:
     host()
     portable = Path(compile_("openvino:NPU.4000").bundle)
-    with pytest.raises(DeviceError, match=r"cannot be finished here: OpenVINO finds no NPU.4000 on this host"):
-        finish_bundle(portable, Store(folder / "store"), lambda _: None, verify="sample")
+    with pytest.raises(DeviceError, match=r"cannot be compiled here: OpenVINO finds no NPU.4000 on this host"):
+        compile_on_target(portable, Store(folder / "store"), lambda _: None, verify="sample")
     core = host(npu="4000")
-    done = finish_bundle(portable, Store(folder / "store"), lambda _: None, verify="all")
+    done = compile_on_target(portable, Store(folder / "store"), lambda _: None, verify="all")
     assert (done.built, done.reused) == (len(PLAN.buckets), 0)
-    assert done.finished_for == {"openvino": version(), "platform": "4000", "driver": "1711"}
+    assert done.built_for == {"openvino": version(), "platform": "4000", "driver": "1711"}
     core.compiled.clear()
     assert generated(portable) == [tiny.greedy("llama", prompt, 4) for prompt in PROMPTS]
     assert core.compiled == []
     host(npu="5010")
-    with pytest.raises(ArtifactError, match=r"finished for another platform 4000 \(here: 5010\)"):
+    with pytest.raises(ArtifactError, match=r"compiled for another platform 4000 \(here: 5010\)"):
         generated(portable)
     host()
     with pytest.raises(DeviceError, match=r"this host has no such device"):
         generated(portable)
     with pytest.raises(DeviceError, match=r"OpenVINO finds no NPU.4000"):
         host(npu="5010")
-        finish_bundle(portable, Store(folder / "store"), lambda _: None, verify="none")
+        compile_on_target(portable, Store(folder / "store"), lambda _: None, verify="none")
 
 
 @full

@@ -60,7 +60,7 @@ def test_what_a_package_may_not_have_is_refused(added: dict[str, bytes], words: 
     with pytest.raises(ArtifactError, match=words) as refused:
         check_archive(zipped({**files, **added}, ROOT), "bundle/prompt")
     assert str(refused.value).startswith("bundle/prompt: not an AOTInductor package of llmc: ")
-    assert "finish the bundle again" in str(refused.value)
+    assert "compile the bundle again" in str(refused.value)
 
 
 @pytest.mark.parametrize("missing", [f"{FOLDER}cabc.wrapper.so", *FIXED])

@@ -69,7 +69,9 @@ def test_a_section_that_is_no_package_is_refused_before_torch_sees_it() -> None:
 )
 def test_another_torch_cuda_or_card_is_named(other: dict[str, str], words: str) -> None:
     package().require_here(HERE, "bundle/1")
-    with pytest.raises(ArtifactError, match=f"^bundle/1: {words}; finish the bundle again here: llmc compile --resume"):
+    with pytest.raises(
+        ArtifactError, match=f"^bundle/1: {words}; compile the bundle again here: llmc compile --resume"
+    ):
         package().require_here({**HERE, **other}, "bundle/1")
     with pytest.raises(ArtifactError, match="this host has none"):
         package().require_here({}, "bundle/1")

@@ -36,8 +36,8 @@ from llmc.artifacts.digest import Blob, digest_bytes, digest_file
 from llmc.artifacts.key import Value, canonical_json
 from llmc.artifacts.third_party.facts import merge
 from llmc.artifacts.third_party.tree import scan_tree
-from llmc.compiler.targets.finishing import OnExecutable, WholeBundle
 from llmc.compiler.targets.host_files import exported, rendered, server_files
+from llmc.compiler.targets.on_target import OnExecutable, WholeBundle
 from llmc.compiler.targets.workers import last_lines
 from llmc.errors import CompileError, DeviceError
 from llmc.integrations.vllm_gaudi.cache import VARIABLE, GaudiCache
@@ -82,7 +82,7 @@ FLUSH_SECONDS = 30.0
 _log = logging.getLogger("llmc")
 
 
-class RecipeFinisher(WholeBundle):
+class RecipeCompiler(WholeBundle):
     """Compiles bundles on a Gaudi host."""
 
     executor: ClassVar[str] = "hpu"
@@ -100,7 +100,7 @@ class RecipeFinisher(WholeBundle):
         blocks = -(-sequences * capacity // plan.limits.block_size)
         return {KV_BLOCKS: blocks, "dtype": str(bundle.manifest.options.get("dtype")), "tensor_parallel": 1}
 
-    def finish(
+    def compile(
         self, bundle: Bundle, pins: Mapping[str, Value], folder: Path, reported: OnExecutable
     ) -> Mapping[str, Path]:
         """Keeps the cache folder over an interrupt for the next run; a failure names its log."""

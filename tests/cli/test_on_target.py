@@ -19,7 +19,7 @@ PORTABLE = ("--device", "fake:portable", *BUNDLE[2:])
 def bundle(llmc: Llmc, toy: Path, here: Path) -> Path:
     """A portable bundle."""
     found = llmc("compile", toy, *PORTABLE, "--json").json
-    assert (found["native"], found["finished"]) == (0, {})
+    assert (found["native"], found["on_target"]) == (0, {})
     return here / "bundle"
 
 
@@ -40,31 +40,31 @@ def test_resume_finishes_in_place(llmc: Llmc, bundle: Path) -> None:
     assert found["finished_for"] == {"card": "fake-1", "driver": "1.0"}
     assert states(bundle) == {"native"}
     ran = llmc("compile", "--resume", "-o", "bundle", "-q")
-    assert f"finished for card fake-1, driver 1.0: built 0, from the store {found['native']}" in ran.out
+    assert f"compiled for card fake-1, driver 1.0: built 0, from the store {found['native']}" in ran.out
     assert f"native {found['native']}, portable 0" in ran.out and "against its portable executables" in ran.out
 
 
 @pytest.mark.usefixtures("device")
 def test_the_command_that_compiles_finishes_where_the_device_is(llmc: Llmc, toy: Path, bundle: Path) -> None:
     ran = llmc("compile", toy, *PORTABLE, "--require-native")
-    assert ran.code == 0 and "portable 0" in ran.out and "finished for card fake-1" in ran.out
+    assert ran.code == 0 and "portable 0" in ran.out and "compiled for card fake-1" in ran.out
     assert "left for the device's own host" not in ran.out and states(bundle) == {"native"}
 
 
 def test_elsewhere_the_command_says_what_is_missing(llmc: Llmc, toy: Path, bundle: Path) -> None:
     refused = llmc("compile", "--resume", "-o", bundle).failed(3)
-    assert "cannot be finished here: this host has no fake device" in refused
+    assert "cannot be compiled here: this host has no fake device" in refused
     assert "no fake device" in llmc("compile", toy, *PORTABLE, "--require-native").failed(3)
     assert llmc("warmup", bundle, "-q").code == 0 and states(bundle) == {"portable"}
 
 
 @pytest.mark.usefixtures("device")
 def test_warm_up_finishes_first_unless_it_is_reported_not_to(llmc: Llmc, bundle: Path) -> None:
-    assert llmc("warmup", bundle, "--no-finish", "-q").code == 0 and states(bundle) == {"portable"}
+    assert llmc("warmup", bundle, "--no-compile", "-q").code == 0 and states(bundle) == {"portable"}
     ran = llmc("warmup", bundle, "--json")
     assert ran.json["compilations"] == [] and states(bundle) == {"native"}
-    assert "finished for card fake-1" in ran.err
-    assert "finished for" not in llmc("warmup", bundle, "--json").err
+    assert "compiled for card fake-1" in ran.err
+    assert "compiled for" not in llmc("warmup", bundle, "--json").err
 
 
 @pytest.mark.usefixtures("device")
@@ -72,8 +72,8 @@ def test_warm_up_on_another_card_finishes_again(llmc: Llmc, bundle: Path, monkey
     assert llmc("warmup", bundle, "-q").code == 0
     monkeypatch.setattr(fake_device, "here", FakeCard("fake-2"))
     refused = llmc("generate", bundle, "--prompt", "hello", "-q").failed(5)
-    assert "finished for another card fake-1 (here: fake-2)" in refused
-    assert "finished for card fake-2" in llmc("warmup", bundle).err
+    assert "compiled for another card fake-1 (here: fake-2)" in refused
+    assert "compiled for card fake-2" in llmc("warmup", bundle).err
     assert llmc("generate", bundle, "--prompt", "hello", "--max-tokens", 2, "-q").code == 0
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.store.store import Store
-from llmc.compiler.pipeline.finish import finish_bundle
-from llmc.compiler.targets.fake_finisher import FakeFinisher
+from llmc.compiler.pipeline.on_target import compile_on_target
+from llmc.compiler.targets.fake import FakeOnTargetCompiler
 from llmc.errors import ArtifactError, CapacityError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.fake import device
@@ -34,7 +34,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Toy:
 
 
 def finish(toy: Toy) -> Any:
-    return finish_bundle(toy.bundle, Store(toy.store.root), lambda _: None)
+    return compile_on_target(toy.bundle, Store(toy.store.root), lambda _: None)
 
 
 @pytest.mark.parametrize("after", [0, 3, 100])
@@ -50,7 +50,7 @@ def test_killed_the_bundle_is_as_before_and_a_rerun_goes_on(toy: Toy, after: int
             if calls["ExecutableReport"] > after or calls["VerifyReport"]:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        finish_bundle(toy.bundle, Store(toy.store.root), kill)
+        compile_on_target(toy.bundle, Store(toy.store.root), kill)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert BundleFiles.open(toy.bundle).manifest == before and not BundleFiles.open(toy.bundle).verify()
@@ -59,18 +59,18 @@ def test_killed_the_bundle_is_as_before_and_a_rerun_goes_on(toy: Toy, after: int
 
 
 def test_of_two_at_once_one_builds_and_the_other_waits(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
-    sound, built = FakeFinisher.finish, Counter[str]()
+    sound, built = FakeOnTargetCompiler.compile, Counter[str]()
 
-    def counted(self: FakeFinisher, bundle: Bundle, executable: Any) -> bytes:
+    def counted(self: FakeOnTargetCompiler, bundle: Bundle, executable: Any) -> bytes:
         built[executable.blob] += 1
         return sound(self, bundle, executable)
 
-    monkeypatch.setattr(FakeFinisher, "finish", counted)
+    monkeypatch.setattr(FakeOnTargetCompiler, "compile", counted)
     with ThreadPoolExecutor(2) as threads:
         first, second = threads.map(lambda _: finish(toy), range(2))
     count = len(Bundle.open(toy.bundle).manifest.executables)
     assert set(built.values()) == {1} and first.built + second.built == count
-    assert first.finished_for == second.finished_for and not BundleFiles.open(toy.bundle).verify()
+    assert first.built_for == second.built_for and not BundleFiles.open(toy.bundle).verify()
 
 
 @pytest.mark.parametrize(("call", "after"), [("fsync", 0), ("rename", 0)])

@@ -13,7 +13,7 @@ from llmc.artifacts.bundle.native import code_of_bundle
 from llmc.artifacts.store.store import Store
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
-from llmc.compiler.pipeline.finish import FinishResult, finish_bundle
+from llmc.compiler.pipeline.on_target import OnTargetResult, compile_on_target
 from llmc.compiler.targets.neuron import neuronx_cc
 from llmc.errors import ArtifactError, CompileError, DeviceError, LlmcError
 from llmc.runtime.bundle import Bundle
@@ -39,7 +39,7 @@ class Bundles:
     portable: Path
     finished: Path
     store: Store
-    result: FinishResult
+    result: OnTargetResult
 
     def copy(self, path: Path) -> Path:
         return shutil.copytree(self.portable, path)
@@ -55,7 +55,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Bundles:
         shutil.copytree(folder / "portable", folder / "finished")
         with_compiler(patch, folder)
         with_cores(patch, folder)
-        result = finish_bundle(folder / "finished", store, lambda _: None, jobs=2, verify="sample")
+        result = compile_on_target(folder / "finished", store, lambda _: None, jobs=2, verify="sample")
     return Bundles(folder / "portable", folder / "finished", store, result)
 
 
@@ -74,7 +74,7 @@ def tokens(path: Path) -> list[list[int]]:
 def test_neffs_give_what_the_modules_gave(bundles: Bundles, cores: None) -> None:
     result = bundles.result
     assert (result.native, result.portable, result.built) == (3, 0, 3)
-    assert result.finished_for == {"target": "trn2"}
+    assert result.built_for == {"target": "trn2"}
     assert result.verification["top1"] == 1
     assert result.verification["mean_kl"] < 1e-9
 
@@ -104,7 +104,7 @@ def test_the_bundle_says_what_it_was_built_by_and_is_code(bundles: Bundles) -> N
 def test_finished_again_comes_from_the_store(bundles: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_compiler(monkeypatch, tmp_path)
     with_cores(monkeypatch, tmp_path)
-    again = finish_bundle(bundles.copy(tmp_path / "again"), bundles.store, lambda _: None, verify="none")
+    again = compile_on_target(bundles.copy(tmp_path / "again"), bundles.store, lambda _: None, verify="none")
     assert (again.built, again.reused) == (0, 3)
 
 
@@ -117,9 +117,9 @@ def test_finished_again_comes_from_the_store(bundles: Bundles, tmp_path: Path, m
         (
             "old",
             DeviceError,
-            r"cannot be finished here: .*neuronx-cc is version 2\.9\.1\.0\+aaaaaaaa; .*install another",
+            r"cannot be compiled here: .*neuronx-cc is version 2\.9\.1\.0\+aaaaaaaa; .*install another",
         ),
-        ("odd", DeviceError, r"cannot be finished here: .*neuronx-cc --version prints no version"),
+        ("odd", DeviceError, r"cannot be compiled here: .*neuronx-cc --version prints no version"),
     ],
 )
 def test_a_compiler_that_fails_is_named_and_the_bundle_stays(
@@ -128,7 +128,7 @@ def test_a_compiler_that_fails_is_named_and_the_bundle_stays(
     with_compiler(monkeypatch, tmp_path, mode)
     path = bundles.copy(tmp_path / "bundle")
     with pytest.raises(error, match=message) as caught:
-        finish_bundle(path, Store(tmp_path / "store"), lambda _: None, verify="none")
+        compile_on_target(path, Store(tmp_path / "store"), lambda _: None, verify="none")
     assert Bundle.open(path).manifest == Bundle.open(bundles.portable).manifest
     if error is CompileError:
         log = Path(str(caught.value).rpartition("its log: ")[2])
@@ -140,7 +140,7 @@ def test_what_was_killed_once_is_tried_again(
     bundles: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with_compiler(monkeypatch, tmp_path, "once")
-    result = finish_bundle(
+    result = compile_on_target(
         bundles.copy(tmp_path / "b"), Store(tmp_path / "store"), lambda _: None, jobs=2, verify="none"
     )
     assert result.native == 3
@@ -159,7 +159,7 @@ def test_a_compiler_that_hangs_is_stopped(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_without_a_compiler_the_line_that_installs_it_is_reported(bundles: Bundles, tmp_path: Path) -> None:
     with pytest.raises(DeviceError, match=r"neuronx-cc is not on PATH; .*pip install neuronx-cc from AWS"):
-        finish_bundle(bundles.copy(tmp_path / "b"), bundles.store, lambda _: None)
+        compile_on_target(bundles.copy(tmp_path / "b"), bundles.store, lambda _: None)
 
 
 def test_a_host_that_is_reported_of_no_chip_and_one_of_another_are_reported_what_to_do(
@@ -167,17 +167,17 @@ def test_a_host_that_is_reported_of_no_chip_and_one_of_another_are_reported_what
 ) -> None:
     with_compiler(monkeypatch, tmp_path, chip="trn1")
     with pytest.raises(DeviceError, match=r"this host is for trn1, the bundle for trn2; compile it again with"):
-        finish_bundle(bundles.copy(tmp_path / "b"), bundles.store, lambda _: None)
+        compile_on_target(bundles.copy(tmp_path / "b"), bundles.store, lambda _: None)
     monkeypatch.delenv("NEURON_PLATFORM_TARGET_OVERRIDE")
     with pytest.raises(DeviceError, match=r"no NeuronCores; to compile for trn2 anyway, set NEURON_PLATFORM_TAR"):
-        finish_bundle(tmp_path / "b", bundles.store, lambda _: None)
+        compile_on_target(tmp_path / "b", bundles.store, lambda _: None)
 
 
 def test_a_bundle_of_one_chip_is_refused_on_another(
     bundles: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_cores(monkeypatch, tmp_path, "trn1.32xlarge")
-    with pytest.raises(ArtifactError, match=r"finished for another target trn2 \(here: trn1\)"):
+    with pytest.raises(ArtifactError, match=r"compiled for another target trn2 \(here: trn1\)"):
         open_executor(Bundle.open(bundles.finished))
 
 

@@ -1,15 +1,15 @@
 """The contract of on-target compilation: a device's host turns a bundle's portable executables into native ones.
 
-A target whose compiles end portable has a `Finisher` (`Target.finisher`) of one of two kinds:
+A target whose compiles end portable has a `OnTargetCompiler` (`Target.on_target`) of one of two kinds:
 
 - `EachExecutable` calls a vendor's compiler once per executable;
 - `WholeBundle` runs every bucket once while the device writes a cache of its own. That cache becomes bundle files, and
   the programs stay unchanged.
 
-pipeline/finish.py does the rest for both. Each result is a store entry whose key names the digest of the portable
-executable (or bundle), the files in `reads`, `host`, `pins` and the finisher's code. Results are checked against the
-portable executables before they are published. The finished manifest has the executor `executor`, `pins` among its
-options, and `host` as the option "finished_for".
+pipeline/on_target.py does the rest for both. Each result is a store entry whose key names the digest of the portable
+executable (or bundle), the files in `reads`, `host`, `pins` and the compiler's code. Results are checked against the
+portable executables before they are published. The new manifest has the executor `executor`, `pins` among its
+options, and `host` as the option "built_for".
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
 
 OnExecutable: TypeAlias = "Callable[[Executable], None]"
-"""Called with each finished executable."""
+"""Called with each compiled executable."""
 
 
-class Finisher(ABC):
+class OnTargetCompiler(ABC):
     """The common part of both kinds."""
 
     executor: ClassVar[str]
@@ -59,32 +59,32 @@ class Finisher(ABC):
         return {}
 
 
-class EachExecutable(Finisher):
+class EachExecutable(OnTargetCompiler):
     """Compiles executables one by one."""
 
     reads: ClassVar[tuple[str, ...]] = ()
-    """Bundle files that `finish` reads in addition to the executable."""
+    """Bundle files that `compile` reads in addition to the executable."""
 
     programs: ClassVar[tuple[str, ...]] = ()
-    """Bundle files that are programs as well, compiled by `finish_program`."""
+    """Bundle files that are programs as well, compiled by `compile_program`."""
 
     @abstractmethod
-    def finish(self, bundle: Bundle, executable: Executable) -> bytes:
+    def compile(self, bundle: Bundle, executable: Executable) -> bytes:
         """Compile a portable executable of `bundle` to a native one. Called from any thread, `--jobs` at once.
 
         Raises CompileError, with the compiler's words or the path of its log, and DeviceError.
         """
 
-    def finish_program(self, bundle: Bundle, name: str) -> bytes:
-        """Compile one of `programs`; required of a finisher that names some."""
+    def compile_program(self, bundle: Bundle, name: str) -> bytes:
+        """Compile one of `programs`; required of a class that names some."""
         raise NotImplementedError(name)
 
 
-class WholeBundle(Finisher):
+class WholeBundle(OnTargetCompiler):
     """Compiles all executables at once, by running them."""
 
     @abstractmethod
-    def finish(
+    def compile(
         self, bundle: Bundle, pins: Mapping[str, Value], folder: Path, reported: OnExecutable
     ) -> Mapping[str, Path]:
         """Run every executable of the portable `bundle` on the device, and return the files it left, by bundle name.

@@ -16,8 +16,8 @@ import pytest
 from llmc.artifacts.bundle.native import RECIPES
 from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.store.store import Store
-from llmc.compiler.pipeline.finish import FinishResult, finish_bundle
-from llmc.compiler.targets.hpu import finisher, recording
+from llmc.compiler.pipeline.on_target import OnTargetResult, compile_on_target
+from llmc.compiler.targets.hpu import on_target, recording
 from llmc.errors import ArtifactError, CompileError, DeviceError, LlmcError
 from llmc.integrations.vllm_gaudi.cache import VARIABLE
 from llmc.runtime import accelerators
@@ -44,7 +44,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv(VARIABLE, "")
     monkeypatch.setattr(accelerators, "ROOT", tmp_path / "root")
-    monkeypatch.setattr(finisher.subprocess, "Popen", InProcess)
+    monkeypatch.setattr(on_target.subprocess, "Popen", InProcess)
 
     inner: list[pytest.MonkeyPatch] = []
 
@@ -75,7 +75,7 @@ class InProcess:
     pid = 0
 
     def __init__(self, command: list[str], *, env: dict[str, str], stderr: Any, **_: Any) -> None:
-        assert command[1:3] == ["-m", finisher.RECORDING]
+        assert command[1:3] == ["-m", on_target.RECORDING]
         lines: list[str] = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(VARIABLE, env[VARIABLE])
@@ -108,7 +108,7 @@ def mine(bundle: Path, tmp_path: Path) -> Path:
     return shutil.copytree(bundle, tmp_path / "bundle", symlinks=True)
 
 
-Finish = Callable[..., FinishResult]
+Finish = Callable[..., OnTargetResult]
 
 
 @pytest.fixture
@@ -117,9 +117,9 @@ def finish(bundle: Path) -> Finish:
 
     def finish(
         path: Path, events: list[Any] | None = None, store: Path | None = None, **given: Any
-    ) -> FinishResult:  # fmt: skip
+    ) -> OnTargetResult:  # fmt: skip
         on_progress = [].append if events is None else events.append
-        return finish_bundle(path, Store(store or bundle.parent / "store"), on_progress, **given)
+        return compile_on_target(path, Store(store or bundle.parent / "store"), on_progress, **given)
 
     return finish
 
@@ -144,7 +144,7 @@ def test_the_second_start_compiles_nothing(host: Host, finish: Finish, mine: Pat
     host()
     events: list[Any] = []
     result = finish(mine, events, mine.parent / "store")
-    assert result.finished_for == FACTS and result.files == [RECIPES]
+    assert result.built_for == FACTS and result.files == [RECIPES]
     manifest = BundleFiles.open(mine).manifest
     assert {item.state for item in manifest.executables} == {"native"}
     assert manifest.options[KV_BLOCKS] > 0 and manifest.options["tensor_parallel"] == 1
@@ -241,7 +241,7 @@ def test_recipes_that_the_bridge_does_not_find_are_warned_of(
 @pytest.mark.parametrize("mode", ["torch.compile", "HPU Graphs"])
 def test_other_modes_have_recipes_of_their_own(host: Host, finish: Finish, mine: Path, mode: str) -> None:
     host(mode)
-    assert finish(mine, verify="none").finished_for["mode"] == mode
+    assert finish(mine, verify="none").built_for["mode"] == mode
     host(mode)
     assert start(mine) == ([], [])
 
@@ -252,7 +252,7 @@ def test_an_interrupt_keeps_the_recipes(
     host()
     before = BundleFiles.open(mine).manifest
     with monkeypatch.context() as patch:
-        patch.setattr(finisher.RecipeFinisher, "_left", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(on_target.RecipeCompiler, "_left", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             finish(mine, store=mine.parent / "store")
     assert BundleFiles.open(mine).manifest == before
@@ -260,7 +260,7 @@ def test_an_interrupt_keeps_the_recipes(
     compiled: list[str] = []
     card.listeners.append(lambda name, _, what: compiled.append(what) if name == "graph_compilation" else None)
     try:
-        monkeypatch.setattr("llmc.compiler.pipeline.finish.agree", lambda *_: {"mode": "none"})
+        monkeypatch.setattr("llmc.compiler.pipeline.on_target.agree", lambda *_: {"mode": "none"})
         finish(mine, store=mine.parent / "store")
     finally:
         card.listeners.pop()
@@ -298,7 +298,7 @@ def test_the_recording_is_a_process_of_its_own(
     host: Host, finish: Finish, mine: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     host()
-    monkeypatch.setattr(finisher.subprocess, "Popen", subprocess.Popen)
+    monkeypatch.setattr(on_target.subprocess, "Popen", subprocess.Popen)
     root = Path(__file__).parents[4]
     monkeypatch.setenv("PYTHONPATH", f"{root / 'tests' / 'fakes'}:{root}")
     finish(mine, store=mine.parent / "store")

@@ -15,10 +15,10 @@ import pytest
 
 from llmc.artifacts.bundle.native import code_of_bundle
 from llmc.artifacts.store.store import Store
-from llmc.compiler.pipeline.finish import FinishResult, finish_bundle
+from llmc.compiler.pipeline.on_target import OnTargetResult, compile_on_target
 from llmc.compiler.targets.cuda.cards import card_of
-from llmc.compiler.targets.inductor import finisher
-from llmc.compiler.targets.inductor.finisher import PackageFinisher
+from llmc.compiler.targets.inductor import on_target
+from llmc.compiler.targets.inductor.on_target import PackageCompiler
 from llmc.errors import ArtifactError, CompileError, DeviceError, LlmcError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor
@@ -50,7 +50,7 @@ def host(mine: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(toolchain, "torch_cuda", lambda: "13.0")
     compiled: list[str] = []
 
-    def compile_(self: PackageFinisher, bundle: Bundle, name: str, program: bytes, job: Mapping[str, Any]) -> bytes:
+    def compile_(self: PackageCompiler, bundle: Bundle, name: str, program: bytes, job: Mapping[str, Any]) -> bytes:
         assert job["device"] == "cuda"
         assert {*PortableProgram.parse(program).weights} <= {*job["weights"]}
         compiled.append(name)
@@ -61,17 +61,17 @@ def host(mine: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         arrays = cache_arrays(Bundle.open(mine), self.sizes["capacity"])
         return flat_step(PortableProgram.parse(bytes(self.program), device), self.sizes["context"], arrays)
 
-    monkeypatch.setattr(PackageFinisher, "_compiled", compile_)
+    monkeypatch.setattr(PackageCompiler, "_compiled", compile_)
     monkeypatch.setattr(Package, "open", open_)
     return compiled
 
 
-Finish = Callable[[], FinishResult]
+Finish = Callable[[], OnTargetResult]
 
 
 @pytest.fixture
 def finish(mine: Path, tmp_path: Path) -> Finish:
-    return lambda: finish_bundle(mine, Store(tmp_path / "store"), lambda _: None)
+    return lambda: compile_on_target(mine, Store(tmp_path / "store"), lambda _: None)
 
 
 @full
@@ -79,12 +79,12 @@ def test_a_finished_bundle_agrees_with_its_portable_half_and_is_code(
     mine: Path, host: list[str], finish: Finish
 ) -> None:
     done = finish()
-    assert (done.portable, done.native, done.finished_for) == (0, 2, FACTS)
+    assert (done.portable, done.native, done.built_for) == (0, 2, FACTS)
     assert len(host) == 2
     opened = Bundle.open(mine)
     assert opened.manifest.options["kv_capacity"] == 17
     assert opened.manifest.options["inductor_mode"] == "default"
-    assert opened.manifest.verification["finished"]["reference"] == "its portable executables"
+    assert opened.manifest.verification["on_target"]["reference"] == "its portable executables"
     assert code_of_bundle(opened.manifest)
     assert (finish().built, len(host)) == (0, 2), "from the store"
 
@@ -93,7 +93,7 @@ def test_a_finished_bundle_agrees_with_its_portable_half_and_is_code(
 @pytest.mark.parametrize(
     ("other", "error", "words"),
     [
-        ((nvidia.L40S, "580.95.05"), ArtifactError, "finished for another card NVIDIA H100"),
+        ((nvidia.L40S, "580.95.05"), ArtifactError, "compiled for another card NVIDIA H100"),
         ((nvidia.H100, "590.10"), ArtifactError, r"another driver 580.95.05 \(here: 590.10\)"),
         ((None, ""), DeviceError, "this host has no such device"),
     ],
@@ -139,22 +139,22 @@ def test_what_a_host_lacks_is_said(
 ) -> None:
     for name, value in found.items():
         monkeypatch.setattr(toolchain, name, lambda value=value: value)
-    with pytest.raises(DeviceError, match=f"cannot be finished here: .*{words}"):
+    with pytest.raises(DeviceError, match=f"cannot be compiled here: .*{words}"):
         finish()
 
 
 @full
 def test_a_bundle_for_a_named_card_is_finished_there(monkeypatch: pytest.MonkeyPatch, host: list[str]) -> None:
-    finisher_for = {name: PackageFinisher(card_of(name)) for name in ("h100", "l40s")}
-    assert finisher_for["h100"].lacks() == ""
-    assert "this host has NVIDIA H100 80GB HBM3, the bundle is for NVIDIA L40S; finish it there" in (
-        finisher_for["l40s"].lacks()
+    on_target_for = {name: PackageCompiler(card_of(name)) for name in ("h100", "l40s")}
+    assert on_target_for["h100"].lacks() == ""
+    assert "this host has NVIDIA H100 80GB HBM3, the bundle is for NVIDIA L40S; compile it there" in (
+        on_target_for["l40s"].lacks()
     )
 
 
 def test_a_compiler_is_needed_and_named(monkeypatch: pytest.MonkeyPatch, host: list[str]) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert "no-such-compiler is not on PATH; apt-get install g++" in PackageFinisher().lacks()
+    assert "no-such-compiler is not on PATH; apt-get install g++" in PackageCompiler().lacks()
 
 
 @pytest.mark.parametrize(
@@ -171,11 +171,11 @@ def test_a_compile_that_fails_names_its_log(
     (tmp_path / "failing.py").write_text(script)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(finisher, "COMPILING", "failing")
+    monkeypatch.setattr(on_target, "COMPILING", "failing")
     opened = Bundle.open(bundle)
     monkeypatch.setitem(opened.manifest.options, "inductor_timeout", 1 if "sleep" in script else 60)
     monkeypatch.setattr(toolchain, "host", lambda: FACTS)
     with pytest.raises(CompileError) as failed:
-        PackageFinisher().finish(opened, opened.manifest.executables[0])
+        PackageCompiler().compile(opened, opened.manifest.executables[0])
     assert words in str(failed.value)
     assert Path(str(failed.value).rpartition("the log: ")[2]).exists()

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from llmc.artifacts.bundle.manifest_schema import FINISHED_FOR, PORTABLE_NAME
+from llmc.artifacts.bundle.manifest_schema import BUILT_FOR, PORTABLE_NAME
 from llmc.artifacts.bundle.native import code_of_bundle
 from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.bundle.writer import write_bundle
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import ExecutableReport
-from llmc.compiler.pipeline.finish import FinishResult, compile_and_finish, finish_bundle, unfinished
+from llmc.compiler.pipeline.on_target import OnTargetResult, compile_fully, compile_on_target, unfinished
 from llmc.compiler.pipeline.resolve import CompileJob
-from llmc.compiler.targets.fake_finisher import FakeFinisher
+from llmc.compiler.targets.fake import FakeOnTargetCompiler
 from llmc.errors import ArtifactError, CompileError, DeviceError, InputError, VerificationError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor
@@ -45,9 +45,9 @@ def put_in(monkeypatch: pytest.MonkeyPatch) -> Any:
     return put
 
 
-def finish(toy: Toy, **given: Any) -> FinishResult:
+def finish(toy: Toy, **given: Any) -> OnTargetResult:
     toy.events.clear()
-    return finish_bundle(toy.bundle, toy.store, toy.events.append, **given)
+    return compile_on_target(toy.bundle, toy.store, toy.events.append, **given)
 
 
 def states(toy: Toy) -> set[str]:
@@ -62,9 +62,9 @@ def test_what_was_portable_is_native_where_the_device_is(toy: Toy, put_in: Any) 
     count = len(before.executables)
     assert (result.built, result.reused, result.native, result.portable) == (count, 0, count, 0)
     assert states(toy) == {"native"}
-    assert after.options[FINISHED_FOR] == result.finished_for == {"card": "fake-1", "driver": "1.0"}
+    assert after.options[BUILT_FOR] == result.built_for == {"card": "fake-1", "driver": "1.0"}
     assert after.options["remaining"] == ""
-    assert after.provenance["finished"]["manifest"] == before.digest
+    assert after.provenance["on_target"]["manifest"] == before.digest
     assert [e.index for e in toy.executables] == list(range(1, count + 1))
     assert code_of_bundle(before) is None and code_of_bundle(after) is not None
 
@@ -94,15 +94,15 @@ def test_nothing_is_built_twice_and_the_bundle_stays_the_same(toy: Toy, put_in: 
 def test_a_compile_on_the_devices_host_finishes(toy: Toy, put_in: Any) -> None:
     put_in()
     options = CompileOptions.of("fake:portable", require_native=True)
-    result = compile_and_finish(CompileJob.of(toy.model, toy.plan, options), toy.bundle, toy.store, toy.events.append)
+    result = compile_fully(CompileJob.of(toy.model, toy.plan, options), toy.bundle, toy.store, toy.events.append)
     assert (result.portable, result.remaining) == (0, "")
     assert result.native == result.finished["native"] == len(Bundle.open(toy.bundle).manifest.executables)
-    assert Bundle.open(toy.bundle).manifest.verification["finished"]["reference"] == "its portable executables"
+    assert Bundle.open(toy.bundle).manifest.verification["on_target"]["reference"] == "its portable executables"
 
 
 def test_a_compile_elsewhere_does_not(toy: Toy) -> None:
     options = CompileOptions.of("fake:portable")
-    result = compile_and_finish(CompileJob.of(toy.model, toy.plan, options), toy.bundle, toy.store, toy.events.append)
+    result = compile_fully(CompileJob.of(toy.model, toy.plan, options), toy.bundle, toy.store, toy.events.append)
     assert result.native == 0 and not result.finished
     with pytest.raises(DeviceError, match="no fake device"):
         finish(toy)
@@ -113,7 +113,7 @@ def test_a_compile_elsewhere_does_not(toy: Toy) -> None:
 def test_a_native_bundle_has_nothing_to_finish(toy: Toy, put_in: Any) -> None:
     put_in()
     toy.compile(device="fake")
-    with pytest.raises(InputError, match="nothing to finish"):
+    with pytest.raises(InputError, match="nothing to compile on the target"):
         finish(toy)
 
 
@@ -127,7 +127,7 @@ def test_a_bundle_without_weights_is_refused_and_its_compile_is_no_error(
         finish(toy)
     assert not unfinished(Bundle.open(toy.bundle)) and Bundle.open(toy.bundle).manifest == before
     options = CompileOptions.of("fake:portable")
-    result = compile_and_finish(CompileJob.of(toy.model, toy.plan, options), toy.bundle, toy.store, toy.events.append)
+    result = compile_fully(CompileJob.of(toy.model, toy.plan, options), toy.bundle, toy.store, toy.events.append)
     assert result.portable and not result.finished
 
 
@@ -154,7 +154,7 @@ def test_a_host_without_the_device_is_reported_the_way_out(toy: Toy, put_in: Any
     put_in()
     finish(toy)
     put_in(None)
-    with pytest.raises(DeviceError, match=r"finished for card fake-1, driver 1.0.*LLMC_OPEN_PORTABLE=1"):
+    with pytest.raises(DeviceError, match=r"compiled for card fake-1, driver 1.0.*LLMC_OPEN_PORTABLE=1"):
         open_executor(Bundle.open(toy.bundle))
 
 
@@ -167,7 +167,7 @@ def test_an_interrupt_keeps_what_is_done(toy: Toy, put_in: Any) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        finish_bundle(toy.bundle, toy.store, third)
+        compile_on_target(toy.bundle, toy.store, third)
     assert Bundle.open(toy.bundle).manifest == before
     assert finish(toy).reused >= 3
 
@@ -178,10 +178,10 @@ def test_the_compilers_error_leaves_the_bundle_as_it_was(
     put_in()
     before = Bundle.open(toy.bundle).manifest
 
-    def broken(self: FakeFinisher, bundle: Bundle, executable: Any) -> bytes:
+    def broken(self: FakeOnTargetCompiler, bundle: Bundle, executable: Any) -> bytes:
         raise CompileError(f"{executable}: no room on the card")
 
-    monkeypatch.setattr(FakeFinisher, "finish", broken)
+    monkeypatch.setattr(FakeOnTargetCompiler, "compile", broken)
     with pytest.raises(CompileError, match="no room on the card"):
         finish(toy)
     assert Bundle.open(toy.bundle).manifest == before
@@ -190,14 +190,14 @@ def test_the_compilers_error_leaves_the_bundle_as_it_was(
 def test_executables_that_disagree_are_not_published(toy: Toy, put_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     put_in()
     before = Bundle.open(toy.bundle).manifest
-    sound = FakeFinisher.finish
+    sound = FakeOnTargetCompiler.compile
 
-    def wrong(self: FakeFinisher, bundle: Bundle, executable: Any) -> bytes:
+    def wrong(self: FakeOnTargetCompiler, bundle: Bundle, executable: Any) -> bytes:
         fields = json.loads(sound(self, bundle, executable))
         largest = executable.batch == 4 and executable.phase == "decode"
         return json.dumps({**fields, "decay": -0.8} if largest else fields).encode()
 
-    monkeypatch.setattr(FakeFinisher, "finish", wrong)
+    monkeypatch.setattr(FakeOnTargetCompiler, "compile", wrong)
     with pytest.raises(VerificationError, match=r"portable executables.*decode\[4x1\+16\].*also in decode\[4x1\+32\]"):
         finish(toy)
     assert Bundle.open(toy.bundle).manifest == before
@@ -255,7 +255,7 @@ class TestHostile:
     def test_a_bundle_that_does_not_say_what_it_is_for_is_refused(self, toy: Toy, put_in: Any, said: Any) -> None:
         put_in()
         finish(toy)
-        self.edit(toy, options={**Bundle.open(toy.bundle).manifest.options, FINISHED_FOR: said})
+        self.edit(toy, options={**Bundle.open(toy.bundle).manifest.options, BUILT_FOR: said})
         with pytest.raises(ArtifactError, match="does not say what"):
             open_executor(Bundle.open(toy.bundle))
         assert finish(toy).native > 0

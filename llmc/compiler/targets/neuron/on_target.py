@@ -32,11 +32,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from llmc.artifacts.log import logger
 from llmc.buckets.plan import Plan
-from llmc.compiler.targets.finishing import EachExecutable
 from llmc.compiler.targets.host_files import exported, rendered, server_files
 from llmc.compiler.targets.neuron import neuronx_cc
 from llmc.compiler.targets.neuron.chips import NeuronChip
 from llmc.compiler.targets.neuron.neuron_config import NEURON_CONFIG, NeuronConfig
+from llmc.compiler.targets.on_target import EachExecutable
 from llmc.compiler.targets.xla.hlo_ids import COMPUTATIONS, ID, INSTRUCTIONS, ROOT_ID
 from llmc.errors import CompileError, DeviceError, InputError
 from llmc.integrations import bucket_rules
@@ -173,7 +173,7 @@ def keywords(arguments: Sequence[str]) -> dict[str, object]:
     return found
 
 
-class NeuronFinisher(EachExecutable):
+class NeffCompiler(EachExecutable):
     """Compiles NEFFs for a chip."""
 
     executor: ClassVar[str] = "neuron"
@@ -196,7 +196,7 @@ class NeuronFinisher(EachExecutable):
         if here != self._chip.name:
             return (
                 f"this host is for {here}, the bundle for {self._chip.name}; compile it again with --device "
-                f"neuron:{here}, or finish it on such a host"
+                f"neuron:{here}, or compile it on such a host"
             )
         return ""
 
@@ -208,10 +208,10 @@ class NeuronFinisher(EachExecutable):
         arguments = neuronx_cc.arguments(self._chip, self._lnc(bundle))
         return {"neuronx_cc": neuronx_cc.require().version, "neuronx_cc_arguments": " ".join(arguments)}
 
-    def finish(self, bundle: Bundle, executable: Executable) -> bytes:
+    def compile(self, bundle: Bundle, executable: Executable) -> bytes:
         return self._neffs(bundle, executable.blob, str(executable))
 
-    def finish_program(self, bundle: Bundle, name: str) -> bytes:
+    def compile_program(self, bundle: Bundle, name: str) -> bytes:
         return self._neffs(bundle, name, name)
 
     def host_files(self, folder: Path, bundle: Path, plan: Plan) -> Mapping[str, str]:

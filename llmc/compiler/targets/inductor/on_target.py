@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.artifacts.temporaries import temporary_folder
-from llmc.compiler.targets.finishing import EachExecutable
 from llmc.compiler.targets.inductor.compiling import ENVIRONMENT, GIVEN, JOB, LEFT
 from llmc.compiler.targets.inductor.options import MODE, SECONDS, configs
+from llmc.compiler.targets.on_target import EachExecutable
 from llmc.compiler.targets.workers import last_lines, run_tool
 from llmc.errors import CompileError
 from llmc.runtime.executors.inductor import toolchain
@@ -38,7 +38,7 @@ COMPILING = "llmc.compiler.targets.inductor.compiling"
 COMPILER = "apt-get install g++"
 
 
-class PackageFinisher(EachExecutable):
+class PackageCompiler(EachExecutable):
     """Compiles packages on the host of an NVIDIA GPU."""
 
     executor: ClassVar[str] = "inductor"
@@ -62,7 +62,7 @@ class PackageFinisher(EachExecutable):
         card = self._card
         if card is not None and (card.product, card.capability) != (here.get("card"), here.get("compute_capability")):
             return (
-                f"this host has {here.get('card')}, the bundle is for {card.product}; finish it there, or compile it "
+                f"this host has {here.get('card')}, the bundle is for {card.product}; compile it there, or compile it "
                 "again with --device inductor"
             )
         return ""
@@ -77,7 +77,7 @@ class PackageFinisher(EachExecutable):
         capacity = max(plan.limits.max_model_len, *(b.context + b.query for b in plan.buckets))
         return {CAPACITY: capacity, MODE.name: str(bundle.manifest.options.get(MODE.name, MODE.default))}
 
-    def finish(self, bundle: Bundle, executable: Executable) -> bytes:
+    def compile(self, bundle: Bundle, executable: Executable) -> bytes:
         pins = self.pins(bundle)
         program = bundle.files.read(executable.blob)
         capacity = int(str(pins[CAPACITY]))
