@@ -30,7 +30,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from bakeoff import card, report
+from bakeoff import gpu, report
 from bakeoff.shapes import SHAPES, Points, Shape
 from baselines.measure import Measurer
 from baselines.scope import Scope
@@ -64,13 +64,13 @@ class Bakeoff:
         self.logs = self.folder / "logs"
         self.logs.mkdir(parents=True, exist_ok=True)
         self.found: dict[str, Any] = {"series": {}, "ready": {}, "graphs": {}, "compile_s": {}, "missing": {}}
-        self.targets = roads(requested.device, requested.card)
+        self.targets = roads(requested.device, requested.gpu)
 
     def wanted(self, name: str) -> bool:
         """Whether a contender takes part; why an installed one does not is in `missing`."""
         if self.requested.only and name not in self.requested.only:
             return False
-        if why := card.lacking(name, self.requested.device):
+        if why := gpu.lacking(name, self.requested.device):
             self.found["missing"][name] = why
         return name not in self.found["missing"]
 
@@ -225,8 +225,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     requested.progress = lambda words, done, total: print(f"\r{words}: {done}/{total}", end="\033[K", file=sys.stderr)
     if requested.fresh:
         shutil.rmtree(requested.work, ignore_errors=True)
-    require_card(requested.device)
-    found: dict[str, Any] = {"machine": card.machine(requested.device), "shapes": {}, "unfinished": []}
+    require_gpu(requested.device)
+    found: dict[str, Any] = {"machine": gpu.machine(requested.device), "shapes": {}, "unfinished": []}
 
     def save() -> None:
         if requested.output is not None:
@@ -253,7 +253,7 @@ def _release(device: str) -> None:
         torch.cuda.empty_cache()
 
 
-def require_card(device: str) -> None:
+def require_gpu(device: str) -> None:
     """Exit with what is missing where nothing at all could be measured."""
     if device == "cpu":
         return

@@ -60,7 +60,7 @@ def of_graphs(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def text(found: Mapping[str, Any]) -> str:
     """All of a bake-off, with a line for whatever could not run."""
-    lines = [f"{found['machine'].get('card', found['machine']['cpu'])}; medians over rounds in which all take turns"]
+    lines = [f"{found['machine'].get('gpu', found['machine']['cpu'])}; medians over rounds in which all take turns"]
     for shape, parts in found["shapes"].items():
         lines += ["", f"## {shape}"]
         for name, series in parts["series"].items():

@@ -35,8 +35,8 @@ class DevicesCommand(Command):
             echo(json.dumps(found))
             return
         echo(f"this host: {host()}")
-        cards = [f"{text} ({row['device']})" for row in found for text in row["found"] if not _is_cpu(row)]
-        echo(f"accelerators: {', '.join(cards) or 'none found'}\n")
+        accelerators = [f"{text} ({row['device']})" for row in found for text in row["found"] if not _is_cpu(row)]
+        echo(f"accelerators: {', '.join(accelerators) or 'none found'}\n")
         header = ("device", "compiles here", "runs here", "run on hardware")
         print_table(header, [(d["device"], _compiles(d), d["runs"], d["hardware"]["text"]) for d in found])
         for device in found:

@@ -65,9 +65,9 @@ class TuneCommand(Command):
 
 
 def _text(result: TuneResult) -> str:
-    card = result.built_for.get("card", result.device)
+    gpu = result.built_for.get("gpu", result.device)
     where = f"; in {result.file}" if result.file and result.results else ""
     return (
-        f"{result.bundle}: {result.results} matmuls tuned on {card}, {result.new} of them new; {result.tuned} of "
+        f"{result.bundle}: {result.results} matmuls tuned on {gpu}, {result.new} of them new; {result.tuned} of "
         f"{result.executables} executables; {result.seconds:.1f} s{where}"
     )

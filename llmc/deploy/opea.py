@@ -34,8 +34,8 @@ class Opea(DeploymentKind):
             "block_size": limits.block_size, "max_num_seqs": limits.max_num_seqs,
             "max_seq_len_to_capture": limits.max_model_len,
         }  # fmt: skip
-        cards = hosting.reservation.get("count")
-        given = {"--runtime": [hosting.runtime], "--gpus": [cards], "--device": hosting.devices}
+        count = hosting.reservation.get("count")
+        given = {"--runtime": [hosting.runtime], "--gpus": [count], "--device": hosting.devices}
         flags = [word for flag, values in given.items() for value in values if value for word in (flag, value)]
         return {**found, "compiled": compiled, "flags": ["--env", "LLMC_API_KEY", *flags, *_variables(hosting)]}
 

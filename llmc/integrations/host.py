@@ -34,12 +34,12 @@ def machine_here() -> dict[str, str]:
     return {"machine": _NAMES.get(name, name)}
 
 
-def nvidia_card(folder: Path = NVIDIA) -> dict[str, str]:
+def nvidia_gpu(folder: Path = NVIDIA) -> dict[str, str]:
     """Return the fact "device.name" of this host's NVIDIA GPUs; empty without any, or where GPUs differ."""
     found = set()
     with suppress(OSError):
-        for card in folder.iterdir():
-            for line in (card / "information").read_text(errors="replace").splitlines():
+        for gpu in folder.iterdir():
+            for line in (gpu / "information").read_text(errors="replace").splitlines():
                 name, _, value = line.partition(":")
                 if name.strip() == "Model":
                     found.add(value.strip())

@@ -39,11 +39,11 @@ class Accelerator:
         nodes = sum(1 for pattern in self.nodes for _ in (root / "dev").glob(pattern))
         if not self.vendor:
             return f"{nodes} × {self.name}" if nodes else ""
-        cards = sum(map(self._is, _pci(root)))
-        if not cards:
+        accelerators = sum(map(self._is, _pci(root)))
+        if not accelerators:
             return ""
         unloaded = "" if nodes else f", its driver not loaded (no /dev/{self.nodes[0].partition('[')[0]}*)"
-        return f"{cards} × {self.name}{unloaded}"
+        return f"{accelerators} × {self.name}{unloaded}"
 
     def _is(self, identity: tuple[str, str, str]) -> bool:
         vendor, device, kind = identity
@@ -63,7 +63,7 @@ class ThisCpu:
         return " ".join([cpu_name(root or ROOT), *cpu_features()[1:], limit]).strip()
 
 
-class Cards(Protocol):
+class AcceleratorKind(Protocol):
     """Accelerators of one kind that a host may have."""
 
     @property
@@ -87,7 +87,7 @@ INTEL_NPU = Accelerator(
 )
 NVIDIA_GPU = Accelerator("NVIDIA GPU", ("nvidia[0-9]*", "dxg"), "0x10de", classes=("0x03",))
 AMD_GPU = Accelerator("AMD GPU", ("kfd",), "0x1002", classes=("0x03", "0x12"))
-CARDS = (GAUDI, NEURON, TPU, INTEL_GPU, INTEL_NPU, NVIDIA_GPU, AMD_GPU)
+ACCELERATORS = (GAUDI, NEURON, TPU, INTEL_GPU, INTEL_NPU, NVIDIA_GPU, AMD_GPU)
 
 
 def cpu_name(root: Path | None = None) -> str:

@@ -57,11 +57,11 @@ class Gpu:
 class Needs:
     """A bundle's GPU requirements; None and 0 mean no requirement.
 
-    Each of `cards` GPUs must have exactly this `compute_capability`, because machine code for 9.0a or 10.0a runs on no
+    Each of `count` GPUs must have exactly this `compute_capability`, because machine code for 9.0a or 10.0a runs on no
     other. It needs a driver for CUDA `cuda` (major) and room for `memory`, in bytes by purpose.
     """
 
-    cards: int = 1
+    count: int = 1
     compute_capability: tuple[int, int] | None = None
     cuda: int | None = None
     memory: Mapping[str, int] | None = None
@@ -78,7 +78,7 @@ def gpus() -> tuple[Gpu, ...]:
         return () if nvml is None else tuple(_gpu(nvml, i, h) for i, h in enumerate(_visible(nvml)))
 
 
-class NvidiaCards:
+class NvidiaGpus:
     """NVIDIA GPUs for `llmc devices`, from the driver if it answers, otherwise from the kernel."""
 
     name = NVIDIA_GPU.name
@@ -86,14 +86,14 @@ class NvidiaCards:
     def found(self, root: Path | None = None) -> str:
         """Describe the GPUs; "" if there are none. /sys and /dev are read below `root`."""
         try:
-            cards = [f"{len(list(same))} × {card}" for card, same in groupby(map(str, gpus()))]
+            named = [f"{len(list(same))} × {gpu}" for gpu, same in groupby(map(str, gpus()))]
         except DeviceError as error:
             return f"{NVIDIA_GPU.found(root) or NVIDIA_GPU.name} ({error})"
-        return ", ".join(cards) or NVIDIA_GPU.found(root)
+        return ", ".join(named) or NVIDIA_GPU.found(root)
 
 
 def require_gpu(source: str, needs: Needs, found: Sequence[Gpu] | None = None) -> tuple[Gpu, ...]:
-    """The first `needs.cards` GPUs of this process, after checking that they can run `source` (a bundle's path).
+    """The first `needs.count` GPUs of this process, after checking that they can run `source` (a bundle's path).
 
     `found` may pass the result of an earlier `gpus()` call. Raises the first error in this order: DeviceError for no
     GPU, too few GPUs or an old driver; ArtifactError for another compute capability; OutOfDeviceMemoryError for too
@@ -101,13 +101,13 @@ def require_gpu(source: str, needs: Needs, found: Sequence[Gpu] | None = None) -
     """
     found = gpus() if found is None else found
     if not found:
-        raise DeviceError(f"{source}: needs {_cards(needs)}; {_why_none()}")
-    if len(found) < needs.cards:
+        raise DeviceError(f"{source}: needs {_wanted(needs)}; {_why_none()}")
+    if len(found) < needs.count:
         raise DeviceError(
-            f"{source}: needs {_cards(needs)}, this process has {len(found)}{_set()}; run it on a host with "
-            f"{needs.cards}, or compile it for fewer"
+            f"{source}: needs {_wanted(needs)}, this process has {len(found)}{_set()}; run it on a host with "
+            f"{needs.count}, or compile it for fewer"
         )
-    used = tuple(found[: needs.cards])
+    used = tuple(found[: needs.count])
     _require_driver(source, needs, used[0])
     for gpu in used:
         _require_capability(source, needs, gpu)
@@ -149,7 +149,7 @@ def _why_none() -> str:
     if find_spec("pynvml") is None:
         return f"nvidia-ml-py, which queries the driver for GPUs, is not installed: {INSTALL}"
     shown = NVIDIA_GPU.found()
-    return f"this process may use none: the host has {shown or 'no NVIDIA card'}{_set()}"
+    return f"this process may use none: the host has {shown or 'no NVIDIA GPU'}{_set()}"
 
 
 def _set() -> str:
@@ -157,8 +157,8 @@ def _set() -> str:
     return "" if wanted is None else f" (CUDA_VISIBLE_DEVICES={wanted})"
 
 
-def _cards(needs: Needs) -> str:
-    return "an NVIDIA GPU" if needs.cards == 1 else f"{needs.cards} NVIDIA GPUs"
+def _wanted(needs: Needs) -> str:
+    return "an NVIDIA GPU" if needs.count == 1 else f"{needs.count} NVIDIA GPUs"
 
 
 def _dotted(version: tuple[int, int]) -> str:

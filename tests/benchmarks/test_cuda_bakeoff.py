@@ -1,4 +1,4 @@
-"""benchmarks/cuda_bakeoff.py where there is no card: its arithmetic, its engines, and a whole run of the tiny form."""
+"""benchmarks/cuda_bakeoff.py where there is no GPU: its arithmetic, its engines, and a whole run of the tiny form."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def model(of: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def requested(folder: Path, **more: Any) -> Namespace:
     return Namespace(**{
-        "device": "cpu", "card": "h100", "work": folder, "only": None, "dtype": "bf16", "server_memory": 0.3,
+        "device": "cpu", "gpu": "h100", "work": folder, "only": None, "dtype": "bf16", "server_memory": 0.3,
         "rounds": 2, "progress": lambda *_: None, **more,
     })  # fmt: skip
 
@@ -193,8 +193,8 @@ def test_an_interrupt_keeps_the_rounds_that_were_there(of: Any, tmp_path: Path) 
     assert saved == ["once"]
 
 
-def test_a_host_without_a_card_or_without_torch_is_reported(of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SystemExit, match="no CUDA card; --device cpu"):
+def test_a_host_without_a_gpu_or_without_torch_is_reported(of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit, match="no CUDA GPU; --device cpu"):
         of("cuda_bakeoff").main(["--shape", "tiny"])
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(SystemExit, match="torch is not installed"):
@@ -205,8 +205,8 @@ def test_a_host_without_a_card_or_without_torch_is_reported(of: Any, monkeypatch
 def test_the_tiny_form_runs_and_names_what_cannot(
     of: Any, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bench, card = of("cuda_bakeoff"), of("bakeoff.card")
-    monkeypatch.setattr(card, "ON_CPU", {**card.ON_CPU, EAGER: ("a_package_that_is_not_there",)})
+    bench, gpu = of("cuda_bakeoff"), of("bakeoff.gpu")
+    monkeypatch.setattr(gpu, "ON_CPU", {**gpu.ON_CPU, EAGER: ("a_package_that_is_not_there",)})
     monkeypatch.setenv("LLMC_THREADS", "1")  # which compiles in this process
     out = tmp_path / "found.json"
     (tmp_path / "work" / "tiny").mkdir(parents=True)

@@ -75,7 +75,7 @@ def test_a_cache_comes_back_where_its_server_looks(
     assert said.startswith(f"unpacked {name} cache to {folder}") and "there already" in said
 
 
-def test_another_model_version_or_card_is_refused_each_by_name(store: Store, tmp_path: Path) -> None:
+def test_another_model_version_or_gpu_is_refused_each_by_name(store: Store, tmp_path: Path) -> None:
     facts = ("--fact", "model=Qwen/Qwen3-8B", "--fact", "version.vllm=0.24.0")
     key = pack(store, "vllm", make_vllm(tmp_path / "c"), *facts)
     wrong = (

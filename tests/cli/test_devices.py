@@ -1,4 +1,4 @@
-"""`llmc devices`: what this host can compile for and run on, what it would take, and the slices and cards known."""
+"""`llmc devices`: what this host can compile for and run on, what it would take, and the slices and GPUs known."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def everything_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def no_card_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def no_accelerator_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerators, "ROOT", tmp_path)
 
 
@@ -56,10 +56,10 @@ def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
 
 def test_a_row_for_every_device_but_the_one_for_tests(llmc: Llmc) -> None:
     ran = llmc("devices")
-    here, cards, _, header, *lines = ran.out.splitlines()
+    here, accelerators, _, header, *lines = ran.out.splitlines()
     assert (ran.code, ran.err) == (0, "")
     assert re.fullmatch(r"this host: .*; \d+ CPUs, [\d.]+ GiB", here)
-    assert cards == "accelerators: none found"
+    assert accelerators == "accelerators: none found"
     assert re.split(r" {2,}", header) == ["device", "compiles here", "runs here", "run on hardware"]
     listed = [line.split()[0] for line in lines[: lines.index("")]]
     assert [name for name in listed if ":" not in name] == [name for name in devices() if name != "fake"]
@@ -95,7 +95,7 @@ def test_without_intels_compiler_an_npu_is_compiled_for_portably_and_the_library
     assert "libopenvino_intel_npu_compiler.so" in row["note"]
 
 
-def test_cards_that_are_here_stand_with_the_device_that_uses_them(llmc: Llmc, tmp_path: Path) -> None:
+def test_gpus_that_are_here_stand_with_the_device_that_uses_them(llmc: Llmc, tmp_path: Path) -> None:
     for name in ("neuron0", "neuron1"):
         (tmp_path / "dev").mkdir(exist_ok=True)
         (tmp_path / "dev" / name).touch()
@@ -225,7 +225,7 @@ def test_tpu_slices_in_json_have_names_that_device_takes_and_sizes(llmc: Llmc) -
     assert all(row["topologies"] == [] for name, row in rows(llmc).items() if name not in ("tpu", "cuda"))
 
 
-def test_cards_are_listed_with_how_many_one_host_has(llmc: Llmc) -> None:
+def test_gpus_are_listed_with_how_many_one_host_has(llmc: Llmc) -> None:
     out = llmc("devices").out
     assert "--device cuda:GPU[-COUNT], for example cuda:h100-8" in out
     lines = {line.split()[0]: line.split() for line in out.splitlines() if " GiB " in line}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmc.runtime.executors.fake import device as fake_device
-from llmc.runtime.executors.fake.device import FakeCard
+from llmc.runtime.executors.fake.device import FakeGpu
 from tests.cli.conftest import BUNDLE
 from tests.cli.helpers import Llmc
 
@@ -25,8 +25,8 @@ def bundle(llmc: Llmc, toy: Path, here: Path) -> Path:
 
 @pytest.fixture
 def device(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on this host has a card."""
-    monkeypatch.setattr(fake_device, "here", FakeCard())
+    """From now on this host has a GPU."""
+    monkeypatch.setattr(fake_device, "here", FakeGpu())
 
 
 def states(bundle: Path) -> set[str]:
@@ -37,17 +37,17 @@ def states(bundle: Path) -> set[str]:
 def test_resume_finishes_in_place(llmc: Llmc, bundle: Path) -> None:
     found = llmc("compile", "--resume", "-o", "bundle", "--json", "-j", 2, "-q").json
     assert (found["portable"], found["reused"]) == (0, 0) and found["native"] == found["built"] > 0
-    assert found["finished_for"] == {"card": "fake-1", "driver": "1.0"}
+    assert found["built_for"] == {"gpu": "fake-1", "driver": "1.0"}
     assert states(bundle) == {"native"}
     ran = llmc("compile", "--resume", "-o", "bundle", "-q")
-    assert f"compiled for card fake-1, driver 1.0: built 0, from the store {found['native']}" in ran.out
+    assert f"compiled for gpu fake-1, driver 1.0: built 0, from the store {found['native']}" in ran.out
     assert f"native {found['native']}, portable 0" in ran.out and "against its portable executables" in ran.out
 
 
 @pytest.mark.usefixtures("device")
 def test_the_command_that_compiles_finishes_where_the_device_is(llmc: Llmc, toy: Path, bundle: Path) -> None:
     ran = llmc("compile", toy, *PORTABLE, "--require-native")
-    assert ran.code == 0 and "portable 0" in ran.out and "compiled for card fake-1" in ran.out
+    assert ran.code == 0 and "portable 0" in ran.out and "compiled for gpu fake-1" in ran.out
     assert "left for the device's own host" not in ran.out and states(bundle) == {"native"}
 
 
@@ -63,17 +63,17 @@ def test_warm_up_finishes_first_unless_it_is_reported_not_to(llmc: Llmc, bundle:
     assert llmc("warmup", bundle, "--no-compile", "-q").code == 0 and states(bundle) == {"portable"}
     ran = llmc("warmup", bundle, "--json")
     assert ran.json["compilations"] == [] and states(bundle) == {"native"}
-    assert "compiled for card fake-1" in ran.err
+    assert "compiled for gpu fake-1" in ran.err
     assert "compiled for" not in llmc("warmup", bundle, "--json").err
 
 
 @pytest.mark.usefixtures("device")
-def test_warm_up_on_another_card_finishes_again(llmc: Llmc, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_up_on_another_gpu_finishes_again(llmc: Llmc, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert llmc("warmup", bundle, "-q").code == 0
-    monkeypatch.setattr(fake_device, "here", FakeCard("fake-2"))
+    monkeypatch.setattr(fake_device, "here", FakeGpu("fake-2"))
     refused = llmc("generate", bundle, "--prompt", "hello", "-q").failed(5)
-    assert "compiled for another card fake-1 (here: fake-2)" in refused
-    assert "compiled for card fake-2" in llmc("warmup", bundle).err
+    assert "compiled for another gpu fake-1 (here: fake-2)" in refused
+    assert "compiled for gpu fake-2" in llmc("warmup", bundle).err
     assert llmc("generate", bundle, "--prompt", "hello", "--max-tokens", 2, "-q").code == 0
 
 

@@ -26,13 +26,13 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def card(llmc: Llmc, monkeypatch: pytest.MonkeyPatch) -> Any:
+def accelerator(llmc: Llmc, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A card in lazy mode, after the environment of whoever runs the tests is gone."""
     return gaudi.install(monkeypatch, lazy=True, FAKE_HPU_MEMORY=str(MEMORY))
 
 
 def test_memory_is_divided_hpu_graphs_are_captured_and_nothing_compiles_afterwards(
-    llmc: Llmc, bundle: Path, card: Any
+    llmc: Llmc, bundle: Path, accelerator: Any
 ) -> None:
     found = llmc(*WARMUP, bundle, "--graph-reserved-mem", "0.4", "--json").json
     assert found["device"] == "hpu"
@@ -47,14 +47,14 @@ def test_memory_is_divided_hpu_graphs_are_captured_and_nothing_compiles_afterwar
     assert all(graph["bytes"] > 0 for phase in ("prompt", "decode") for graph in graphs[phase]["captured"])
 
 
-def test_what_finds_no_room_is_named_and_runs(llmc: Llmc, bundle: Path, card: Any) -> None:
+def test_what_finds_no_room_is_named_and_runs(llmc: Llmc, bundle: Path, accelerator: Any) -> None:
     found = llmc(*WARMUP, bundle, "--graph-reserved-mem", "0.05", "--json").json
     uncaptured = [one for phase in ("prompt", "decode") for one in found["graphs"][phase]["uncaptured"]]
     assert uncaptured and all("does not fit: about" in one["why"] for one in uncaptured)
     assert sum(found["phases"][phase]["warm"] for phase in ("prompt", "decode")) == len(PLAN.buckets)
 
 
-def test_an_eager_run_captures_nothing(llmc: Llmc, bundle: Path, card: Any) -> None:
+def test_an_eager_run_captures_nothing(llmc: Llmc, bundle: Path, accelerator: Any) -> None:
     found = llmc(*WARMUP, bundle, "--enforce-eager", "--json").json
     assert found.get("graphs") is None
     assert (
@@ -64,8 +64,8 @@ def test_an_eager_run_captures_nothing(llmc: Llmc, bundle: Path, card: Any) -> N
     )
 
 
-def test_a_certificate_rests_on_the_cards_own_counter(
-    llmc: Llmc, bundle: Path, card: Any, here: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_certificate_rests_on_the_accelerators_own_counter(
+    llmc: Llmc, bundle: Path, accelerator: Any, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert llmc(*WARMUP, bundle, "--certify", "c.json", "--requests", "3").code == 0
     reported = json.loads((here / "c.json").read_text())["certificate"]["monitors"]
@@ -76,7 +76,7 @@ def test_a_certificate_rests_on_the_cards_own_counter(
 
     def forgets(self: CompilationCounter) -> None:
         ready(self)
-        card.card().recipes.clear()
+        accelerator.accelerator().recipes.clear()
 
     monkeypatch.setattr(CompilationCounter, "ready", forgets)
     failed = llmc(*WARMUP, bundle, "--certify", "d.json", "--requests", "3")

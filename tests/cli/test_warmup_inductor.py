@@ -26,13 +26,15 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def card(llmc: Llmc, monkeypatch: pytest.MonkeyPatch) -> Gpu:
+def accelerator(llmc: Llmc, monkeypatch: pytest.MonkeyPatch) -> Gpu:
     """After the environment of whoever runs the tests is gone; nothing is compiled, which takes seconds."""
     monkeypatch.setattr(module, "whole_graph", lambda run: run)
     return cuda.install(monkeypatch, memory=MEMORY)
 
 
-def test_memory_is_divided_and_graphs_are_captured_within_their_budget(llmc: Llmc, bundle: Path, card: Gpu) -> None:
+def test_memory_is_divided_and_graphs_are_captured_within_their_budget(
+    llmc: Llmc, bundle: Path, accelerator: Gpu
+) -> None:
     found = llmc(*WARMUP, bundle, "--gpu-memory-utilization", "0.8", "--graph-reserved-mem", "0.4", "--json").json
     assert found["device"] == "inductor"
     assert found["memory"]["total"] == MEMORY
@@ -43,20 +45,20 @@ def test_memory_is_divided_and_graphs_are_captured_within_their_budget(llmc: Llm
     assert sum(len(graphs[phase]["captured"]) for phase in ("prompt", "decode")) == len(PLAN.buckets)
 
 
-def test_what_finds_no_room_is_named_and_runs(llmc: Llmc, bundle: Path, card: Gpu) -> None:
+def test_what_finds_no_room_is_named_and_runs(llmc: Llmc, bundle: Path, accelerator: Gpu) -> None:
     found = llmc(*WARMUP, bundle, "--graph-reserved-mem", "0.06", "--json").json
     uncaptured = [one for phase in ("prompt", "decode") for one in found["graphs"][phase]["uncaptured"]]
     assert uncaptured and all("does not fit: about" in one["why"] for one in uncaptured)
     assert sum(found["phases"][phase]["warm"] for phase in ("prompt", "decode")) == len(PLAN.buckets)
 
 
-def test_an_eager_run_captures_nothing(llmc: Llmc, bundle: Path, card: Gpu) -> None:
+def test_an_eager_run_captures_nothing(llmc: Llmc, bundle: Path, accelerator: Gpu) -> None:
     failed = llmc(*WARMUP, bundle, "--enforce-eager", "--graph-reserved-mem", "0.4").failed(2)
     assert failed.startswith("--graph-reserved-mem: inductor captures no graphs")
 
 
 def test_a_certificate_sees_no_compilation_once_graphs_are_captured(
-    llmc: Llmc, bundle: Path, card: Gpu, here: Path
+    llmc: Llmc, bundle: Path, accelerator: Gpu, here: Path
 ) -> None:
     assert llmc(*WARMUP, bundle, "--certify", "c.json", "--requests", "3").code == 0
     reported = json.loads((here / "c.json").read_text())["certificate"]["monitors"]

@@ -280,6 +280,6 @@ def test_a_folder_that_an_older_version_left_is_not_taken_for_a_package(
     written: Callable[..., code.Source],
 ) -> None:
     """Of a package that became a module: git removes its sources, and not what Python compiled of them."""
-    found = written({"a.py": "from llmc.cards import CARDS\n", "cards.py": "", "cards/__pycache__/x.pyc": ""}, "llmc.a")
-    assert found.at_top == {"llmc.cards"}
-    assert code.source_of("llmc.cards").at_top == set()
+    found = written({"a.py": "from llmc.parts import NAMES\n", "parts.py": "", "parts/__pycache__/x.pyc": ""}, "llmc.a")
+    assert found.at_top == {"llmc.parts"}
+    assert code.source_of("llmc.parts").at_top == set()

@@ -33,13 +33,13 @@ def test_a_device_with_memory_of_its_own_has_the_cache(tmp_path: Path) -> None:
     def deep(document: dict[str, Any]) -> None:
         document["model"].update(layers=1000, kv_heads=64)
 
-    def deep_on_a_card(document: dict[str, Any]) -> None:
+    def deep_on_a_gpu(document: dict[str, Any]) -> None:
         deep(document)
         on("cuda:h100")(document)
 
-    host, card = facts(tmp_path / "host", deep), facts(tmp_path / "card", deep_on_a_card)
-    assert host.cache_bytes == card.cache_bytes > 2 << 20
-    assert abs(host.server.host_bytes - card.server.host_bytes - host.cache_bytes) < 1 << 20
+    host, gpu = facts(tmp_path / "host", deep), facts(tmp_path / "gpu", deep_on_a_gpu)
+    assert host.cache_bytes == gpu.cache_bytes > 2 << 20
+    assert abs(host.server.host_bytes - gpu.server.host_bytes - host.cache_bytes) < 1 << 20
 
 
 def test_a_start_takes_longer_with_more_to_read(tmp_path: Path) -> None:

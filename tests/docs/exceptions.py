@@ -20,10 +20,10 @@ EXCEPTIONS: dict[str, Rule] = {
     ),
     "a Ray cluster of several hosts": lambda _, call: "--address" in call,
     "torch-xla, in an environment of its own (make torch-xla-env)": lambda _, call: "--lowering" in call,
-    "a build of torch for CUDA, on the card's host": lambda one, call: (
+    "a build of torch for CUDA, on the GPU's host": lambda one, call: (
         "--resume" in call and one.document.name == "cuda.md"
     ),
-    "kernels are timed on the card": lambda _, call: call[0] == "tune" or "--tuning" in call,
+    "kernels are timed on the GPU": lambda _, call: call[0] == "tune" or "--tuning" in call,
 }
 
 

@@ -175,9 +175,9 @@ def gaudi_host(patch: pytest.MonkeyPatch, lazy: bool = False) -> None:
     gaudi.install(patch, lazy=lazy, FAKE_HPU_MEMORY=str(16 << 20))
 
 
-def card_host(patch: pytest.MonkeyPatch) -> None:
+def gpu_host(patch: pytest.MonkeyPatch) -> None:
     """The fake device's own."""
-    patch.setattr(device, "here", device.FakeCard())
+    patch.setattr(device, "here", device.FakeGpu())
 
 
 def cuda_host(patch: pytest.MonkeyPatch) -> None:
@@ -247,7 +247,7 @@ SCENES: Mapping[str, Scene] = {
     "docs/accelerators.md#on-target-compilation": Scene(
         brought={"MODEL": folder_model},
         anew={"--resume": {"bundle": portable}, "warmup": {"bundle": portable}},
-        host={"--resume": card_host, "warmup": card_host},
+        host={"--resume": gpu_host, "warmup": gpu_host},
     ),
     "docs/servers.md#third-party-compile-caches": Scene(
         trust, brought={".cache/vllm": vllm_cache, "other": partial(vllm_cache, dtype="float16", blocks=1900)}

@@ -31,7 +31,7 @@ def write_bundle(folder: Path, device: str = "hpu") -> Path:
 def install(patch: pytest.MonkeyPatch, lazy: bool = False, **environment: str) -> Any:
     """A host with the SDK and a new card, until the test ends; `environment` as _card.py states it.
 
-    Returns the fake's module `_card`.
+    Returns the fake's module `_accelerator`.
     """
     patch.setenv("PT_HPU_LAZY_MODE", str(int(lazy)))
     for name, value in environment.items():
@@ -49,5 +49,5 @@ def install(patch: pytest.MonkeyPatch, lazy: bool = False, **environment: str) -
         del torch.hpu
     patch.setattr(torch, "hpu", bridge.hpu, raising=False)
     patch.setattr(is_lazy, "_is_lazy", lazy)
-    bridge._card.reset()
-    return bridge._card
+    bridge._accelerator.reset()
+    return bridge._accelerator

@@ -1,4 +1,4 @@
-"""NVML as nvidia-ml-py gives it to Python, over cards that a test describes.
+"""NVML as nvidia-ml-py gives it to Python, over GPUs that a test describes.
 
 Source: nvidia-ml-py 13.x, pynvml.py (names, arguments, errors, `NVMLError.value`; strings come as str). As there, every
 function but nvmlInit fails before nvmlInit, nvmlInit and nvmlShutdown are counted, and where the driver's library or
@@ -71,7 +71,7 @@ class NVMLError_LibRmVersionMismatch(NVMLError):
 
 @dataclass
 class Device:
-    """A card of the fake host; memory in bytes. `lost`: it fell off the bus."""
+    """A GPU of the fake host; memory in bytes. `lost`: it fell off the bus."""
 
     name: str = "NVIDIA H100 80GB HBM3"
     uuid: str = "GPU-11111111-0000-0000-0000-000000000000"
@@ -90,7 +90,7 @@ class _Memory:
 
 @dataclass
 class _Host:
-    cards: Sequence[Device]
+    gpus: Sequence[Device]
     driver: str
     cuda: int
     fails: int | None
@@ -102,10 +102,10 @@ _host = _Host((), "", 0, NVML_ERROR_LIBRARY_NOT_FOUND)
 
 
 def set_host(
-    *cards: Device, driver: str = "580.95.05", cuda: int = 13000, fails: int | None = None
+    *gpus: Device, driver: str = "580.95.05", cuda: int = 13000, fails: int | None = None
 ) -> None:  # not NVML's: the host that the functions tell of from now on
     global _host  # noqa: PLW0603 - NVML is the process's
-    _host = _Host(cards, driver, cuda, fails)
+    _host = _Host(gpus, driver, cuda, fails)
 
 
 def open_count() -> int:  # not NVML's: nvmlInit without nvmlShutdown
@@ -123,19 +123,19 @@ def nvmlShutdown() -> None:
 
 
 def nvmlDeviceGetCount() -> int:
-    return len(_opened().cards)
+    return len(_opened().gpus)
 
 
 def nvmlDeviceGetHandleByIndex(index: int) -> Device:
-    if not 0 <= index < len(_opened().cards):
+    if not 0 <= index < len(_opened().gpus):
         raise NVMLError(NVML_ERROR_INVALID_ARGUMENT)
-    return _alive(_host.cards[index])
+    return _alive(_host.gpus[index])
 
 
 def nvmlDeviceGetHandleByUUID(uuid: str) -> Device:
-    for card in _opened().cards:
-        if card.uuid == uuid:
-            return _alive(card)
+    for gpu in _opened().gpus:
+        if gpu.uuid == uuid:
+            return _alive(gpu)
     raise NVMLError(NVML_ERROR_NOT_FOUND)
 
 
@@ -173,7 +173,7 @@ def _opened() -> _Host:
     return _host
 
 
-def _alive(card: Device) -> Device:
-    if card.lost:
+def _alive(gpu: Device) -> Device:
+    if gpu.lost:
         raise NVMLError(NVML_ERROR_GPU_IS_LOST)
-    return card
+    return gpu

@@ -1,4 +1,4 @@
-"""XLA's client of NVIDIA cards, as an executor meets it: over the cards of the fake NVML, computing on this CPU.
+"""XLA's client of NVIDIA GPUs, as an executor meets it: over the GPUs of the fake NVML, computing on this CPU.
 
 What stands in is the deserialisation of machine code. An executable that `learn` was shown is the portable program of
 the same file, compiled for the CPU; everything else is the executor's own. It refuses what the real one refuses, in its
@@ -74,5 +74,5 @@ class FakeCudaHost(CudaHost):
 
 
 def install(patch: pytest.MonkeyPatch, host: FakeCudaHost) -> None:
-    """Let the table of hosts have this one until the test ends; cards are those of nvidia.install."""
+    """Let the table of hosts have this one until the test ends; GPUs are those of nvidia.install."""
     patch.setattr(hosts, "HOSTS", {**hosts.HOSTS, "cuda": host})

@@ -1,5 +1,5 @@
 """Caches that are not of keys and values of one size, from a folder to texts: by portable programs, whose executor
-holds any, and on the cards of vendors, of which there are fakes."""
+holds any, and on the accelerators of vendors, of which there are fakes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.base import Executor
 from llmc.runtime.executors.inductor import executor as inductor
-from llmc.runtime.executors.whole_step.executor import CardExecutor, CardGraphs
+from llmc.runtime.executors.whole_step.executor import AcceleratorExecutor, AcceleratorGraphs
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.step import pad
 from tests.compiler import tiny
@@ -119,14 +119,14 @@ def prepare(executor: Executor) -> None:
 @full
 @pytest.mark.parametrize("case", ARRAYS)
 @pytest.mark.parametrize("device", ["hpu", "inductor"])
-def test_graphs_captured_on_a_card_give_the_same_tokens(
+def test_graphs_captured_on_a_accelerator_give_the_same_tokens(
     case: str, device: str, bundles: Bundles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = bundles.of(case, device)
     install(device, monkeypatch)
     with BundleLLM(path, threads=1) as llm:
         executor = llm.executor
-        assert isinstance(executor, CardExecutor)
+        assert isinstance(executor, AcceleratorExecutor)
         prepare(executor)
         built = llm.generate(list(PROMPTS), GREEDY)
         assert [str(array) for array in executor._cache.arrays] == ARRAYS[case]
@@ -146,18 +146,18 @@ def test_neurons_modules_give_the_same_tokens(case: str, bundles: Bundles, monke
 
 
 @pytest.fixture(params=["hpu", "inductor"])
-def opened(request: pytest.FixtureRequest, bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> CardExecutor:
+def opened(request: pytest.FixtureRequest, bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> AcceleratorExecutor:
     """The model with states on a card, with four slots."""
     path = bundles.of(STATES, request.param)
     install(request.param, monkeypatch)
     executor = open_executor(Bundle.open(path), slots=4, threads=1)
     request.addfinalizer(executor.close)
-    assert isinstance(executor, CardExecutor)
+    assert isinstance(executor, AcceleratorExecutor)
     return executor
 
 
 @full
-def test_a_slot_is_copied_with_its_states_and_only_whole(opened: CardExecutor) -> None:
+def test_a_slot_is_copied_with_its_states_and_only_whole(opened: AcceleratorExecutor) -> None:
     """The copy goes on as the slot would have, though dummy rows read the first row's slot meanwhile."""
     prepare(opened)
     prompt, decode = Bucket("prompt", 3, 8, 0), Bucket("decode", 3, 1, 48)
@@ -175,9 +175,9 @@ def test_a_slot_is_copied_with_its_states_and_only_whole(opened: CardExecutor) -
 
 
 @full
-def test_memory_holds_the_sequences_that_it_is_divided_into_with_their_states(opened: CardExecutor) -> None:
+def test_memory_holds_the_sequences_that_it_is_divided_into_with_their_states(opened: AcceleratorExecutor) -> None:
     graphs = opened.capabilities.graph_device
-    assert isinstance(graphs, CardGraphs)
+    assert isinstance(graphs, AcceleratorGraphs)
     memory = profile(graphs, opened.bundle.plan, graphs.block_bytes, CaptureOptions())
     graphs.allocate(memory.blocks)
     each, held = 4 * (2 * 49 * 2 * 16 + 3 * 96 + 4 * 16 * 8), opened.memory()["cache"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmc.runtime.accelerators import (
-    CARDS,
+    ACCELERATORS,
     CPU,
     GAUDI,
     INTEL_GPU,
@@ -20,11 +20,11 @@ from llmc.runtime.accelerators import (
 )
 
 
-def host(root: Path, *cards: tuple[str, str, str], nodes: tuple[str, ...] = ()) -> Path:
-    for i, card in enumerate(cards):
+def host(root: Path, *accelerators: tuple[str, str, str], nodes: tuple[str, ...] = ()) -> Path:
+    for i, accelerator in enumerate(accelerators):
         folder = root / "sys" / "bus" / "pci" / "devices" / f"0000:0{i}:00.0"
         folder.mkdir(parents=True)
-        for name, value in zip(("vendor", "device", "class"), card, strict=True):
+        for name, value in zip(("vendor", "device", "class"), accelerator, strict=True):
             (folder / name).write_text(f"{value}\n")
     for node in nodes:
         path = root / "dev" / node
@@ -34,7 +34,7 @@ def host(root: Path, *cards: tuple[str, str, str], nodes: tuple[str, ...] = ()) 
 
 
 @pytest.mark.parametrize(
-    ("card", "identity", "node"),
+    ("gpu", "identity", "node"),
     [
         (GAUDI, ("0x1da3", "0x1060", "0x120000"), "accel/accel0"),
         (TPU, ("0x1ae0", "0x0063", "0xff0000"), "vfio/0"),
@@ -43,15 +43,15 @@ def host(root: Path, *cards: tuple[str, str, str], nodes: tuple[str, ...] = ()) 
         (NVIDIA_GPU, ("0x10de", "0x2330", "0x030200"), "nvidia0"),
     ],
 )
-def test_a_card_is_known_by_its_pci_identity_and_is_no_other(
-    tmp_path: Path, card: Accelerator, identity: tuple[str, str, str], node: str
+def test_a_gpu_is_known_by_its_pci_identity_and_is_no_other(
+    tmp_path: Path, accelerator: Accelerator, identity: tuple[str, str, str], node: str
 ) -> None:
     root = host(tmp_path, identity, identity, nodes=(node,))
-    assert card.found(root) == f"2 × {card.name}"
-    assert [other.name for other in CARDS if other.found(root)] == [card.name]
+    assert accelerator.found(root) == f"2 × {accelerator.name}"
+    assert [other.name for other in ACCELERATORS if other.found(root)] == [accelerator.name]
 
 
-def test_a_card_without_its_driver_says_so(tmp_path: Path) -> None:
+def test_a_gpu_without_its_driver_says_so(tmp_path: Path) -> None:
     found = GAUDI.found(host(tmp_path, ("0x1da3", "0x1060", "0x120000")))
     assert found == "1 × Intel Gaudi, its driver not loaded (no /dev/accel/accel*)"
 
@@ -60,17 +60,17 @@ def test_neuron_devices_are_counted_by_their_nodes(tmp_path: Path) -> None:
     assert NEURON.found(host(tmp_path, nodes=("neuron0", "neuron1", "neuronx"))) == "2 × AWS Neuron device"
 
 
-def test_other_cards_of_a_vendor_are_none(tmp_path: Path) -> None:
+def test_other_gpus_of_a_vendor_are_none(tmp_path: Path) -> None:
     root = host(tmp_path, ("0x8086", "0x1533", "0x020000"), ("0x1ae0", "0x0042", "0x020000"))  # network cards
-    assert not any(card.found(root) for card in CARDS)
+    assert not any(accelerator.found(root) for accelerator in ACCELERATORS)
 
 
 def test_a_host_that_shows_nothing_has_nothing(tmp_path: Path) -> None:
-    assert not any(card.found(tmp_path) for card in CARDS)
+    assert not any(accelerator.found(tmp_path) for accelerator in ACCELERATORS)
     assert cpu_name(tmp_path) == ""
 
 
-def test_a_card_that_vanishes_while_it_is_read_is_passed_over(tmp_path: Path) -> None:
+def test_a_gpu_that_vanishes_while_it_is_read_is_passed_over(tmp_path: Path) -> None:
     root = host(tmp_path, ("0x1da3", "0x1060", "0x120000"))
     next(root.rglob("vendor")).unlink()
     assert GAUDI.found(root) == ""

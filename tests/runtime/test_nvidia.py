@@ -1,4 +1,4 @@
-"""NVIDIA cards of a host, and what is checked of them before a bundle is loaded: contract-tested on a fake NVML."""
+"""NVIDIA GPUs of a host, and what is checked of them before a bundle is loaded: contract-tested on a fake NVML."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from llmc.errors import ArtifactError, DeviceError, LlmcError, OutOfDeviceMemoryError
 from llmc.runtime import accelerators
-from llmc.runtime.nvidia import Gpu, Needs, NvidiaCards, gpus, require_gpu
+from llmc.runtime.nvidia import Gpu, Needs, NvidiaGpus, gpus, require_gpu
 from tests.fakes import pynvml
 from tests.fakes.nvidia import H100, H100_OTHER, L40S, install
 
@@ -18,12 +18,12 @@ ON_H100 = Needs(1, (9, 0), 13, {"weights": 60 * GIB, "cache": 10 * GIB}, "NVIDIA
 
 
 @pytest.fixture(autouse=True)
-def no_card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(accelerators, "ROOT", tmp_path)
     install(monkeypatch, fails=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
 
-def test_a_card_is_reported_with_what_bundles_depend_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_reported_with_what_bundles_depend_on(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, H100, L40S, driver="590.44.01", cuda=13010)
     first, second = gpus()
     assert first == Gpu(0, "NVIDIA H100 80GB HBM3", (9, 0), 80 * GIB, 79 * GIB, "590.44.01", (13, 1))
@@ -32,7 +32,7 @@ def test_a_card_is_reported_with_what_bundles_depend_on(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("code", [pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED])
-def test_a_host_without_a_driver_has_no_cards(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_a_host_without_a_driver_has_no_gpus(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     install(monkeypatch, fails=code)
     assert gpus() == ()
 
@@ -73,29 +73,29 @@ def test_a_driver_that_does_not_answer_is_an_error_in_its_own_words(monkeypatch:
         ("MIG-none", []),
     ],
 )
-def test_cards_are_those_that_cuda_shows(monkeypatch: pytest.MonkeyPatch, visible: str, names: list[str]) -> None:
+def test_gpus_are_those_that_cuda_shows(monkeypatch: pytest.MonkeyPatch, visible: str, names: list[str]) -> None:
     install(monkeypatch, H100, L40S, pynvml.Device("NVIDIA A100 MIG 1g", "MIG-4444", (8, 0), 10 * GIB))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert [gpu.name for gpu in gpus()] == names
     assert [gpu.index for gpu in gpus()] == list(range(len(names)))
 
 
-def test_cards_are_listed_as_the_driver_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert NvidiaCards().found() == ""
+def test_gpus_are_listed_as_the_driver_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert NvidiaGpus().found() == ""
     install(monkeypatch, H100, H100_OTHER, L40S)
-    assert NvidiaCards().found() == (
+    assert NvidiaGpus().found() == (
         "2 × NVIDIA H100 80GB HBM3 (compute capability 9.0, 80 GiB), 1 × NVIDIA L40S (compute capability 8.9, 48 GiB)"
     )
     install(monkeypatch, H100, fails=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
-    assert NvidiaCards().found().startswith("NVIDIA GPU (the NVIDIA driver does not answer: RM has detected")
+    assert NvidiaGpus().found().startswith("NVIDIA GPU (the NVIDIA driver does not answer: RM has detected")
 
 
-def test_a_bundle_gets_the_first_cards_that_can_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bundle_gets_the_first_gpus_that_can_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, H100, H100_OTHER, L40S)
     assert [gpu.index for gpu in require_gpu("bundle", Needs(2, (9, 0), 13))] == [0, 1]
 
 
-def test_no_card_is_an_error_that_says_what_the_host_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_gpu_is_an_error_that_says_what_the_host_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(DeviceError, match=r"^bundle: needs an NVIDIA GPU; .*the host has no NVIDIA card$"):
         require_gpu("bundle", ON_H100)
     pci = tmp_path / "sys" / "bus" / "pci" / "devices" / "0000:01:00.0"
@@ -120,7 +120,7 @@ GONE = pynvml.Device(used=20 * GIB)
 
 
 @pytest.mark.parametrize(
-    ("cards", "host", "needs", "error", "words"),
+    ("found", "host", "needs", "error", "words"),
     [
         ([H100], {}, Needs(2), DeviceError, r"needs 2 NVIDIA GPUs, this process has 1"),
         (
@@ -139,15 +139,15 @@ GONE = pynvml.Device(used=20 * GIB)
     ],
 )  # fmt: skip
 def test_what_cannot_run_is_named_before_anything_is_loaded(
-    monkeypatch: pytest.MonkeyPatch, cards: list[pynvml.Device], host: dict[str, object], needs: Needs,
+    monkeypatch: pytest.MonkeyPatch, found: list[pynvml.Device], host: dict[str, object], needs: Needs,
     error: type[LlmcError], words: str,
 ) -> None:  # fmt: skip
-    install(monkeypatch, *cards, **host)
+    install(monkeypatch, *found, **host)
     with pytest.raises(error, match=words) as raised:
         require_gpu("bundle", needs)
     assert str(raised.value).startswith("bundle: ")
 
 
-def test_a_newer_driver_and_a_full_but_wide_enough_card_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_newer_driver_and_a_full_but_wide_enough_gpu_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, pynvml.Device(used=10 * GIB), driver="600.10", cuda=14000)
     assert require_gpu("bundle", ON_H100)[0].free == 70 * GIB

@@ -1,4 +1,4 @@
-"""`llmc serve` on a Gaudi host, whose card is a fake (tests/fakes/habana_frameworks)."""
+"""`llmc serve` on a Gaudi host, whose accelerator is a fake (tests/fakes/habana_frameworks)."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ def agree(
     half: Bundle, manifest: Manifest, sources: Mapping[str, Path], on_target: OnTargetCompiler, target: Target,
     options: CompileOptions, store: Store, report: Reporter,
 ) -> dict[str, Any]:  # fmt: skip
-    """Compare the bundle of `manifest`, compiled on the target, with its portable half; return the manifest entry. Cached
-    in the store.
+    """Compare the bundle of `manifest`, compiled on the target, with its portable half, and return the manifest entry;
+    cached in the store.
 
     Raises VerificationError beyond the limits of the bundle's formats.
     """

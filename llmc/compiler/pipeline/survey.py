@@ -12,7 +12,7 @@ from llmc.compiler.targets.base import Target
 from llmc.compiler.targets.declared import offered
 from llmc.cpus import usable_cpus
 from llmc.platforms import exists_here, install_line
-from llmc.runtime.accelerators import CARDS, CPU
+from llmc.runtime.accelerators import ACCELERATORS, CPU
 from llmc.runtime.host import host_memory
 
 
@@ -25,8 +25,10 @@ def survey() -> list[dict[str, Any]]:
     """
     targets = list(_targets())
     rows = [_row(name, target) for name, target in targets]
-    used = {card.name for _, target in targets for card in target.description.accelerators}
-    return rows + [_unused(card.name, found) for card in CARDS if card.name not in used and (found := card.found())]
+    used = {kind.name for _, target in targets for kind in target.description.accelerators}
+    return rows + [
+        _unused(kind.name, found) for kind in ACCELERATORS if kind.name not in used and (found := kind.found())
+    ]
 
 
 def host() -> str:
@@ -57,7 +59,7 @@ def _row(name: str, target: Target) -> dict[str, Any]:
         "note": target.remaining(),
         "topologies": known.known() if known else [],
         "topology_form": form,
-        "found": [found for card in device.accelerators if (found := card.found())],
+        "found": [found for accelerator in device.accelerators if (found := accelerator.found())],
         "hardware": {**asdict(device.hardware), "ran": device.hardware.ran, "text": str(device.hardware)},
         "guide": device.guide,
     }

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.options import CompileOptions, Option
     from llmc.compiler.verification.probes import LogitReference
-    from llmc.runtime.accelerators import Cards
+    from llmc.runtime.accelerators import AcceleratorKind
 
 
 @dataclass(frozen=True)
@@ -184,6 +184,6 @@ class DeviceDescription:
     requirements: Requirements = Requirements()
     topologies: Topologies | None = None
     listed: tuple[str, ...] = ("",)
-    accelerators: tuple[Cards, ...] = ()
+    accelerators: tuple[AcceleratorKind, ...] = ()
     hardware: Hardware = Hardware()
     guide: str = ""

@@ -67,7 +67,7 @@ class FakeOnTargetCompiler(EachExecutable):
         )
 
     def compile(self, bundle: Bundle, executable: Executable) -> bytes:
-        return canonical_json(json.loads(bundle.files.read(executable.blob)) | {"card": self.host()["card"]})
+        return canonical_json(json.loads(bundle.files.read(executable.blob)) | {"gpu": self.host()["gpu"]})
 
 
 DECAY = -0.9

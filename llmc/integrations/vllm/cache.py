@@ -24,7 +24,7 @@ from llmc.artifacts.third_party.base import Fact, ImageForm, ThirdPartyCache
 from llmc.artifacts.third_party.facts import flatten
 from llmc.artifacts.third_party.tree import Tree
 from llmc.integrations import kserve
-from llmc.integrations.host import machine, machine_here, nvidia_card
+from llmc.integrations.host import machine, machine_here, nvidia_gpu
 from llmc.integrations.triton.cache import kernel_facts
 
 COMPILED, AOT = "torch_compile_cache", "torch_aot_compile"
@@ -89,7 +89,7 @@ class VllmCache(ThirdPartyCache):
 
     def here(self, environment: Mapping[str, str], folder: Path) -> Mapping[str, str]:
         location = str(folder.absolute())
-        return {"path": location, "env.VLLM_CACHE_ROOT": location, **machine_here(), **nvidia_card()}
+        return {"path": location, "env.VLLM_CACHE_ROOT": location, **machine_here(), **nvidia_gpu()}
 
     def location(self, environment: Mapping[str, str]) -> str | None:
         """Return the folder by the rules of vllm/envs.py."""

@@ -173,7 +173,7 @@ class Certifying:
                 driven.prompt_tokens, driven.longest_prompt, driven.tokens, driven.most_at_once, counter.prefixes,
             ),
             host=host(self.options.threads or self.bundle.settings.threads),
-            card=dict(executor.description.host()),
+            accelerator=dict(executor.description.host()),
             toolchain=toolchain(),
             seconds=self._seconds,
         )  # fmt: skip

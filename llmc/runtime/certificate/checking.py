@@ -125,10 +125,10 @@ def _require_here(path: str, built: Certificate) -> None:
         )
         if theirs != mine
     ]  # fmt: skip
-    card = executor_class(built.executor).description.host()
-    for name in sorted({*built.card, *card}):
-        if built.card.get(name) != card.get(name):
-            differ.append(f"{name} {built.card.get(name, 'none'):.80}, here {card.get(name, 'none'):.80}")
+    accelerator = executor_class(built.executor).description.host()
+    for name in sorted({*built.accelerator, *accelerator}):
+        if built.accelerator.get(name) != accelerator.get(name):
+            differ.append(f"{name} {built.accelerator.get(name, 'none'):.80}, here {accelerator.get(name, 'none'):.80}")
     for package, version in built.toolchain.items():
         if package != "python" and (found := installed(package)) != version:
             differ.append(f"{package} {version:.80}, here {found or 'none'}")

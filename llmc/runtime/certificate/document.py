@@ -97,8 +97,8 @@ class Certificate:
 
     `bundle` and `verification` are digests of the manifest and of its verification outcome. `created` is in UTC. With
     `any_shape`, the executables take any shape, so plan buckets are not their shapes. `graphs`: buckets with a captured
-    graph, None on a device that captures none. `card`: ExecutorDescription.host for the device, driver and compiler,
-    empty on a CPU. `seconds` are by stage.
+    graph, None on a device that captures none. `accelerator`: ExecutorDescription.host for the device, driver and
+    compiler, empty on a CPU. `seconds` are by stage.
     """
 
     llmc: str
@@ -115,7 +115,7 @@ class Certificate:
     monitors: tuple[Account, ...]
     requests: Requests
     host: CertifiedHost
-    card: Mapping[str, str]
+    accelerator: Mapping[str, str]
     toolchain: Mapping[str, str]
     seconds: Mapping[str, float]
 
@@ -204,7 +204,7 @@ def _parsed(given: Fields) -> Certificate:
         monitors=tuple(_account_of(one) for one in _objects(given, "monitors")),
         requests=_members(Requests, given.nested("requests")),
         host=_members(CertifiedHost, given.nested("host")),
-        card=_map(given.nested("card"), Fields.text),
+        accelerator=_map(given.nested("accelerator"), Fields.text),
         toolchain=_map(given.nested("toolchain"), Fields.text),
         seconds=_map(given.nested("seconds"), Fields.number),
     )

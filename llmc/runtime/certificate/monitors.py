@@ -224,10 +224,10 @@ def unkept() -> str:
     if variables(["CUDA_CACHE_DISABLE"]).get("CUDA_CACHE_DISABLE") != "1":
         return ""
     try:
-        cards = bool(gpus())
+        has_gpus = bool(gpus())
     except DeviceError:
-        cards = True
-    return "with CUDA_CACHE_DISABLE=1 the NVIDIA driver caches no compiled code in files" if cards else ""
+        has_gpus = True
+    return "with CUDA_CACHE_DISABLE=1 the NVIDIA driver caches no compiled code in files" if has_gpus else ""
 
 
 def _user() -> str:

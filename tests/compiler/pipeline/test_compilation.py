@@ -46,7 +46,7 @@ def test_a_command_line_opens_its_target_once(
 
 
 def test_so_does_one_that_is_finished_here(toy: Toy, opened: list[FakeTarget], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fake_device, "here", fake_device.FakeCard("fake-1"))
+    monkeypatch.setattr(fake_device, "here", fake_device.FakeGpu("fake-1"))
     result = package.compile(toy.model, toy.bundle, device="fake:portable", store=toy.store, max_model_len=32)
     assert result.finished and len(opened) == 1
 

@@ -21,7 +21,7 @@ from llmc.errors import ArtifactError, CompileError, DeviceError, InputError, Ve
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.fake import device
-from llmc.runtime.executors.fake.device import FakeCard
+from llmc.runtime.executors.fake.device import FakeGpu
 from llmc.settings import Settings
 from tests.tiers import default_cases
 from tests.toy import Toy
@@ -40,7 +40,7 @@ def put_in(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Puts a card into this host, or takes it out."""
 
     def put(name: str | None = "fake-1", **built: str) -> None:
-        monkeypatch.setattr(device, "here", None if name is None else FakeCard(name, **built))
+        monkeypatch.setattr(device, "here", None if name is None else FakeGpu(name, **built))
 
     return put
 
@@ -62,7 +62,7 @@ def test_what_was_portable_is_native_where_the_device_is(toy: Toy, put_in: Any) 
     count = len(before.executables)
     assert (result.built, result.reused, result.native, result.portable) == (count, 0, count, 0)
     assert states(toy) == {"native"}
-    assert after.options[BUILT_FOR] == result.built_for == {"card": "fake-1", "driver": "1.0"}
+    assert after.options[BUILT_FOR] == result.built_for == {"gpu": "fake-1", "driver": "1.0"}
     assert after.options["remaining"] == ""
     assert after.provenance["on_target"]["manifest"] == before.digest
     assert [e.index for e in toy.executables] == list(range(1, count + 1))
@@ -132,7 +132,7 @@ def test_a_bundle_without_weights_is_refused_and_its_compile_is_no_error(
 
 
 @pytest.mark.parametrize(("changes", "said"), [
-    ({"name": "fake-2"}, "another card fake-1 (here: fake-2)"), ({"driver": "2.0"}, "another driver 1.0 (here: 2.0)"),
+    ({"name": "fake-2"}, "another gpu fake-1 (here: fake-2)"), ({"driver": "2.0"}, "another driver 1.0 (here: 2.0)"),
 ])  # fmt: skip
 def test_another_host_is_refused_by_what_differs_and_finishes_it_again(
     toy: Toy, put_in: Any, changes: dict[str, str], said: str
@@ -154,7 +154,7 @@ def test_a_host_without_the_device_is_reported_the_way_out(toy: Toy, put_in: Any
     put_in()
     finish(toy)
     put_in(None)
-    with pytest.raises(DeviceError, match=r"compiled for card fake-1, driver 1.0.*LLMC_OPEN_PORTABLE=1"):
+    with pytest.raises(DeviceError, match=r"compiled for gpu fake-1, driver 1.0.*LLMC_OPEN_PORTABLE=1"):
         open_executor(Bundle.open(toy.bundle))
 
 
@@ -251,7 +251,7 @@ class TestHostile:
             finish(toy)
 
     @default_cases(2)
-    @pytest.mark.parametrize("said", [{}, [], "fake-1", {"card": 1}])
+    @pytest.mark.parametrize("said", [{}, [], "fake-1", {"gpu": 1}])
     def test_a_bundle_that_does_not_say_what_it_is_for_is_refused(self, toy: Toy, put_in: Any, said: Any) -> None:
         put_in()
         finish(toy)

@@ -19,17 +19,17 @@ from llmc.compiler.targets.fake import FakeOnTargetCompiler
 from llmc.errors import ArtifactError, CapacityError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.fake import device
-from llmc.runtime.executors.fake.device import FakeCard
+from llmc.runtime.executors.fake.device import FakeGpu
 from tests.artifacts.helpers import Faults
 from tests.toy import Toy
 
 
 @pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Toy:
-    """A toy with a portable bundle, on a host with a card."""
+    """A toy with a portable bundle, on a host with a GPU."""
     built = Toy.make(tmp_path)
     built.compile(device="fake:portable")
-    monkeypatch.setattr(device, "here", FakeCard())
+    monkeypatch.setattr(device, "here", FakeGpu())
     return built
 
 

@@ -154,10 +154,10 @@ def test_a_cluster_of_another_ray_is_named(compile_: Compile, monkeypatch: pytes
 @pytest.mark.full
 def test_a_node_without_the_device_or_the_features_that_it_claims_is_named(compile_: Compile) -> None:
     with (
-        compile_.farm.node(FARMED_LACKS="no card is there", labels={"llmc-device": "farmed"}),
-        pytest.raises(DeviceError, match=r"labelled llmc-device=farmed, and no card is there"),
+        compile_.farm.node(FARMED_LACKS="no GPU is there", labels={"llmc-device": "farmed"}),
+        pytest.raises(DeviceError, match=r"labelled llmc-device=farmed, and no GPU is there"),
     ):
-        compile_("card")
+        compile_("gpu")
     with (
         compile_.farm.node(labels={"llmc-device": "farmed", "llmc-cpu": "amx9"}),
         pytest.raises(DeviceError, match=r"labelled llmc-cpu with amx9, which its CPU does not have"),

@@ -17,11 +17,11 @@ from llmc.runtime.bundle import Bundle
 from tests.toy import Toy
 
 
-class OnCard(Tuner):
+class OnDevice(Tuner):
     """Finds one product an executable; `stop` is called before each."""
 
-    def __init__(self, card: str = "fake-1", lack: str = "", stop: Callable[[int], None] = lambda done: None) -> None:
-        self.card, self.lack, self.stop, self.requested = card, lack, stop, 0
+    def __init__(self, gpu: str = "fake-1", lack: str = "", stop: Callable[[int], None] = lambda done: None) -> None:
+        self.gpu, self.lack, self.stop, self.requested = gpu, lack, stop, 0
 
     def lacks(self) -> str:
         return self.lack
@@ -29,7 +29,7 @@ class OnCard(Tuner):
     def tune(self, bundle: Bundle, executable: Any, known: Results | None) -> Results:
         self.stop(self.requested)
         self.requested += 1
-        found = Results({"card": self.card}, {str(executable): b"fast"})
+        found = Results({"gpu": self.gpu}, {str(executable): b"fast"})
         return found if known is None else known.merged(found)
 
 
@@ -52,11 +52,11 @@ def tune(toy: Toy, file: Path | None = None) -> Any:
 
 
 def test_results_are_in_the_file_and_in_the_store(toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_in(monkeypatch, OnCard())
+    put_in(monkeypatch, OnDevice())
     result = tune(toy, tmp_path / "found.json")
     names = {str(e) for e in Bundle.open(toy.bundle).manifest.executables}
     assert (result.results, result.new, result.tuned) == (len(names), len(names), result.executables)
-    assert read_results(tmp_path / "found.json") == Results({"card": "fake-1"}, dict.fromkeys(names, b"fast"))
+    assert read_results(tmp_path / "found.json") == Results({"gpu": "fake-1"}, dict.fromkeys(names, b"fast"))
     assert result.digest == digest_bytes((tmp_path / "found.json").read_bytes())
     assert result.digest in [entry.outputs[RESULTS].digest for entry in toy.store.entries(STAGE)]
 
@@ -68,22 +68,22 @@ def test_an_interrupt_keeps_what_was_found_and_the_next_run_adds(
         if done == 1:
             raise KeyboardInterrupt
 
-    put_in(monkeypatch, OnCard(stop=stop))
+    put_in(monkeypatch, OnDevice(stop=stop))
     first = tune(toy, tmp_path / "found.json")
     assert first.interrupted
     assert (first.tuned, first.results) == (1, 1)
     assert len(read_results(tmp_path / "found.json").found) == 1
-    put_in(monkeypatch, OnCard())
+    put_in(monkeypatch, OnDevice())
     second = tune(toy, tmp_path / "found.json")
     assert (second.interrupted, second.new) == (False, second.results - 1)
 
 
-def test_a_file_of_another_card_stays_as_it_is(toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_in(monkeypatch, OnCard())
+def test_a_file_of_another_gpu_stays_as_it_is(toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_in(monkeypatch, OnDevice())
     tune(toy, tmp_path / "found.json")
     before = (tmp_path / "found.json").read_bytes()
-    put_in(monkeypatch, OnCard("fake-2"))
-    with pytest.raises(ArtifactError, match="card fake-1, not fake-2"):
+    put_in(monkeypatch, OnDevice("fake-2"))
+    with pytest.raises(ArtifactError, match="gpu fake-1, not fake-2"):
         tune(toy, tmp_path / "found.json")
     assert (tmp_path / "found.json").read_bytes() == before
 
@@ -93,7 +93,7 @@ def test_a_device_that_has_nothing_to_tune_says_so(toy: Toy) -> None:
         tune(toy)
 
 
-def test_a_host_without_the_card_says_what_to_do(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_in(monkeypatch, OnCard(lack="a card; run it where the card is"))
-    with pytest.raises(DeviceError, match="tuning for fake needs a card; run it where the card is"):
+def test_a_host_without_the_gpu_says_what_to_do(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_in(monkeypatch, OnDevice(lack="a GPU; run it where the GPU is"))
+    with pytest.raises(DeviceError, match="tuning for fake needs a GPU; run it where the GPU is"):
         tune(toy)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.cuda.cards import CARDS
+from llmc.compiler.targets.cuda.gpus import GPUS
 from llmc.compiler.targets.declared import devices
 from llmc.compiler.targets.neuron.chips import CHIPS as NEURON
 from llmc.compiler.targets.xla.topology import CHIPS
@@ -45,11 +45,11 @@ def test_neuron_takes_the_chips_that_its_cores_are_on(chip: str, cores: int, chi
     assert NEURON[chip].cores * chips >= cores * NEURON[chip].default_lnc
 
 
-def test_nodes_are_chosen_by_the_card_and_the_slice() -> None:
+def test_nodes_are_chosen_by_the_gpu_and_the_slice() -> None:
     assert GKE.keys() == CHIPS.keys()
     assert open_target("tpu:v5p-2x2x1").hosting({}).node_selector == {
         "cloud.google.com/gke-tpu-accelerator": "tpu-v5p-slice", "cloud.google.com/gke-tpu-topology": "2x2x1",
     }  # fmt: skip
-    for card in CARDS:
-        (name,) = open_target(f"cuda:{card.name}").hosting({}).node_selector.values()
-        assert name == card.product.replace(" ", "-")
+    for gpu in GPUS:
+        (name,) = open_target(f"cuda:{gpu.name}").hosting({}).node_selector.values()
+        assert name == gpu.product.replace(" ", "-")

@@ -15,7 +15,7 @@ from llmc.compiler.targets import tuning
 from llmc.compiler.targets.tuning import Results, parse_results, read_results, write_results
 from llmc.errors import ArtifactError, InputError
 
-H100 = {"card": "NVIDIA H100 80GB HBM3", "compiler": "0.10.2"}
+H100 = {"gpu": "NVIDIA H100 80GB HBM3", "compiler": "0.10.2"}
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
 RESULTS = st.builds(
     Results, st.dictionaries(TEXT, TEXT, max_size=3), st.dictionaries(TEXT, st.binary(max_size=20), max_size=4)
@@ -54,7 +54,7 @@ def test_other_bytes_are_refused(data: bytes) -> None:
         (altered(version=True), "version True of the format"),
         (altered(format="plan"), "not results of llmc tune"),
         (altered(more=1), "damaged: it is not what was written"),
-        (altered(built_for={"card": 1}), "'built_for' and 'results' must be"),
+        (altered(built_for={"gpu": 1}), "'built_for' and 'results' must be"),
         (altered(results=["a"]), "'built_for' and 'results' must be"),
         (altered(results={"a": "!"}), "a result is not base64"),
         (write_results(Results(H100, {"a": b"1"})).replace(b'"MQ=="', b'"Mg=="'), "damaged: it is not what was"),
@@ -86,6 +86,6 @@ def test_of_two_results_for_a_matmul_the_newer_counts() -> None:
     assert older.merged(newer) == Results(H100, {"a": b"1", "b": b"2", "c": b"2"})
 
 
-def test_results_of_two_cards_are_not_merged() -> None:
-    with pytest.raises(ArtifactError, match="card NVIDIA H100 80GB HBM3, not NVIDIA L4; keep a file for each"):
-        Results(H100).merged(Results({**H100, "card": "NVIDIA L4"}))
+def test_results_of_two_gpus_are_not_merged() -> None:
+    with pytest.raises(ArtifactError, match="gpu NVIDIA H100 80GB HBM3, not NVIDIA L4; keep a file for each"):
+        Results(H100).merged(Results({**H100, "gpu": "NVIDIA L4"}))

@@ -14,7 +14,7 @@ from tests.fakes.cuda.allocator import Block
 from tests.fakes.cuda.tensor import inside, tensors_in
 
 NODE_BYTES = 4096
-"""What a node of a graph takes of the card: made up."""
+"""What a node of a graph takes of the GPU: made up."""
 
 _numbers = count(1)
 _TAKEN = "beginAllocateToPool: already recording to mempool_id"

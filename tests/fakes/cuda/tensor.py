@@ -1,4 +1,4 @@
-"""Tensors on the card: CPU tensors inside, cuda:0 outside. All that is done with them passes through here."""
+"""Tensors on the GPU: CPU tensors inside, cuda:0 outside. All that is done with them passes through here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEVICE, CPU = torch.device("cuda", 0), torch.device("cpu")
 _aten = torch.ops.aten
 COPIES = (_aten.copy_.default, _aten._to_copy.default)
 WAITS = (_aten._local_scalar_dense.default, _aten.equal.default, _aten.nonzero.default, _aten.is_nonzero.default)
-"""Operators whose result the host, or the size of whose result, depends on what the card computed."""
+"""Operators whose result the host, or the size of whose result, depends on what the GPU computed."""
 
 
 class CudaTensor(torch.Tensor):
@@ -115,7 +115,7 @@ def _to_host(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _waits(func: Any, args: Any, kwargs: Any, to_host: bool) -> bool:
-    """Copies between host and card wait, unless they are asked not to and the host's side is pinned
+    """Copies between host and GPU wait, unless they are asked not to and the host's side is pinned
     (aten/src/ATen/native/cuda/Copy.cu)."""
     if func is not _aten.copy_.default:
         return to_host

@@ -1,7 +1,7 @@
-"""A Gaudi card that is not there: the part of Intel's `habana_frameworks` that llmc uses, over CPU tensors.
+"""A Gaudi accelerator that is not there: the part of Intel's `habana_frameworks` that llmc uses, over CPU tensors.
 
 Put tests/fakes on sys.path (PYTHONPATH of a child process) and `import habana_frameworks.torch`; what it is to be, and
-how it is to fail, is in `habana_frameworks.torch._card`.
+how it is to fail, is in `habana_frameworks.torch._accelerator`.
 
 Faithful to public sources:
   HabanaAI/gaudi-pytorch-bridge, python_packages/habana_frameworks/torch: __init__.py (versions that have to agree, no
@@ -12,10 +12,10 @@ Faithful to public sources:
       bridge_config.env_setting, which raises KeyError in releases that lack it
   HabanaAI/vllm-fork#250 (VLLM_USE_FAKE_HPU), the fake that Habana itself ran its tests on: CPU in the place of hpu
 
-A tensor on the card is a CPU tensor whose device says hpu:0 (_tensor.py), so that what mixes host and card fails. What
-was said of each operator goes through one place, which counts memory, compilations and captured work.
+A tensor on the accelerator is a CPU tensor whose device says hpu:0 (_tensor.py), so mixing host and accelerator fails.
+Each operator goes through one function, which counts memory, compilations and captured work.
 
-Not so on a card: work is done at once in lazy mode too, and only counted at mark_step; a recompilation is whatever
+Unlike on an accelerator, work is done at once in lazy mode too, and only counted at mark_step. A recompilation is what
 changes an operator, a shape, a dtype or a number among its arguments, where Synapse may take some numbers as data; and
 `tensor[...]` cannot be used on it, since stock torch has no device guard for hpu (narrow, index_select … can).
 """

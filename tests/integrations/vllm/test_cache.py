@@ -7,7 +7,7 @@ import pytest
 
 from llmc.artifacts.third_party.facts import compare, merge
 from llmc.artifacts.third_party.tree import Tree, scan_tree
-from llmc.integrations.host import nvidia_card
+from llmc.integrations.host import nvidia_gpu
 from llmc.integrations.vllm.cache import VllmCache
 from tests.artifacts.third_party.helpers import AOT_HASH, HASH, make_vllm, write
 
@@ -126,15 +126,15 @@ def test_the_machine_is_read_from_its_libraries(tmp_path: Path, code: int, name:
     assert facts(tmp_path).get("machine") == name
 
 
-def test_the_card_here_is_read_from_the_driver_and_compared(tmp_path: Path) -> None:
-    for card in "01":
-        write(tmp_path / card / "information", "Model: \t\t NVIDIA H200\nIRQ:   \t 1\n")
-    here = nvidia_card(tmp_path)
+def test_the_gpu_here_is_read_from_the_driver_and_compared(tmp_path: Path) -> None:
+    for gpu in "01":
+        write(tmp_path / gpu / "information", "Model: \t\t NVIDIA H200\nIRQ:   \t 1\n")
+    here = nvidia_gpu(tmp_path)
     assert here == {"device.name": "NVIDIA H200"}
     (wrong,) = compare({"compiler.0.device.name": "NVIDIA H100"}, CACHE.must_match, {}, here).mismatches
     assert str(wrong) == "compiler.0.device.name is NVIDIA H100 in the cache, NVIDIA H200 here"
     write(tmp_path / "2" / "information", "Model: NVIDIA L4\n")
-    assert nvidia_card(tmp_path) == {} == nvidia_card(tmp_path / "none")
+    assert nvidia_gpu(tmp_path) == {} == nvidia_gpu(tmp_path / "none")
 
 
 @pytest.mark.parametrize(

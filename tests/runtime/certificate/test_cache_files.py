@@ -110,7 +110,7 @@ def test_the_token_slots_have_defaults_and_a_remote_one_is_none(
     assert "neuron" not in offsets
 
 
-def test_what_the_driver_of_a_card_compiles_is_a_file_unless_its_cache_is_off(
+def test_what_the_driver_of_a_accelerator_compiles_is_a_file_unless_its_cache_is_off(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     nvidia.install(monkeypatch, nvidia.H100)

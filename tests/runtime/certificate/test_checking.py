@@ -174,18 +174,18 @@ def test_one_of_another_device_or_toolchain_is_refused(
         believed(tmp_path, certified, bundle, edit)
 
 
-def test_one_of_another_card_or_driver_is_refused(
+def test_one_of_another_accelerator_or_driver_is_refused(
     tmp_path: Path, certified: Certificate, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def reported(members: dict[str, Any]) -> None:
-        members["card"] = {"card": "fake-1", "driver": "1.0"}
+        members["accelerator"] = {"gpu": "fake-1", "driver": "1.0"}
 
-    with pytest.raises(ArtifactError, match=r"card fake-1, here none; driver 1\.0, here none"):
+    with pytest.raises(ArtifactError, match=r"gpu fake-1, here none; driver 1\.0, here none"):
         believed(tmp_path, certified, bundle, reported)
-    monkeypatch.setattr(device, "here", device.FakeCard(driver="2.0"))
+    monkeypatch.setattr(device, "here", device.FakeGpu(driver="2.0"))
     with pytest.raises(ArtifactError, match=r"toolchain: driver 1\.0, here 2\.0; certify here"):
         believed(tmp_path, certified, bundle, reported)
-    with pytest.raises(ArtifactError, match="card none, here fake-1"):
+    with pytest.raises(ArtifactError, match="gpu none, here fake-1"):
         believed(tmp_path, certified, bundle)
 
 

@@ -24,7 +24,7 @@ from llmc.compiler.targets.xla.described import COMPILING, DESCRIBED, DescribedT
 from llmc.compiler.targets.xla.formats import KV_CACHE_DTYPE
 from llmc.compiler.targets.xla.target import LOWERING, ROLL_LAYERS
 from llmc.errors import InputError
-from llmc.runtime.nvidia import NvidiaCards
+from llmc.runtime.nvidia import NvidiaGpus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from llmc.compiler.stages import Stages
     from llmc.compiler.targets.base import Lowered, Shape
     from llmc.compiler.targets.costs import Costs
-    from llmc.compiler.targets.cuda.cards import GpuSpec
+    from llmc.compiler.targets.cuda.gpus import GpuSpec
     from llmc.compiler.targets.cuda.topology import GpuTopology
     from llmc.compiler.targets.tuning import Tuner
     from llmc.compiler.targets.xla.build import Machine
@@ -58,16 +58,16 @@ Below it, XLA of jax 0.10.2 aborts the process: "Conversion from/to f8e4m3nv is 
 """
 
 
-def require_kernel(options: CompileOptions, card: GpuSpec) -> None:
+def require_kernel(options: CompileOptions, gpu: GpuSpec) -> None:
     """Raise InputError where the attention kernel is requested and cannot be used."""
     if ATTENTION.of(options) == "plain":
         return
     if LOWERING.of(options) != "jax":
         raise InputError(f"{ATTENTION.flag} pallas works with --lowering jax; leave one of them out")
-    if KV_CACHE_DTYPE.of(options) == "fp8" and card.compute_capability < FP8_FROM:
+    if KV_CACHE_DTYPE.of(options) == "fp8" and gpu.compute_capability < FP8_FROM:
         raise InputError(
-            f"{ATTENTION.flag} pallas with {KV_CACHE_DTYPE.flag} fp8 needs compute capability 8.9, {card.name} has "
-            f"{card.capability}; leave one of them out"
+            f"{ATTENTION.flag} pallas with {KV_CACHE_DTYPE.flag} fp8 needs compute capability 8.9, {gpu.name} has "
+            f"{gpu.capability}; leave one of them out"
         )
 
 
@@ -79,7 +79,7 @@ def _known() -> list[dict[str, Any]]:
     """Every GPU, alone and with others in one host."""
     from llmc.compiler.targets.cuda.topology import known
 
-    return [listed(t, t.card.name, str(t.count), t.count, hosts=1) for t in known()]
+    return [listed(t, t.gpu.name, str(t.count), t.count, hosts=1) for t in known()]
 
 
 class CudaTarget(DescribedTarget):
@@ -99,7 +99,7 @@ class CudaTarget(DescribedTarget):
         ),
         topologies=Topologies("GPU[-COUNT]", "cuda:h100-8", "GPU", "GPUs of one host", _known),
         guide="docs/cuda.md",
-        accelerators=(NvidiaCards(),),
+        accelerators=(NvidiaGpus(),),
     )
     platform: ClassVar[Platform] = "cuda"
 
@@ -125,11 +125,11 @@ class CudaTarget(DescribedTarget):
         return parse_topology(self._detail)
 
     def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
-        return nvidia(self.topology.count, "cuda", self.topology.card.product)
+        return nvidia(self.topology.count, "cuda", self.topology.gpu.product)
 
     def configure(self, options: CompileOptions) -> CompileOptions:
         """Refuses an unusable attention kernel, and tuning results for another GPU."""
-        require_kernel(options, self.topology.card)
+        require_kernel(options, self.topology.gpu)
         return self._tuning.configured(super().configure(options))
 
     def lighter(self, options: CompileOptions) -> Sequence[str]:
@@ -152,7 +152,7 @@ class CudaTarget(DescribedTarget):
 
     @cached_property
     def _tuning(self) -> Tuning:
-        return Tuning(self.topology.card.target_config())
+        return Tuning(self.topology.gpu.target_config())
 
     def tuner(self) -> Tuner:
         from llmc.compiler.targets.cuda.tuner import CudaTuner
@@ -177,9 +177,9 @@ class CudaTarget(DescribedTarget):
         return replace(super().machine(options), compiler_options=COMPILER_OPTIONS)
 
     def lacks_format(self, flag: str, name: str) -> str:
-        from llmc.compiler.targets.cuda.cards import lacks_format
+        from llmc.compiler.targets.cuda.gpus import lacks_format
 
-        return lacks_format(self.topology.card, flag, name)
+        return lacks_format(self.topology.gpu, flag, name)
 
     def toolchain(self) -> dict[str, str]:
         from llmc.compiler.targets.cuda.toolkit import versions
@@ -193,10 +193,10 @@ class CudaTarget(DescribedTarget):
         from llmc.compiler.targets.cuda.matmuls import noted_in
         from llmc.compiler.targets.cuda.tuning import summary
 
-        card = self.topology.card
-        about = {"name": card.name, "product": card.product, "compute_capability": card.capability}
+        gpu = self.topology.gpu
+        about = {"name": gpu.name, "product": gpu.product, "compute_capability": gpu.capability}
         found = super().analyse(stages, lowered, files, options)
-        return {"card": about, "tuning": summary(noted_in(files), lowered, options), **found}
+        return {"gpu": about, "tuning": summary(noted_in(files), lowered, options), **found}
 
     def describe(self, analysis: Mapping[str, Any]) -> list[str]:
         from llmc.compiler.targets.cuda.tuning import reported

@@ -1,6 +1,6 @@
 """GPUs of one host, described without hardware: `h100-8` is eight H100 in one machine, `h100` is one.
 
-topology = card [ "-" count ]        card as in cards.py, count one of the card's slices
+topology = gpu [ "-" count ]        gpu as in gpus.py, count one of the GPU's slices
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 from llmc.artifacts.digest import digest_bytes
-from llmc.compiler.targets.cuda.cards import CARDS, NAMES, GpuSpec, card_of
+from llmc.compiler.targets.cuda.gpus import GPUS, NAMES, GpuSpec, gpu_of
 from llmc.compiler.targets.cuda.toolkit import EXTRA, use_toolkit
 from llmc.compiler.targets.xla.capacity import DescribedMachine
 from llmc.errors import DeviceError, InputError
@@ -30,13 +30,13 @@ xla/tsl/framework/bfc_allocator.h).
 class GpuTopology(DescribedMachine):
     """A number of GPUs of one model in one host."""
 
-    card: GpuSpec
+    gpu: GpuSpec
     count: int
     larger: ClassVar[str] = "a GPU with more memory"
 
     @property
     def name(self) -> str:
-        return self.card.name if self.count == 1 else f"{self.card.name}-{self.count}"
+        return self.gpu.name if self.count == 1 else f"{self.gpu.name}-{self.count}"
 
     @property
     def devices(self) -> int:
@@ -45,16 +45,16 @@ class GpuTopology(DescribedMachine):
     @property
     def usable_bytes(self) -> int:
         """The bytes of a GPU that the executor lets XLA reserve (CUDA_MEMORY_FRACTION)."""
-        return int(self.card.memory_bytes * CUDA_MEMORY_FRACTION)
+        return int(self.gpu.memory_bytes * CUDA_MEMORY_FRACTION)
 
     @property
     def unit(self) -> str:
-        return "card"
+        return "GPU"
 
     @property
     def components(self) -> dict[str, str]:
         """The slice, and the digest of XLA's configuration of the GPU."""
-        return {"topology": self.name, "card": digest_bytes(self.card.target_config().encode())}
+        return {"topology": self.name, "gpu": digest_bytes(self.gpu.target_config().encode())}
 
     def array_bytes(self, shape: Sequence[int], item_bytes: int) -> int:
         """The values' bytes, rounded up to ALIGNMENT; rows have no padding."""
@@ -72,7 +72,7 @@ class GpuTopology(DescribedMachine):
         import jax
 
         try:
-            found = _described(target_config=self.card.target_config(), topology=f"1x1x{self.count}")
+            found = _described(target_config=self.gpu.target_config(), topology=f"1x1x{self.count}")
         except (jax.errors.JaxRuntimeError, NotImplementedError) as e:
             raise DeviceError(
                 f"XLA cannot describe {self.name}: {str(e).splitlines()[0]:.300}; "
@@ -106,26 +106,26 @@ def parse_topology(text: str) -> GpuTopology:
     """Parse a topology by the module's grammar. Raises InputError that lists the known ones."""
     if not text:
         raise InputError(f"--device cuda: name the GPU, as cuda:GPU[-COUNT], for example {EXAMPLE}; {_known()}")
-    card, count = card_of(text), 1
-    if card is None and (parts := text.rpartition("-"))[2].isascii() and parts[2].isdecimal() and len(parts[2]) < 5:
-        card, count = card_of(parts[0]), int(parts[2])
-    if card is None:
+    gpu, count = gpu_of(text), 1
+    if gpu is None and (parts := text.rpartition("-"))[2].isascii() and parts[2].isdecimal() and len(parts[2]) < 5:
+        gpu, count = gpu_of(parts[0]), int(parts[2])
+    if gpu is None:
         raise InputError(f"unknown GPU {text!r:.40}; {_known()}")
-    if count not in card.slices:
+    if count not in gpu.slices:
         raise InputError(
-            f"{card.name} is not offered with {count} a host; known: {', '.join(t.name for t in slices_of(card))}"
+            f"{gpu.name} is not offered with {count} a host; known: {', '.join(t.name for t in slices_of(gpu))}"
         )
-    return GpuTopology(card, count)
+    return GpuTopology(gpu, count)
 
 
-def slices_of(card: GpuSpec) -> list[GpuTopology]:
+def slices_of(gpu: GpuSpec) -> list[GpuTopology]:
     """Return the GPU alone, and several of it in one host."""
-    return [GpuTopology(card, count) for count in card.slices]
+    return [GpuTopology(gpu, count) for count in gpu.slices]
 
 
 def known() -> list[GpuTopology]:
     """Return every slice, by GPU, smallest first."""
-    return [topology for card in CARDS for topology in slices_of(card)]
+    return [topology for gpu in GPUS for topology in slices_of(gpu)]
 
 
 def _known() -> str:

@@ -117,11 +117,11 @@ def _numbers(message: re.Match[str] | None, *names: str) -> str:
     return ".".join(given.get(name, "0") for name in names)
 
 
-def built_for(device: str, card: str, compiler: str) -> dict[str, str]:
-    """Return what results hold for: `device` is XLA's device text, `card` the product name, `compiler` XLA's
+def built_for(device: str, gpu: str, compiler: str) -> dict[str, str]:
+    """Return what results hold for: `device` is XLA's device text, `gpu` the product name, `compiler` XLA's
     version.
     """
-    return {"card": card, "device": device, "compiler": compiler}
+    return {"gpu": gpu, "device": device, "compiler": compiler}
 
 
 def require_fits(results: Results, device: str, compiler: str, source: str) -> None:
@@ -143,7 +143,7 @@ def require_fits(results: Results, device: str, compiler: str, source: str) -> N
         differ.append(f"jax, jaxlib and plug-in {built_by}, not {compiler}")
     if differ:
         raise ArtifactError(
-            f"{source}: results of {results.built_for.get('card', 'a card')} that do not hold here: {'; '.join(differ)}"
+            f"{source}: results of {results.built_for.get('gpu', 'a gpu')} that do not hold here: {'; '.join(differ)}"
             "; run llmc tune on such a GPU with these versions, or compile with --tuning model"
         )
 

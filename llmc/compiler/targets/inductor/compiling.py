@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmc.errors import CompileError, LlmcError
 from llmc.runtime.executors.inductor.package import tidied
-from llmc.runtime.executors.whole_step.cache import DTYPES, CardArray, lengths_of
+from llmc.runtime.executors.whole_step.cache import DTYPES, AcceleratorArray, lengths_of
 from llmc.runtime.executors.whole_step.step_program import Run, flat_step
 from llmc.runtime.portable_program import PortableProgram
 
@@ -45,7 +45,7 @@ def compile_step(program: PortableProgram, job: Mapping[str, Any], output: Path)
     import torch
     from torch import _inductor as inductor
 
-    arrays = [CardArray.from_json(fields) for fields in job["cache"]]
+    arrays = [AcceleratorArray.from_json(fields) for fields in job["cache"]]
     example = _example(program, arrays, job)
     slots = {1: torch.export.Dim("slots", min=1, max=MOST_SLOTS)}
     before = len(example) - len(arrays) - len(program.weights)
@@ -69,7 +69,7 @@ def _module(flat: Run) -> Any:
     return Step()
 
 
-def _example(program: PortableProgram, arrays: Sequence[CardArray], job: Mapping[str, Any]) -> list[Tensor]:
+def _example(program: PortableProgram, arrays: Sequence[AcceleratorArray], job: Mapping[str, Any]) -> list[Tensor]:
     """Example tensors in the step's order."""
     import torch
 

@@ -31,7 +31,7 @@ from llmc.settings import variables
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
     from llmc.artifacts.key import Value
-    from llmc.compiler.targets.cuda.cards import GpuSpec
+    from llmc.compiler.targets.cuda.gpus import GpuSpec
     from llmc.runtime.bundle import Bundle
 
 COMPILING = "llmc.compiler.targets.inductor.compiling"
@@ -45,8 +45,8 @@ class PackageCompiler(EachExecutable):
     reads: ClassVar[tuple[str, ...]] = ("weights.json",)
     device: ClassVar[str] = "cuda"
 
-    def __init__(self, card: GpuSpec | None = None) -> None:
-        self._card = card
+    def __init__(self, gpu: GpuSpec | None = None) -> None:
+        self._gpu = gpu
 
     def lacks(self) -> str:
         """torch of a known release, for CUDA, a C++ compiler, or a GPU."""
@@ -59,10 +59,10 @@ class PackageCompiler(EachExecutable):
             return f"AOTInductor needs a C++ compiler, and {compiler} is not on PATH; {COMPILER}, or set CXX to another"
         if not (here := self.host()):
             return "this process may not use an NVIDIA GPU: nvidia-smi lists those of the driver"
-        card = self._card
-        if card is not None and (card.product, card.capability) != (here.get("card"), here.get("compute_capability")):
+        gpu = self._gpu
+        if gpu is not None and (gpu.product, gpu.capability) != (here.get("gpu"), here.get("compute_capability")):
             return (
-                f"this host has {here.get('card')}, the bundle is for {card.product}; compile it there, or compile it "
+                f"this host has {here.get('gpu')}, the bundle is for {gpu.product}; compile it there, or compile it "
                 "again with --device inductor"
             )
         return ""

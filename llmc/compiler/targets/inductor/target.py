@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from llmc.compiler.architectures.shared.size import ModelSize
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.targets.costs import Costs
-    from llmc.compiler.targets.cuda.cards import GpuSpec
+    from llmc.compiler.targets.cuda.gpus import GpuSpec
     from llmc.compiler.targets.on_target import OnTargetCompiler
     from llmc.settings import Settings
 
@@ -38,7 +38,7 @@ GRAPH_BYTES = 28 << 20
 
 
 class InductorCosts(ProgramCosts):
-    """Costs of captured CUDA graphs on `card`, None for any."""
+    """Costs of captured CUDA graphs on `gpu`, None for any."""
 
     device_seconds: ClassVar[float] = 135.0
     device_source: ClassVar[str] = "40 to 230 s a bucket of SmolLM2-135M on two CPU cores, torch 2.13; without a GPU"
@@ -47,12 +47,12 @@ class InductorCosts(ProgramCosts):
         "which all graphs share"
     )
 
-    def __init__(self, card: GpuSpec | None) -> None:
-        self._card = card
+    def __init__(self, gpu: GpuSpec | None) -> None:
+        self._gpu = gpu
 
     def memory(self, options: CompileOptions) -> tuple[int, str] | None:
         """Of the named GPU; unknown where the on-target host decides."""
-        return None if self._card is None else (self._card.memory_bytes, f"of {self._card.product}")
+        return None if self._gpu is None else (self._gpu.memory_bytes, f"of {self._gpu.product}")
 
     def graph_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
         return GRAPH_BYTES
@@ -80,23 +80,23 @@ class InductorTarget(ProgramTarget):
         hardware=contract_tested("programs and AOTInductor packages were run on CPU"),
     )
 
-    def __init__(self, card: GpuSpec | None = None) -> None:
+    def __init__(self, gpu: GpuSpec | None = None) -> None:
         super().__init__()
-        self._card = card
+        self._gpu = gpu
 
     @classmethod
     def of(cls, detail: str, settings: Settings) -> Self:
-        """Create the target for a GPU of targets/cuda/cards.py, or for any. Raises UnknownNameError."""
-        from llmc.compiler.targets.cuda.cards import NAMES, card_of  # no portable program's key has it
+        """Create the target for a GPU of targets/cuda/gpus.py, or for any. Raises UnknownNameError."""
+        from llmc.compiler.targets.cuda.gpus import NAMES, gpu_of  # no portable program's key has it
 
-        card = card_of(detail)
-        if detail and card is None:
+        gpu = gpu_of(detail)
+        if detail and gpu is None:
             raise UnknownNameError("GPU", detail, NAMES)
-        return cls(card)
+        return cls(gpu)
 
     @property
     def costs(self) -> Costs:
-        return InductorCosts(self._card)
+        return InductorCosts(self._gpu)
 
     def remaining(self) -> str:
         return (
@@ -108,7 +108,7 @@ class InductorTarget(ProgramTarget):
         """AOTInductor, imported here to keep it out of portable programs' keys."""
         from llmc.compiler.targets.inductor.on_target import PackageCompiler
 
-        return PackageCompiler(self._card)
+        return PackageCompiler(self._gpu)
 
     def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
-        return nvidia(1, "compile", "" if self._card is None else self._card.product)
+        return nvidia(1, "compile", "" if self._gpu is None else self._gpu.product)

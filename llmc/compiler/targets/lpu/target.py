@@ -126,7 +126,7 @@ LOW_MEMORY_USAGE: Option[bool] = Option(
 )
 FAST_COMPILE: Option[bool] = Option("fast_compile", bool, True, "HyperDex's fast compile.")
 
-CARD_BYTES = 16 << 30
+U55C_BYTES = 16 << 30
 """Memory of one device, an Alveo U55C (Hyper-Accel/docs, docs/useful_commands.md at 60fc952)."""
 
 
@@ -141,7 +141,7 @@ class LpuCosts(ProgramCosts):
         return {"hyperdex": Timing()} if self._native else super().stage_costs(options, buckets)
 
     def memory(self, options: CompileOptions) -> tuple[int, str] | None:
-        return self._devices * CARD_BYTES, f"of {self._devices} LPUs on Alveo U55C cards"
+        return self._devices * U55C_BYTES, f"of {self._devices} LPUs on Alveo U55C cards"
 
     def devices(self, options: CompileOptions) -> int:
         return self._devices

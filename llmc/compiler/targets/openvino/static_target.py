@@ -73,9 +73,9 @@ class OpenVinoStaticTarget(OpenVinoBase):
 
     def __init__(self, device: str = "CPU") -> None:
         self.device = device
-        cards = {"GPU": INTEL_GPU, "NPU": INTEL_NPU}
-        accelerators = (cards.get(device.partition(".")[0], CPU),)
-        self.description = replace(OpenVinoStaticTarget.description, accelerators=accelerators)
+        kinds = {"GPU": INTEL_GPU, "NPU": INTEL_NPU}
+        kind = kinds.get(device.partition(".")[0], CPU)
+        self.description = replace(OpenVinoStaticTarget.description, accelerators=(kind,))
 
     @property
     def costs(self) -> Costs:

@@ -4,7 +4,7 @@
 
 Weights, cache and code stay on the device while a server runs. One step runs at a time, and needs its temporary memory
 and that of outputs that do not reuse an input's. The memory for programs is a property of the chip (xla/topology.py,
-cuda/cards.py); XLA refuses one executable that needs more, but not a set of them.
+cuda/gpus.py); XLA refuses one executable that needs more, but not a set of them.
 
 `DescribedMachine` is a machine known only by description: its devices, their memory, and its array layouts.
 """

@@ -5,7 +5,7 @@ fake:ragged      rows of any lengths in any slots fake:paged=N     ragged; all s
 BLOCK_TOKENS fake:graphs=N    buckets; it has N bytes of memory, and captures graphs in it fake:portable    buckets;
 executables are portable until a host with a fake GPU compiles them on the target
 
-A target-compiled executable is the portable one with the member "card", the name of its fake GPU. A host has none
+A target-compiled executable is the portable one with the member "gpu", the name of its fake GPU. A host has none
 unless a test adds one (`here`).
 """
 
@@ -45,12 +45,12 @@ class FakeKind:
 
 
 @dataclass(frozen=True)
-class FakeCard:
+class FakeGpu:
     """A fake GPU and its driver."""
 
     name: str = "fake-1"
     driver: str = "1.0"
 
 
-here: FakeCard | None = None
+here: FakeGpu | None = None
 """The fake GPU of this host."""

@@ -40,7 +40,7 @@ FAKE_VERSION = "1.0"
 
 def host() -> Mapping[str, str]:
     """The fake GPU and its driver, if this host has one."""
-    return {} if device.here is None else {"card": device.here.name, "driver": device.here.driver}
+    return {} if device.here is None else {"gpu": device.here.name, "driver": device.here.driver}
 
 
 class FakeExecutor(StaticExecutor):
@@ -226,8 +226,8 @@ class FakeExecutor(StaticExecutor):
         if program is None:
             try:
                 fields = json.loads(self.bundle.files.read(executable.blob))
-                if (built_for := fields.get("card")) is not None:
-                    self._require_card(executable, built_for)
+                if (built_for := fields.get("gpu")) is not None:
+                    self._require_gpu(executable, built_for)
                 weights = self.bundle.files.path(fields["weights"])
                 program = FakeProgram.load(fields, weights)
                 sizes = self._buffer.shape[1], self.hidden
@@ -249,7 +249,7 @@ class FakeExecutor(StaticExecutor):
             self._programs[executable.blob] = program
         return program
 
-    def _require_card(self, executable: Executable, built_for: object) -> None:
+    def _require_gpu(self, executable: Executable, built_for: object) -> None:
         """Target-compiled executables are code: reject them in a data-only bundle, and on another fake GPU."""
         self.bundle.files.require_native(f"executable {executable}")
         if device.here is None or built_for != device.here.name:

@@ -20,10 +20,18 @@ from llmc.buckets.bucket import Bucket
 from llmc.runtime import accelerators
 from llmc.runtime.executors.base import ExecutorDescription
 from llmc.runtime.executors.compilations import Monitor
-from llmc.runtime.executors.hpu.habana import COMPILED, FELL_BACK, HpuCard, HpuGraph, is_installed, number, open_card
+from llmc.runtime.executors.hpu.habana import (
+    COMPILED,
+    FELL_BACK,
+    HpuAccelerator,
+    HpuGraph,
+    is_installed,
+    number,
+    open_accelerator,
+)
 from llmc.runtime.executors.hpu.recipes import KV_BLOCKS, pinned_slots, put_recipes
 from llmc.runtime.executors.torch.executor import OpenedProgram, TorchExecutor, warn_of_other_torch
-from llmc.runtime.executors.whole_step.executor import CardExecutor, CardGraphs, step_of
+from llmc.runtime.executors.whole_step.executor import AcceleratorExecutor, AcceleratorGraphs, step_of
 from llmc.runtime.executors.whole_step.step_program import Run, flat_step, inputs, step_program
 from llmc.settings import Settings
 
@@ -50,15 +58,15 @@ def host(settings: Settings | None = None) -> Mapping[str, str]:
     the Python plug-in released with it. Recipes of one mode do not work in another, because lazy graphs are cut
     differently.
     """
-    cards = sorted({text for pattern in _TYPES for path in accelerators.ROOT.glob(pattern) if (text := _text(path))})
+    kinds = sorted({text for pattern in _TYPES for path in accelerators.ROOT.glob(pattern) if (text := _text(path))})
     try:
         synapse = version(PLUGIN)
     except PackageNotFoundError:
         return {}
-    if not cards:
+    if not kinds:
         return {}
     return {
-        "card": " ".join(cards),
+        "accelerator": " ".join(kinds),
         "driver": _text(accelerators.ROOT / _DRIVER) or "unknown",
         "synapse": synapse,
         "mode": str(HpuMode.of(settings or Settings.from_environment())),
@@ -71,7 +79,7 @@ def _text(path: Path) -> str:
     return ""
 
 
-class HpuGraphs(CardGraphs):
+class HpuGraphs(AcceleratorGraphs):
     """Graph device that respects the number of blocks that the bundle pins."""
 
     graphs: ClassVar[str] = "HPUGraphs"
@@ -134,16 +142,18 @@ class CompilationWatch:
     The log lines are vLLM's: HabanaAI/vllm-fork, vllm/executor/habana_executor.py (2024).
     """
 
-    def __init__(self, card: HpuCard, counter: CompilationCounter, settings: Settings) -> None:
-        self._card, self._counter = card, counter
+    def __init__(self, accelerator: HpuAccelerator, counter: CompilationCounter, settings: Settings) -> None:
+        self._accelerator, self._counter = accelerator, counter
         self._compilations, self._fallbacks = settings.log_step_compilations, settings.log_step_fallbacks
 
     @contextmanager
     def step(self, what: str) -> Iterator[None]:
         """Attribute compilations inside the block to `what`."""
         with ExitStack() as stack:
-            compiled = stack.enter_context(self._card.counting(COMPILED))
-            fallbacks = stack.enter_context(self._card.counting(FELL_BACK)) if self._fallbacks != "none" else None
+            compiled = stack.enter_context(self._accelerator.counting(COMPILED))
+            fallbacks = (
+                stack.enter_context(self._accelerator.counting(FELL_BACK)) if self._fallbacks != "none" else None
+            )
             yield
         for _ in range(number(stats := compiled())):
             self._counter.opened(f"hpu: {what}")
@@ -158,17 +168,17 @@ class GraphCompilations(Monitor):
 
     name = "hpu.metrics graph_compilation"
 
-    def __init__(self, card: HpuCard) -> None:
-        self._card = card
-        self._first = card.compilations()
+    def __init__(self, accelerator: HpuAccelerator) -> None:
+        self._accelerator = accelerator
+        self._first = accelerator.compilations()
 
     def what(self) -> Sequence[str]:
         """One generic name per graph, because the bridge counts graphs without naming them."""
-        return ("a graph",) * (self._card.compilations() - self._first)
+        return ("a graph",) * (self._accelerator.compilations() - self._first)
 
 
 class HpuExecutor(TorchExecutor):
-    """Runs on the CPU; on a host with a Gaudi the constructor returns `HpuOnCard` instead."""
+    """Runs on the CPU; on a host with a Gaudi the constructor returns `HpuOnDevice` instead."""
 
     description: ClassVar[ExecutorDescription] = replace(
         TorchExecutor.description, opens={**TorchExecutor.description.opens, RECIPES: "code"}, host=host
@@ -186,29 +196,29 @@ class HpuExecutor(TorchExecutor):
 
     def __new__(cls, bundle: Bundle, *_: object) -> HpuExecutor:
         """A bundle opened as its portable half runs on the CPU of any host."""
-        mode, card = HpuMode.of(bundle.settings), None
+        mode, accelerator = HpuMode.of(bundle.settings), None
         if not bundle.settings.open_portable and is_installed():
             put_recipes(bundle, str(mode))  # before the bridge is imported
-            card = open_card(mode.lazy)
-        built: HpuExecutor = object.__new__(HpuExecutor if card is None else HpuOnCard)
-        if isinstance(built, HpuOnCard):
-            built.card, built.mode = card, mode  # type: ignore[assignment] # there is one
+            accelerator = open_accelerator(mode.lazy)
+        built: HpuExecutor = object.__new__(HpuExecutor if accelerator is None else HpuOnDevice)
+        if isinstance(built, HpuOnDevice):
+            built.accelerator, built.mode = accelerator, mode  # type: ignore[assignment] # there is one
         return built
 
 
-class HpuOnCard(CardExecutor, HpuExecutor):
+class HpuOnDevice(AcceleratorExecutor, HpuExecutor):
     """Runs on the Gaudi."""
 
     _stands_for: ClassVar[str] = ""
-    card: HpuCard
+    accelerator: HpuAccelerator
     mode: HpuMode
-    _graph_device: ClassVar[type[CardGraphs]] = HpuGraphs
+    _graph_device: ClassVar[type[AcceleratorGraphs]] = HpuGraphs
     _graphs: dict[str, HpuGraph]
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
-        self._compile_events = GraphCompilations(self.card)
+        self._compile_events = GraphCompilations(self.accelerator)
         super().__init__(bundle, pinned_slots(bundle, capacity) or slots, capacity, threads)
-        self._watch = CompilationWatch(self.card, self.compilations, bundle.settings)
+        self._watch = CompilationWatch(self.accelerator, self.compilations, bundle.settings)
         self.compilations.monitors.append(self._compile_events)
 
     def _watched(self, what: str) -> AbstractContextManager[None]:
@@ -220,11 +230,11 @@ class HpuOnCard(CardExecutor, HpuExecutor):
         run = step_program(flat, opened.weights, self._cache)
         if self.mode.compiles:
             self.require_cache()
-            run = self.card.compiled(run)
+            run = self.accelerator.compiled(run)
             bucket = Bucket(executable.phase, executable.batch or 1, executable.query or 1, executable.context or 0)  # type: ignore[arg-type]
-            with self._watch.step(str(executable)), self._torch.inference_mode(), self.card.guarded():
+            with self._watch.step(str(executable)), self._torch.inference_mode(), self.accelerator.guarded():
                 given = self._put(step_of(bucket))
-                with self.card.compile_only() as only:
+                with self.accelerator.compile_only() as only:
                     if only:
                         run(*given)
         return run
@@ -245,26 +255,26 @@ class HpuOnCard(CardExecutor, HpuExecutor):
             return [self._torch.zeros((step.batch, self._vocabulary))]
         self.require_cache()
         executable = self._executable(step)
-        with self._watched(str(executable)), self.card.guarded():
+        with self._watched(str(executable)), self.accelerator.guarded():
             graph = self._graphs.get(executable.blob)
             if graph is None:
                 found = self._runs[executable.blob](*self._put(step))
             else:
                 found = graph.replay(inputs(step, self._cache.lengths))
-            self.card.mark_step()
+            self.accelerator.mark_step()
             host = [tensor.cpu() for tensor in found]
         self._require_logits(host[0].shape[-1])
         return host
 
     def _captured(self, executable: Executable, step: Step) -> HpuGraph:
-        return self.card.capture(self._runs[executable.blob], self._put(step))
+        return self.accelerator.capture(self._runs[executable.blob], self._put(step))
 
     def _put(self, step: Step) -> list[Any]:
-        given = [self.card.put(tensor) for tensor in inputs(step, self._cache.lengths)]
-        self.card.mark_step()
+        given = [self.accelerator.put(tensor) for tensor in inputs(step, self._cache.lengths)]
+        self.accelerator.mark_step()
         return given
 
     def close(self) -> None:
         """Release the accelerator's memory, after recipes compiled meanwhile were written to disk."""
-        self.card.flush_recipes()
+        self.accelerator.flush_recipes()
         super().close()

@@ -37,7 +37,7 @@ def is_installed() -> bool:
     return find_spec(PACKAGE) is not None
 
 
-def open_card(lazy: bool) -> HpuCard | None:
+def open_accelerator(lazy: bool) -> HpuAccelerator | None:
     """Open this process's accelerator, in lazy mode or not; None without the SDK or a Gaudi.
 
     Raises DeviceError if the SDK does not fit this torch or its driver, or if the process already uses the other mode.
@@ -59,14 +59,14 @@ def open_card(lazy: bool) -> HpuCard | None:
     if not bridge.hpu.is_available():
         return None
     try:
-        return HpuCard(bridge, lazy)
+        return HpuAccelerator(bridge, lazy)
     except RuntimeError as e:
         raise DeviceError(
             f"the Gaudi cannot be opened: {e}; see `hl-smi` for its driver, and whether another process holds it"
         ) from e
 
 
-class HpuCard:
+class HpuAccelerator:
     """An acquired accelerator. `device` is torch's name of it. Raises RuntimeError if acquiring fails."""
 
     def __init__(self, bridge: Any, lazy: bool) -> None:

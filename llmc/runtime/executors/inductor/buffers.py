@@ -15,7 +15,7 @@ from llmc.runtime.executors.whole_step.step_program import inputs
 
 if TYPE_CHECKING:
     from llmc.buckets.plan import Plan
-    from llmc.runtime.executors.inductor.cuda import CudaCard
+    from llmc.runtime.executors.inductor.cuda import CudaAccelerator
     from llmc.runtime.step import Step
 
 ALIGNED = 32
@@ -28,13 +28,13 @@ class StaticInputs:
     `lengths` are those of the cache arrays (step_program.inputs).
     """
 
-    def __init__(self, card: CudaCard, plan: Plan, lengths: Sequence[int]) -> None:
+    def __init__(self, accelerator: CudaAccelerator, plan: Plan, lengths: Sequence[int]) -> None:
         import torch
 
         self._lengths = tuple(lengths)
         most = max(self._offsets(b.batch, b.query)[-1] for b in plan.buckets)
-        self._there: Any = card.empty((most,), torch.int64)
-        self._here: Any = card.pinned((most,), torch.int64)
+        self._there: Any = accelerator.empty((most,), torch.int64)
+        self._here: Any = accelerator.pinned((most,), torch.int64)
         self._views: dict[tuple[int, int], tuple[list[Any], list[Any]]] = {}
 
     def put(self, step: Step) -> list[Any]:
@@ -83,8 +83,8 @@ class StaticInputs:
 class StaticOutputs:
     """The outputs of the last step: tensors of `rows` rows."""
 
-    def __init__(self, card: CudaCard, rows: int) -> None:
-        self._card, self._rows = card, rows
+    def __init__(self, accelerator: CudaAccelerator, rows: int) -> None:
+        self._accelerator, self._rows = accelerator, rows
         self._there: list[Any] = []
         self._here: list[Any] = []
 
@@ -92,8 +92,8 @@ class StaticOutputs:
         """Allocate outputs with the shapes (except rows) and dtypes of the first step's. Once is enough."""
         if not self._there:
             shapes = [(self._rows, *tensor.shape[1:]) for tensor in like]
-            self._there = [self._card.empty(shape, t.dtype) for shape, t in zip(shapes, like, strict=True)]
-            self._here = [self._card.pinned(shape, t.dtype) for shape, t in zip(shapes, like, strict=True)]
+            self._there = [self._accelerator.empty(shape, t.dtype) for shape, t in zip(shapes, like, strict=True)]
+            self._here = [self._accelerator.pinned(shape, t.dtype) for shape, t in zip(shapes, like, strict=True)]
 
     def keep(self, found: Sequence[Any]) -> None:
         """Copy a step's outputs here, on the GPU."""
@@ -102,10 +102,10 @@ class StaticOutputs:
 
     def fetch(self, which: Sequence[int], rows: int, batch: int) -> list[Any]:
         """Copy the first `rows` rows of the outputs numbered `which` to the host, each as a tensor of `batch` rows."""
-        with self._card.guarded():
+        with self._accelerator.guarded():
             for i in which:
                 self._here[i].narrow(0, 0, rows).copy_(self._there[i].narrow(0, 0, rows), non_blocking=True)
-        self._card.synchronize()
+        self._accelerator.synchronize()
         return [self._here[i].narrow(0, 0, batch) for i in which]
 
     def drop(self) -> None:

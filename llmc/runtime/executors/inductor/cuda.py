@@ -38,7 +38,7 @@ def cuda_version() -> str | None:
     return found
 
 
-class CudaCard:
+class CudaAccelerator:
     """This process's current GPU. Raises DeviceError if it cannot be opened."""
 
     def __init__(self) -> None:

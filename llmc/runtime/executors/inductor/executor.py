@@ -21,7 +21,7 @@ import numpy as np
 from llmc.runtime.executors.base import EXECUTABLES, ExecutorDescription
 from llmc.runtime.executors.inductor import cuda, toolchain
 from llmc.runtime.executors.inductor.buffers import StaticInputs, StaticOutputs
-from llmc.runtime.executors.inductor.cuda import CudaCard
+from llmc.runtime.executors.inductor.cuda import CudaAccelerator
 from llmc.runtime.executors.inductor.package import FORM, Package, sizes_of
 from llmc.runtime.executors.torch.executor import (
     Array,
@@ -32,7 +32,7 @@ from llmc.runtime.executors.torch.executor import (
     warn_of_other_torch,
 )
 from llmc.runtime.executors.whole_step.cache import cache_arrays
-from llmc.runtime.executors.whole_step.executor import CardExecutor, CardGraphs, step_of
+from llmc.runtime.executors.whole_step.executor import AcceleratorExecutor, AcceleratorGraphs, step_of
 from llmc.runtime.executors.whole_step.step_program import Run, flat_step, step_program, whole_graph
 from llmc.runtime.nvidia import Needs, gpus, require_gpu
 from llmc.runtime.top_logits import TopLogits, top_of
@@ -110,7 +110,7 @@ class InductorMode:
         return "CUDA graphs" if self.captures else "torch.compile"
 
 
-class CudaGraphs(CardGraphs):
+class CudaGraphs(AcceleratorGraphs):
     """The GPU as a device that captures graphs (buckets/warmup/device.py), in CUDA graph mode.
 
     All steps allocate from one pool (cuda.py). The profile run makes it as large as the largest prompt and decode
@@ -121,8 +121,8 @@ class CudaGraphs(CardGraphs):
     graphs: ClassVar[str] = "CUDAGraphs"
     kind: ClassVar[str] = "GPU"
 
-    _executor: InductorOnCard
-    _card: CudaCard
+    _executor: InductorOnDevice
+    _accelerator: CudaAccelerator
 
     def expected(self, bucket: Bucket) -> int:
         return -(-PIECE * self._executor.operators(bucket) // self._most)
@@ -140,11 +140,11 @@ class CudaGraphs(CardGraphs):
                 self._executor.run(step_of(one))
         finally:
             self._cache.drop()
-            self._card.give_back()
+            self._accelerator.give_back()
 
 
 class InductorExecutor(TorchExecutor):
-    """Runs on the CPU; on a host with a GPU the constructor returns `InductorOnCard` instead."""
+    """Runs on the CPU; on a host with a GPU the constructor returns `InductorOnDevice` instead."""
 
     description: ClassVar[ExecutorDescription] = replace(
         TorchExecutor.description, opens={**TorchExecutor.description.opens, EXECUTABLES: "by first bytes"},
@@ -192,26 +192,26 @@ class InductorExecutor(TorchExecutor):
 
     def __new__(cls, bundle: Bundle, *_: object) -> InductorExecutor:
         """A bundle opened as its portable half runs on the CPU of any host."""
-        on_card = not bundle.settings.open_portable and cuda.is_available()
-        created: InductorExecutor = object.__new__(InductorOnCard if on_card else InductorExecutor)
-        if isinstance(created, InductorOnCard):
-            created.card, created.mode = CudaCard(), InductorMode.of(bundle.settings)
+        on_device = not bundle.settings.open_portable and cuda.is_available()
+        created: InductorExecutor = object.__new__(InductorOnDevice if on_device else InductorExecutor)
+        if isinstance(created, InductorOnDevice):
+            created.accelerator, created.mode = CudaAccelerator(), InductorMode.of(bundle.settings)
         return created
 
 
-class InductorOnCard(CardExecutor, InductorExecutor):
+class InductorOnDevice(AcceleratorExecutor, InductorExecutor):
     """Runs on the GPU."""
 
     _stands_for: ClassVar[str] = ""
-    card: CudaCard
+    accelerator: CudaAccelerator
     mode: InductorMode
-    _graph_device: ClassVar[type[CardGraphs]] = CudaGraphs
+    _graph_device: ClassVar[type[AcceleratorGraphs]] = CudaGraphs
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         self._packages: dict[str, Run] = {}
         super().__init__(bundle, slots, capacity, threads)
-        self._inputs = StaticInputs(self.card, bundle.plan, self._cache.lengths)
-        self._results = StaticOutputs(self.card, max(bucket.batch for bucket in bundle.plan.buckets))
+        self._inputs = StaticInputs(self.accelerator, bundle.plan, self._cache.lengths)
+        self._results = StaticOutputs(self.accelerator, max(bucket.batch for bucket in bundle.plan.buckets))
         self._ran: set[str] = set()
         self._fresh: tuple[int, int] | None = None
         """Live rows and rows of a step whose logits were not fetched yet."""
@@ -231,7 +231,7 @@ class InductorOnCard(CardExecutor, InductorExecutor):
         package.require_here(toolchain.host(), source)
         sizes, arrays = sizes_of(executable, self.capacity), cache_arrays(self.bundle, self.capacity)
         package.require_sizes(sizes, arrays, source)
-        self._packages[executable.blob] = package.open(source, self.card.device)
+        self._packages[executable.blob] = package.open(source, self.accelerator.device)
 
     def _run_of(self, executable: Executable, opened: OpenedProgram) -> Run:
         """The package; without one or in eager mode, the program, compiled by its first call unless eager."""
@@ -256,12 +256,12 @@ class InductorOnCard(CardExecutor, InductorExecutor):
             return []
         self.require_cache()
         executable = self._executable(step)
-        with self._watched(str(executable)), self.card.guarded():
+        with self._watched(str(executable)), self.accelerator.guarded():
             given = self._inputs.put(step)
             if (graph := self._graphs.get(executable.blob)) is not None:
                 graph.replay()
                 return []
-            with self.card.in_pool():
+            with self.accelerator.in_pool():
                 found = self._computed(executable, given)
             self._results.make(found)
             self._results.keep(found)
@@ -273,7 +273,7 @@ class InductorOnCard(CardExecutor, InductorExecutor):
             self._replay(step, self._open(executable))
             self._fresh = None
         given = self._inputs.put(step)
-        return self.card.capture(lambda: self._results.keep(self._computed(executable, given)))
+        return self.accelerator.capture(lambda: self._results.keep(self._computed(executable, given)))
 
     def run(self, step: Step) -> Array:
         self._run(step)
@@ -305,7 +305,7 @@ class InductorOnCard(CardExecutor, InductorExecutor):
         super().close()
         self._inputs.drop()
         self._results.drop()
-        self.card.close()
+        self.accelerator.close()
 
 
 def _memory(bundle: Bundle) -> Mapping[str, int]:

@@ -6,7 +6,7 @@
     "package"   the .pt2, see below: code; no weights
     "program"   the portable program, a torch.export archive (portable_program.py): data
 
-`built_for` is what the code depends on: `torch`, and on a GPU its `cuda`, `compute_capability`, `card` and `driver`.
+`built_for` is what the code depends on: `torch`, and on a GPU its `cuda`, `compute_capability`, `gpu` and `driver`.
 `sizes` are the step's batch, query, context, and capacity, the tokens of a slot. `cache` describes each array of the
 cache (whole_step/cache.py) with its kind, dtype and sizes.
 
@@ -49,7 +49,7 @@ from llmc.runtime.executors.inductor.toolchain import is_known
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
-    from llmc.runtime.executors.whole_step.cache import CardArray
+    from llmc.runtime.executors.whole_step.cache import AcceleratorArray
 
 FORM = Form(b"LLMCAOT1", "an AOTInductor executable")
 PACKAGE, PROGRAM = "package", "program"
@@ -60,7 +60,7 @@ NAMES = {
     "cuda": "CUDA",
     "compute_capability": "compute capability",
     "driver": "driver",
-    "card": "card",
+    "gpu": "gpu",
 }
 """Facts that a package depends on, with their names in errors, most important first."""
 
@@ -135,7 +135,7 @@ class Package:
                 f"llmc does not know; {again}"
             )
 
-    def require_sizes(self, sizes: Mapping[str, int], arrays: Sequence[CardArray], source: str) -> None:
+    def require_sizes(self, sizes: Mapping[str, int], arrays: Sequence[AcceleratorArray], source: str) -> None:
         """Raise ArtifactError if a step or the cache differs from the compiled one: code would exceed its tensors."""
         pairs = [(f"{name} {self.sizes[name]}", f"{name} {sizes[name]}") for name in SIZES]
         pairs.append((f"a cache of {'; '.join(self.cache)}", f"a cache of {'; '.join(map(str, arrays))}"))

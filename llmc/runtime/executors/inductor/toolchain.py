@@ -66,7 +66,7 @@ def host() -> Mapping[str, str]:
         return {}
     gpu = found[0]
     return {
-        "card": gpu.name,
+        "gpu": gpu.name,
         "compute_capability": ".".join(map(str, gpu.compute_capability)),
         "driver": gpu.driver,
         "cuda": cuda,

@@ -30,7 +30,7 @@ DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
 
 @dataclass(frozen=True)
-class CardArray:
+class AcceleratorArray:
     """One array. `of_slot`: its sizes without tensors and slots; `members`: the cache tensors in it."""
 
     kind: Kind
@@ -39,7 +39,7 @@ class CardArray:
     members: tuple[int, ...]
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> CardArray:
+    def from_json(cls, fields: Mapping[str, Any]) -> AcceleratorArray:
         """Parse the result of `to_json`."""
         return cls(fields["kind"], fields["dtype"], tuple(fields["of_slot"]), tuple(fields["members"]))
 
@@ -60,12 +60,12 @@ class CardArray:
         return f"{self.kind} {self.dtype} [{len(self.members)}, slots, {inner}]"
 
 
-def lengths_of(arrays: Sequence[CardArray]) -> tuple[int, ...]:
+def lengths_of(arrays: Sequence[AcceleratorArray]) -> tuple[int, ...]:
     """The distinct numbers of token slots in a cache slot's keys and values; (1,) without any."""
     return tuple(dict.fromkeys(array.of_slot[0] for array in arrays if array.kind == "kv")) or (1,)
 
 
-def cache_arrays(bundle: Bundle, capacity: int) -> tuple[CardArray, ...]:
+def cache_arrays(bundle: Bundle, capacity: int) -> tuple[AcceleratorArray, ...]:
     """The arrays of a bundle's cache with slots of `capacity` tokens. Raises ArtifactError without a cache."""
     return arrays_of(bundle.cache_shape, capacity, dtype_of(bundle))
 
@@ -75,13 +75,13 @@ def dtype_of(bundle: Bundle) -> Dtype:
     return "bf16" if bundle.manifest.options.get("dtype") == "bf16" else "f32"
 
 
-def arrays_of(shape: CacheShape, capacity: int, dtype: Dtype) -> tuple[CardArray, ...]:
+def arrays_of(shape: CacheShape, capacity: int, dtype: Dtype) -> tuple[AcceleratorArray, ...]:
     """The arrays of a cache with slots of `capacity` tokens, in `dtype` unless a tensor has its own."""
     found: dict[tuple[Kind, Dtype, tuple[int, ...]], list[int]] = {}
     for i, t in enumerate(shape):
         of_slot = (t.token_slots(capacity), *t.shape) if t.kind == "kv" else t.shape
         found.setdefault((t.kind, t.dtype or dtype, of_slot), []).append(i)
-    return tuple(CardArray(*like, tuple(members)) for like, members in found.items())
+    return tuple(AcceleratorArray(*like, tuple(members)) for like, members in found.items())
 
 
 class TorchAccelerator(Protocol):
@@ -107,14 +107,14 @@ class TorchAccelerator(Protocol):
         ...
 
 
-class CardCache:
+class AcceleratorCache:
     """A cache of slots of up to `capacity` tokens, in `dtype` unless a tensor has its own.
 
     `arrays` describes the `tensors`, one for each, which are empty until `make`.
     """
 
-    def __init__(self, card: TorchAccelerator, shape: CacheShape, capacity: int, dtype: Dtype) -> None:
-        self._card, self._shape = card, shape
+    def __init__(self, accelerator: TorchAccelerator, shape: CacheShape, capacity: int, dtype: Dtype) -> None:
+        self._accelerator, self._shape = accelerator, shape
         self.arrays = arrays_of(shape, capacity, dtype)
         self.lengths = lengths_of(self.arrays)
         self.tensors: list[Any] = []
@@ -132,8 +132,8 @@ class CardCache:
     def make(self, slots: int) -> None:
         """Allocate an empty cache. If it does not fit, the old one is kept."""
         with self._guarded():
-            self.tensors = [torch_zeros(array, slots, self._card.device) for array in self.arrays]
-        self._card.mark_step()
+            self.tensors = [torch_zeros(array, slots, self._accelerator.device) for array in self.arrays]
+        self._accelerator.mark_step()
 
     def warm(self) -> None:
         """Copy, read and write slots once, so that nothing is compiled for these later."""
@@ -150,7 +150,7 @@ class CardCache:
             for tensor in self.tensors:
                 row = tensor.index_select(1, self._index(source))
                 tensor.index_copy_(1, self._index(target), row)
-        self._card.mark_step()
+        self._accelerator.mark_step()
 
     def read(self, slot: int, length: int) -> list[Array]:
         """Float32 copies of a slot's first tokens and of its states (`TorchCache.read`)."""
@@ -187,23 +187,23 @@ class CardCache:
     def _write(self, slot: int, rows: Sequence[Any]) -> None:
         with self._guarded():
             for tensor, row in zip(self.tensors, rows, strict=True):
-                tensor.index_copy_(1, self._index(slot), self._card.put(row.unsqueeze(1)))
-        self._card.mark_step()
+                tensor.index_copy_(1, self._index(slot), self._accelerator.put(row.unsqueeze(1)))
+        self._accelerator.mark_step()
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
         import torch
 
-        with self._card.guarded(), torch.inference_mode():
+        with self._accelerator.guarded(), torch.inference_mode():
             yield
 
     def _index(self, slot: int) -> Any:
         import torch
 
-        return self._card.put(torch.tensor([slot]))
+        return self._accelerator.put(torch.tensor([slot]))
 
 
-def torch_zeros(array: CardArray, slots: int, device: Any = "cpu") -> Any:
+def torch_zeros(array: AcceleratorArray, slots: int, device: Any = "cpu") -> Any:
     """A zeroed array of so many slots."""
     import torch
 

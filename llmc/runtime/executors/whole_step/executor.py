@@ -20,7 +20,7 @@ from llmc.buckets.render.text import size_text
 from llmc.errors import InputError
 from llmc.runtime.executors.slots import SlotLengths
 from llmc.runtime.executors.torch.executor import OpenedProgram, TorchExecutor
-from llmc.runtime.executors.whole_step.cache import CardCache, TorchAccelerator, dtype_of
+from llmc.runtime.executors.whole_step.cache import AcceleratorCache, TorchAccelerator, dtype_of
 from llmc.runtime.executors.whole_step.step_program import Run
 from llmc.runtime.host import available_memory, host_memory
 from llmc.runtime.step import pad
@@ -48,28 +48,29 @@ class StepMode(Protocol):
         ...
 
 
-class CardExecutor(TorchExecutor):
-    """Runs whole-step graphs on `card`. `card` and `mode` must be set before `__init__`."""
+class AcceleratorExecutor(TorchExecutor):
+    """Runs whole-step graphs on `accelerator`. `accelerator` and `mode` must be set before `__init__`."""
 
-    card: TorchAccelerator
+    accelerator: TorchAccelerator
     mode: StepMode
-    _graph_device: ClassVar[type[CardGraphs]]
+    _graph_device: ClassVar[type[AcceleratorGraphs]]
     """The accelerator as a graph-capturing device, if the mode captures."""
-    _cache: CardCache
+    _cache: AcceleratorCache
     _graphs: dict[str, Any]
     """Captured graphs by executable. A graph reads and writes fixed addresses; `reset` releases its memory."""
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
-        self._on_card: dict[str, Any] = {}
+        self._on_device: dict[str, Any] = {}
         self._runs: dict[str, Run] = {}
         self._graphs = {}
         super().__init__(bundle, slots, capacity, threads)
-        captures = self._graph_device(self, self.card, self._cache) if self.mode.captures else None
+        captures = self._graph_device(self, self.accelerator, self._cache) if self.mode.captures else None
         self.capabilities = replace(self.capabilities, eager=self.mode.eager, graph_device=captures)
-        _log.info("%s: %s on %s", bundle.path, self.mode, self.card.name)
-        with took(self.card, f"Pre-loading model weights on {self.card.device}"), self._torch.inference_mode():
+        _log.info("%s: %s on %s", bundle.path, self.mode, self.accelerator.name)
+        loading = f"Pre-loading model weights on {self.accelerator.device}"
+        with took(self.accelerator, loading), self._torch.inference_mode():
             for name in self._weights.names():
-                self._on_card[name] = self.card.put(self._weights.tensor(name))
+                self._on_device[name] = self.accelerator.put(self._weights.tensor(name))
 
     @abstractmethod
     def _run_of(self, executable: Executable, opened: OpenedProgram) -> Run:
@@ -84,26 +85,26 @@ class CardExecutor(TorchExecutor):
         del what
         return nullcontext()
 
-    def _make_cache(self) -> CardCache:
+    def _make_cache(self) -> AcceleratorCache:
         """Empty: allocated once memory was divided, or before the first step."""
-        return CardCache(self.card, self.bundle.cache_shape, self.capacity, dtype_of(self.bundle))
+        return AcceleratorCache(self.accelerator, self.bundle.cache_shape, self.capacity, dtype_of(self.bundle))
 
     @property
     def _runs_on(self) -> Any:
-        return self.card.device
+        return self.accelerator.device
 
     def _weight(self, name: str) -> Any:
-        if name not in self._on_card:
+        if name not in self._on_device:
             raise ValueError(f"weights.json has no entry for {name!r:.80}")
-        return self._on_card[name]
+        return self._on_device[name]
 
     def require_cache(self) -> None:
         """Allocate the cache for the requested slots, if nobody sized it."""
         if not self._cache.tensors:
-            with took(self.card, "Initializing cache engine"):
+            with took(self.accelerator, "Initializing cache engine"):
                 self.resize(self.slots)
 
-    def _open_cache(self) -> CardCache:
+    def _open_cache(self) -> AcceleratorCache:
         self.require_cache()
         return self._cache
 
@@ -137,10 +138,10 @@ class CardExecutor(TorchExecutor):
 
     def memory(self) -> dict[str, int]:
         """Bytes on the accelerator: cache, weights, free; also the numbers of open programs and captured graphs."""
-        free, total = self.card.memory()
+        free, total = self.accelerator.memory()
         return {
             "cache": self._cache.nbytes,
-            "weights": sum(tensor.numel() * tensor.element_size() for tensor in self._on_card.values()),
+            "weights": sum(tensor.numel() * tensor.element_size() for tensor in self._on_device.values()),
             "device_free": free,
             "device_total": total,
             "open_executables": len(self._programs),
@@ -153,19 +154,19 @@ class CardExecutor(TorchExecutor):
         self._graphs.clear()
         self._runs.clear()
         self._programs.clear()
-        self._on_card.clear()
+        self._on_device.clear()
         self._cache.drop()
         self._weights.close()
 
 
-class CardGraphs:
+class AcceleratorGraphs:
     """The accelerator as a graph-capturing device (buckets/warmup/device.py). `kind` names its memory in logs."""
 
     graphs: ClassVar[str]
     kind: ClassVar[str]
 
-    def __init__(self, executor: CardExecutor, card: TorchAccelerator, cache: CardCache) -> None:
-        self._executor, self._card, self._cache = executor, card, cache
+    def __init__(self, executor: AcceleratorExecutor, accelerator: TorchAccelerator, cache: AcceleratorCache) -> None:
+        self._executor, self._accelerator, self._cache = executor, accelerator, cache
 
     @property
     def block_bytes(self) -> int:
@@ -173,10 +174,10 @@ class CardGraphs:
         return -(-self._cache.slot_bytes * self._executor.bundle.plan.limits.block_size // self._executor.capacity)
 
     def total_memory(self) -> int:
-        return self._card.memory()[1]
+        return self._accelerator.memory()[1]
 
     def free_memory(self) -> int:
-        return self._card.memory()[0]
+        return self._accelerator.memory()[0]
 
     def expected(self, bucket: Bucket) -> int:
         """Unknown: the first graph of a phase is measured."""
@@ -216,7 +217,7 @@ def step_of(bucket: Bucket) -> Step:
 
 
 @contextmanager
-def took(card: TorchAccelerator, what: str) -> Iterator[None]:
+def took(accelerator: TorchAccelerator, what: str) -> Iterator[None]:
     """Log the memory that the block took, at INFO; negative values are memory that was released.
 
     "Model profiling run took 504 MiB of device memory (15.46 GiB/94.62 GiB used) and 180.9 MiB of host memory (475.4
@@ -228,10 +229,10 @@ def took(card: TorchAccelerator, what: str) -> Iterator[None]:
         yield
         return
     gc.collect()
-    (before, _), host_before = card.memory(), available_memory()
+    (before, _), host_before = accelerator.memory(), available_memory()
     yield
     gc.collect()
-    (after, total), host_after, host = card.memory(), available_memory(), host_memory()
+    (after, total), host_after, host = accelerator.memory(), available_memory(), host_memory()
     line = took_line(what, before - after, total - after, total)
     if host is not None and host_before is not None and host_after is not None:
         line += f" and {size_text(host_before - host_after)} of host memory "

@@ -27,7 +27,7 @@ import numpy as np
 from llmc.runtime.executors.whole_step.cache import lengths_of
 
 if TYPE_CHECKING:
-    from llmc.runtime.executors.whole_step.cache import CardArray, CardCache
+    from llmc.runtime.executors.whole_step.cache import AcceleratorArray, AcceleratorCache
     from llmc.runtime.portable_program import PortableProgram
     from llmc.runtime.step import Step
 
@@ -35,7 +35,7 @@ Run: TypeAlias = Callable[..., Sequence[Any]]
 """A step's function. Its input and output tensors are on the accelerator."""
 
 
-def flat_step(program: PortableProgram, context: int, arrays: Sequence[CardArray]) -> Run:
+def flat_step(program: PortableProgram, context: int, arrays: Sequence[AcceleratorArray]) -> Run:
     """A program over any cache in such `arrays`. Arguments: `inputs`, the arrays, the weights, all on one device.
 
     It writes the live rows' new tokens and states into the arrays, and returns logits [B, V], and the top values and
@@ -77,7 +77,7 @@ def flat_step(program: PortableProgram, context: int, arrays: Sequence[CardArray
     return step
 
 
-def step_program(flat: Run, weights: Sequence[Any], cache: CardCache) -> Run:
+def step_program(flat: Run, weights: Sequence[Any], cache: AcceleratorCache) -> Run:
     """A step over the current `cache`. A call with `inputs` returns `flat_step`'s outputs."""
 
     def step(*given: Any) -> list[Any]:

@@ -9,7 +9,7 @@ from llmc.artifacts.log import logger
 from llmc.runtime.executors.base import EXECUTABLES, ExecutorDescription
 from llmc.runtime.executors.xla.arrays import JaxArrays
 from llmc.runtime.executors.xla.client import JaxMonitor, jax_version
-from llmc.runtime.executors.xla.hosts import cards_here, host_for, in_place_of
+from llmc.runtime.executors.xla.hosts import gpus_here, host_for, in_place_of
 from llmc.runtime.executors.xla.programs import LoadedProgram
 from llmc.runtime.executors.xla.slot_executor import SLOT_PROGRAMS, SlotExecutor
 
@@ -53,4 +53,4 @@ class XlaExecutor(SlotExecutor):
 class CudaExecutor(XlaExecutor):
     """The same for CUDA bundles, whose certificates record the GPU and driver."""
 
-    description: ClassVar[ExecutorDescription] = replace(XlaExecutor.description, host=cards_here)
+    description: ClassVar[ExecutorDescription] = replace(XlaExecutor.description, host=gpus_here)

@@ -143,11 +143,11 @@ class CudaHost(PlatformHost):
         """Reject too few GPUs, other GPU types, an older driver, and too little memory."""
         fraction = xla_memory_fraction() or CUDA_MEMORY_FRACTION
         pools = self._pools()
-        cards = [
+        available = [
             replace(gpu, free=pools[gpu.index] if gpu.index in pools else min(gpu.free, int(gpu.total * fraction)))
             for gpu in gpus()
         ]
-        require_gpu(str(bundle.path), needs_of(bundle), cards)
+        require_gpu(str(bundle.path), needs_of(bundle), available)
 
     def open(self, devices: int, threads: int) -> list[Any]:
         """The first GPUs. Memory is reserved only on these, by CUDA_MEMORY_FRACTION or the user's setting."""
@@ -175,7 +175,7 @@ class CudaHost(PlatformHost):
         if not xla_bridge.backends_are_initialized() or "cuda" not in xla_bridge.backends():
             return {}
         stats = {device.id: device.memory_stats() or {} for device in jax.local_devices(backend="cuda")}
-        return {card: s["bytes_limit"] - s["bytes_in_use"] for card, s in stats.items() if "bytes_limit" in s}
+        return {gpu: s["bytes_limit"] - s["bytes_in_use"] for gpu, s in stats.items() if "bytes_limit" in s}
 
 
 def needs_of(bundle: Bundle) -> Needs:
@@ -183,11 +183,11 @@ def needs_of(bundle: Bundle) -> Needs:
     manifest = bundle.manifest
     try:
         analysis: Any = manifest.options["analysis"]
-        card, memory = analysis["card"], analysis["device_memory"]
-        major, minor = re.fullmatch(r"(\d{1,3})\.(\d{1,3})", card["compute_capability"]).groups()  # type: ignore[union-attr]
+        gpu, memory = analysis["gpu"], analysis["device_memory"]
+        major, minor = re.fullmatch(r"(\d{1,3})\.(\d{1,3})", gpu["compute_capability"]).groups()  # type: ignore[union-attr]
         sizes = {words: memory[name] for words, name in _PARTS.items()}
         cuda = int(manifest.toolchain["nvidia-cuda-nvcc"].partition(".")[0])
-        product = card["product"]
+        product = gpu["product"]
     except (KeyError, TypeError, AttributeError, ValueError) as e:
         raise _unsaid(bundle) from e
     if not isinstance(product, str) or not all(type(size) is int and size >= 0 for size in sizes.values()):
@@ -195,15 +195,15 @@ def needs_of(bundle: Bundle) -> Needs:
     return Needs(bundle.option("tensor_parallel", 1), (int(major), int(minor)), cuda, sizes, product)
 
 
-def cards_here() -> Mapping[str, str]:
+def gpus_here() -> Mapping[str, str]:
     """Certificate facts about this host's GPUs and driver, without opening them; empty without a GPU."""
-    cards = gpus()
-    if not cards:
+    found = gpus()
+    if not found:
         return {}
     return {
-        "card": ", ".join(sorted({gpu.name for gpu in cards})),
-        "compute capability": ", ".join(sorted({"{}.{}".format(*gpu.compute_capability) for gpu in cards})),
-        "driver": cards[0].driver,
+        "gpu": ", ".join(sorted({gpu.name for gpu in found})),
+        "compute capability": ", ".join(sorted({"{}.{}".format(*gpu.compute_capability) for gpu in found})),
+        "driver": found[0].driver,
     }
 
 

@@ -1,4 +1,4 @@
-"""Attention as a kernel on cards: compiled here, in the same portable program whose plain form is verified on CPU."""
+"""Attention as a kernel on GPUs: compiled here, in the same portable program whose plain form is verified on CPU."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def compile_for(device: str, model: Path, path: Path, **options: object) -> Comp
 def test_steps_hold_the_kernel_as_machine_code_and_the_plain_form_is_verified_on_cpu(
     model: Path, tmp_path: Path
 ) -> None:
-    """Of a model with states, over two cards, with keys and values in 8 bits."""
+    """Of a model with states, over two GPUs, with keys and values in 8 bits."""
     code = f"""
 import json
 from pathlib import Path
@@ -108,7 +108,7 @@ def test_what_would_take_less_memory_is_known(options: dict[str, object], flags:
 @default_cases(1)
 @needs_plugin
 @pytest.mark.parametrize(
-    ("card", "architecture", "cached", "widths"),
+    ("gpu", "architecture", "cached", "widths"),
     [
         ("h100", b"sm_90a", "", (128, 128)),
         ("h100", b"sm_90a", "bfloat16", (192, 128)),
@@ -117,7 +117,7 @@ def test_what_would_take_less_memory_is_known(options: dict[str, object], flags:
     ],
 )
 def test_the_kernel_becomes_machine_code_of_each_architecture(
-    card: str, architecture: bytes, cached: str, widths: tuple[int, int]
+    gpu: str, architecture: bytes, cached: str, widths: tuple[int, int]
 ) -> None:
     """With the heads of Llama, DeepSeek V3 and Gemma 4."""
     import jax
@@ -134,7 +134,7 @@ def test_the_kernel_becomes_machine_code_of_each_architecture(
 
     held, (width, value) = cached or "bfloat16", widths
     open_client("cpu")
-    here = SingleDeviceSharding(parse_topology(card).describe()[0])
+    here = SingleDeviceSharding(parse_topology(gpu).describe()[0])
     given = [
         jax.ShapeDtypeStruct(shape, dtype, sharding=here)
         for shape, dtype in [

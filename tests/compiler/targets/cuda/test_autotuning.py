@@ -1,6 +1,6 @@
 """XLA's autotuning results: read as XLA writes them, written as it reads them, refused where they do not hold.
 
-The text of a card is what XLA of jax 0.10.2 looked products up with for a described H100, as its notes tell.
+The text of a GPU is what XLA of jax 0.10.2 looked products up with for a described H100, as its notes tell.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc.compiler.targets.cuda.cards import card_of
+from llmc.compiler.targets.cuda.gpus import gpu_of
 from llmc.compiler.targets.cuda.tuning import AutotuneEntry, built_for, device_text, parse, require_fits, serialise
 from llmc.compiler.targets.tuning import Results
 from llmc.errors import ArtifactError
@@ -21,10 +21,10 @@ JAX = "0.10.2 0.10.2 0.10.2"
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
 
 
-def test_a_described_card_has_the_text_that_xla_gives_it() -> None:
-    card = card_of("h100")
-    assert card is not None
-    assert device_text(card.target_config()) == H100
+def test_a_described_gpu_has_the_text_that_xla_gives_it() -> None:
+    gpu = gpu_of("h100")
+    assert gpu is not None
+    assert device_text(gpu.target_config()) == H100
 
 
 @given(st.dictionaries(TEXT, st.binary(max_size=20), max_size=5))
@@ -46,7 +46,7 @@ def test_another_version_and_a_torn_file_are_refused(data: bytes) -> None:
         parse(data)
 
 
-def test_clock_bandwidth_and_cudnn_of_a_real_card_may_differ_a_little() -> None:
+def test_clock_bandwidth_and_cudnn_of_a_real_gpu_may_differ_a_little() -> None:
     require_fits(Results(built_for(REAL, "NVIDIA H100 80GB HBM3", JAX)), H100, JAX, "file")
 
 
@@ -61,6 +61,6 @@ def test_clock_bandwidth_and_cudnn_of_a_real_card_may_differ_a_little() -> None:
         ("ROCM: gfx942", JAX, "compute capability none, not 9.0"),
     ],
 )
-def test_results_of_another_card_or_version_are_refused(device: str, compiler: str, differs: str) -> None:
-    with pytest.raises(ArtifactError, match=f"^file: results of a card .*{differs}.*--tuning model$"):
-        require_fits(Results(built_for(device, "a card", compiler)), H100, JAX, "file")
+def test_results_of_another_gpu_or_version_are_refused(device: str, compiler: str, differs: str) -> None:
+    with pytest.raises(ArtifactError, match=f"^file: results of a GPU .*{differs}.*--tuning model$"):
+        require_fits(Results(built_for(device, "a GPU", compiler)), H100, JAX, "file")

@@ -60,13 +60,13 @@ def test_executables_are_native_and_their_portable_half_is_verified_here(compile
 
 
 @needs_plugin
-def test_the_manifest_says_which_card_and_what_it_must_hold(compiled: Compiled) -> None:
+def test_the_manifest_says_which_gpu_and_what_it_must_hold(compiled: Compiled) -> None:
     manifest = Bundle.open(compiled.path).manifest
     analysis = manifest.options["analysis"]
     memory = analysis["device_memory"]
 
     assert (manifest.target, manifest.device) == ("cuda", DEVICE)
-    assert analysis["card"] == {"name": "h100", "product": "NVIDIA H100 80GB HBM3", "compute_capability": "9.0"}
+    assert analysis["gpu"] == {"name": "h100", "product": "NVIDIA H100 80GB HBM3", "compute_capability": "9.0"}
     assert memory["total"] == sum(memory[part] for part in ("weights", "cache", "temporary", "code"))
     assert all(memory[part] > 0 for part in memory)
     assert analysis["tuning"].items() >= {"by": "model", "tuned": 0}.items()
@@ -120,17 +120,17 @@ def test_executables_are_the_same_bytes_wherever_and_by_whichever_process_they_a
 
 @full
 @needs_plugin
-def test_over_two_cards_weights_are_split_and_sums_exchanged_once_a_layer(compiled: Compiled, tmp_path: Path) -> None:
+def test_over_two_gpus_weights_are_split_and_sums_exchanged_once_a_layer(compiled: Compiled, tmp_path: Path) -> None:
     analysis = compiled.compile(tmp_path / "b", device="cuda:h100-2", tensor_parallel=2, roll_layers=True).analysis
 
     assert analysis["executables"][1]["collectives"]["all-reduce"]["in_loop"] == 2  # after attention, after the MLP
     assert analysis["device_memory"]["cache"] == compiled.result.analysis["device_memory"]["cache"] / 2
-    assert (analysis["topology"], analysis["card"]["name"]) == ("h100-2", "h100")
+    assert (analysis["topology"], analysis["gpu"]["name"]) == ("h100-2", "h100")
 
 
 @needs_plugin
 def test_a_cache_that_does_not_fit_is_refused_before_anything_is_compiled(compiled: Compiled, tmp_path: Path) -> None:
-    with pytest.raises(CompileError, match=r"does not fit h100 by [\d.,]+ GiB a card.*that fits: --cache-slots \d+"):
+    with pytest.raises(CompileError, match=r"does not fit h100 by [\d.,]+ GiB a GPU.*that fits: --cache-slots \d+"):
         compiled.compile(tmp_path / "b", cache_slots=3 << 21)
     assert not (tmp_path / "b").exists()
 

@@ -1,4 +1,4 @@
-"""Cards by name and number, what is known of them, and what XLA makes of each description without a card."""
+"""Cards by name and number, what is known of them, and what XLA makes of each description without a GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.compiler.targets.cuda import toolkit
-from llmc.compiler.targets.cuda.cards import CARDS, NAMES
+from llmc.compiler.targets.cuda.gpus import GPUS, NAMES
 from llmc.compiler.targets.cuda.topology import known, parse_topology
 from llmc.errors import DeviceError, InputError
 from llmc.platforms import install_line
@@ -42,9 +42,9 @@ def test_every_known_topology_is_read_back_by_its_name(name: str) -> None:
     assert parse_topology(name).name == name
 
 
-def test_a_card_alone_is_one_device_and_several_are_one_host() -> None:
-    assert [(t.name, t.devices, t.unit) for t in known() if t.card.name == "h100"] == [
-        ("h100", 1, "card"), ("h100-2", 2, "card"), ("h100-4", 4, "card"), ("h100-8", 8, "card"),
+def test_a_gpu_alone_is_one_device_and_several_are_one_host() -> None:
+    assert [(t.name, t.devices, t.unit) for t in known() if t.gpu.name == "h100"] == [
+        ("h100", 1, "GPU"), ("h100-2", 2, "GPU"), ("h100-4", 4, "GPU"), ("h100-8", 8, "GPU"),
     ]  # fmt: skip
 
 
@@ -64,24 +64,24 @@ def test_a_card_alone_is_one_device_and_several_are_one_host() -> None:
         ("../h100", "unknown GPU"),
     ],
 )
-def test_what_is_no_card_is_refused_with_those_that_are(text: str, says: str) -> None:
+def test_what_is_no_gpu_is_refused_with_those_that_are(text: str, says: str) -> None:
     with pytest.raises(InputError, match=re.escape(says)) as refused:
         parse_topology(text)
     assert len(str(refused.value)) < 400
 
 
-def test_figures_of_a_card_agree_with_each_other() -> None:
-    assert [card.name for card in CARDS] == list(NAMES)
-    for card in CARDS:
-        assert 20 * GIB < card.memory_bytes < 300 * GIB, card.name
-        assert card.bf16_flops * 1.9 < (card.fp8_flops or 4 * card.bf16_flops), card.name
-        assert bool(card.fp8_flops) == (card.compute_capability >= (8, 9)), card.name
-        assert card.architecture.shared_per_block == card.architecture.shared_per_core - 1024, card.name
-        assert card.slices[0] == 1 and list(card.slices) == sorted(card.slices)
-        assert card.sources, card.name
+def test_figures_of_a_gpu_agree_with_each_other() -> None:
+    assert [gpu.name for gpu in GPUS] == list(NAMES)
+    for gpu in GPUS:
+        assert 20 * GIB < gpu.memory_bytes < 300 * GIB, gpu.name
+        assert gpu.bf16_flops * 1.9 < (gpu.fp8_flops or 4 * gpu.bf16_flops), gpu.name
+        assert bool(gpu.fp8_flops) == (gpu.compute_capability >= (8, 9)), gpu.name
+        assert gpu.architecture.shared_per_block == gpu.architecture.shared_per_core - 1024, gpu.name
+        assert gpu.slices[0] == 1 and list(gpu.slices) == sorted(gpu.slices)
+        assert gpu.sources, gpu.name
 
 
-def test_a_tenth_of_a_card_is_left_for_what_lies_outside_of_xla_s_pool() -> None:
+def test_a_tenth_of_a_gpu_is_left_for_what_lies_outside_of_xla_s_pool() -> None:
     h100 = parse_topology("h100-8")
     assert h100.usable_bytes == int(84_942_979_072 * 0.9)
 
@@ -95,9 +95,9 @@ def test_an_array_takes_its_values_up_to_the_allocator_s_next_multiple(shape: li
     assert values <= found < values + 256 and found % 256 == 0
 
 
-def test_keys_name_all_that_xla_is_reported_of_a_card() -> None:
-    assert parse_topology("h100").components["card"] == parse_topology("h100-8").components["card"]
-    assert len({t.components["card"] for t in known()}) == len(NAMES)
+def test_keys_name_all_that_xla_is_reported_of_a_gpu() -> None:
+    assert parse_topology("h100").components["gpu"] == parse_topology("h100-8").components["gpu"]
+    assert len({t.components["gpu"] for t in known()}) == len(NAMES)
     assert len({t.components["topology"] for t in known()}) == len(known())
 
 
@@ -116,15 +116,15 @@ needs_plugin = pytest.mark.skipif(find_spec("jax_cuda13_plugin") is None, reason
 
 
 @needs_plugin
-def test_xla_describes_every_card_as_it_is_described_here_and_prints_nothing(tmp_path: Path) -> None:
+def test_xla_describes_every_gpu_as_it_is_described_here_and_prints_nothing(tmp_path: Path) -> None:
     done = child(DESCRIBED, tmp_path)
-    assert json.loads(done.stdout) == {t.name: [t.devices, t.card.product, "cuda"] for t in known()}
+    assert json.loads(done.stdout) == {t.name: [t.devices, t.gpu.product, "cuda"] for t in known()}
     assert done.stderr == ""
 
 
 @needs_plugin
-def test_a_process_that_used_jax_before_can_still_compile_for_cards(tmp_path: Path) -> None:
-    """A notebook, for example: JAX registers no plug-in for CUDA when it starts on a host without a card."""
+def test_a_process_that_used_jax_before_can_still_compile_for_gpus(tmp_path: Path) -> None:
+    """A notebook, for example: JAX registers no plug-in for CUDA when it starts on a host without a GPU."""
     code = (
         "import jax\n"
         "jax.numpy.zeros(1).block_until_ready()\n"

@@ -1,7 +1,7 @@
 """The tuner over a fake of XLA: what it is asked for, and what is made of what it writes.
 
-XLA on a card writes AutotuneResults of all that its process knows to xla_gpu_dump_autotune_results_to after a
-compilation, and times nothing that xla_gpu_load_autotune_results_from has for this card (openxla/xla,
+XLA on a GPU writes AutotuneResults of all that its process knows to xla_gpu_dump_autotune_results_to after a
+compilation, and times nothing that xla_gpu_load_autotune_results_from has for this GPU (openxla/xla,
 xla/service/gpu/autotuning/autotuner_cache.cc, 09cc560). Contract-tested, not run on hardware.
 """
 
@@ -31,8 +31,8 @@ STEP = Executable("decode", 1, 1, 32, "native", "sha256:" + "0" * 64, 1, "")
 
 
 @dataclass
-class Card:
-    """XLA on a card: a program is the names of its products, apart by spaces; `timed` are those that it timed."""
+class GpuStub:
+    """XLA on a GPU: a program is the names of its products, apart by spaces; `timed` are those that it timed."""
 
     device: str = REAL
     timed: list[str] = field(default_factory=list)
@@ -56,8 +56,8 @@ class Card:
 
 
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> Card:
-    built = Card()
+def gpu(monkeypatch: pytest.MonkeyPatch) -> GpuStub:
+    built = GpuStub()
     nvidia.install(monkeypatch, nvidia.H100)
     monkeypatch.setattr(tuner, "compile_exported", built.compile)
     monkeypatch.setattr(tuner, "toolchain_version", lambda platform: HEADER.jax)
@@ -72,41 +72,41 @@ def bundle(matmuls: str) -> Any:
     return SimpleNamespace(path=Path("bundle"), files=SimpleNamespace(read=lambda name: file))
 
 
-def test_results_say_which_card_they_are_of(card: Card) -> None:
+def test_results_say_which_gpu_they_are_of(gpu: GpuStub) -> None:
     found = CudaTuner().tune(bundle("qkv down"), STEP, None)
     assert found is not None
-    assert found.built_for == {"card": "NVIDIA H100 80GB HBM3", "device": REAL, "compiler": HEADER.jax}
+    assert found.built_for == {"gpu": "NVIDIA H100 80GB HBM3", "device": REAL, "compiler": HEADER.jax}
     assert found.found == {"qkv": b"fast", "down": b"fast"}
 
 
-def test_what_is_known_is_not_timed_again(card: Card) -> None:
+def test_what_is_known_is_not_timed_again(gpu: GpuStub) -> None:
     before = CudaTuner().tune(bundle("qkv"), STEP, None)
-    card.known.clear()
+    gpu.known.clear()
     after = CudaTuner().tune(bundle("qkv head"), STEP, before)
-    assert card.timed == ["qkv", "head"]
+    assert gpu.timed == ["qkv", "head"]
     assert after is not None
     assert set(after.found) == {"qkv", "head"}
 
 
-def test_an_executable_without_matmuls_adds_nothing(card: Card) -> None:
+def test_an_executable_without_matmuls_adds_nothing(gpu: GpuStub) -> None:
     assert CudaTuner().tune(bundle(""), STEP, None) is None
 
 
-def test_results_of_another_card_are_not_mixed_in(card: Card) -> None:
+def test_results_of_another_gpu_are_not_mixed_in(gpu: GpuStub) -> None:
     before = CudaTuner().tune(bundle("qkv"), STEP, None)
-    card.device = REAL.replace("Cores: 132", "Cores: 114")
-    card.known.clear()
+    gpu.device = REAL.replace("Cores: 132", "Cores: 114")
+    gpu.known.clear()
     with pytest.raises(ArtifactError, match="keep a file for each"):
         CudaTuner().tune(bundle("qkv"), STEP, before)
 
 
-def test_xla_s_own_words_are_in_the_error(card: Card) -> None:
-    card.fails = "RESOURCE_EXHAUSTED: out of memory"
+def test_xla_s_own_words_are_in_the_error(gpu: GpuStub) -> None:
+    gpu.fails = "RESOURCE_EXHAUSTED: out of memory"
     with pytest.raises(CompileError, match=r"bundle: decode batch=1 .* NVIDIA H100 80GB HBM3: RESOURCE_EXHAUSTED"):
         CudaTuner().tune(bundle("qkv"), STEP, None)
 
 
-def test_a_host_without_a_card_is_reported_where_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_without_a_gpu_is_reported_where_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llmc.compiler.targets.cuda.toolkit.metadata.version", lambda name: "1")
     nvidia.install(monkeypatch)
     assert CudaTuner().lacks() == "an NVIDIA GPU; run llmc tune on its host, and copy the file (-o) here"

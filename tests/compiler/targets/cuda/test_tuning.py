@@ -15,7 +15,7 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets.base import Lowered
 from llmc.compiler.targets.cuda import tuning
-from llmc.compiler.targets.cuda.cards import card_of
+from llmc.compiler.targets.cuda.gpus import gpu_of
 from llmc.compiler.targets.cuda.matmuls import Looked
 from llmc.compiler.targets.cuda.tuning import STAGE, Tuning, built_for, parse, reported, summary
 from llmc.compiler.targets.tuning import RESULTS, Results, write_results
@@ -29,9 +29,9 @@ EMPTY = Lowered({}, {}, {})
 
 
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> Tuning:
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Tuning:
     monkeypatch.setattr(tuning, "toolchain_version", lambda platform: JAX)
-    found = card_of("h100")
+    found = gpu_of("h100")
     assert found is not None
     return Tuning(found.target_config())
 
@@ -57,56 +57,56 @@ def keep(stages: Stages, results: Results) -> None:
     stages.run(STAGE, {"results": digest_bytes(data)}, lambda workspace: {RESULTS: workspace.put_bytes(data)})
 
 
-def test_a_digest_stands_for_the_file_and_is_in_the_key(card: Tuning, stages: Stages, tmp_path: Path) -> None:
+def test_a_digest_stands_for_the_file_and_is_in_the_key(gpu: Tuning, stages: Stages, tmp_path: Path) -> None:
     file = written(tmp_path)
-    options = card.configured(requested(file))
+    options = gpu.configured(requested(file))
     digest = digest_bytes(file.read_bytes())
     assert options.own == {"tuning": digest}
-    lowered = card.lowered(stages, EMPTY, options)
+    lowered = gpu.lowered(stages, EMPTY, options)
     assert lowered.components == {"tuning": digest}
-    data = card.for_xla(lowered)
+    data = gpu.for_xla(lowered)
     assert data is not None
     assert parse(data) == [(H100, "qkv", b"fast")]
 
 
-def test_the_store_has_them_when_the_file_is_gone(card: Tuning, stages: Stages, tmp_path: Path) -> None:
-    options = card.configured(requested(written(tmp_path)))
+def test_the_store_has_them_when_the_file_is_gone(gpu: Tuning, stages: Stages, tmp_path: Path) -> None:
+    options = gpu.configured(requested(written(tmp_path)))
     with pytest.raises(InputError, match=r"the store has no tuning results .*; give their file again"):
-        Tuning.lowered(_fresh(card), stages, EMPTY, options)
-    card.lowered(stages, EMPTY, options)
-    assert Tuning.lowered(_fresh(card), stages, EMPTY, options).components == {"tuning": options.own["tuning"]}
+        Tuning.lowered(_fresh(gpu), stages, EMPTY, options)
+    gpu.lowered(stages, EMPTY, options)
+    assert Tuning.lowered(_fresh(gpu), stages, EMPTY, options).components == {"tuning": options.own["tuning"]}
 
 
-def _fresh(card: Tuning) -> Tuning:
-    found = card_of("h100")
+def _fresh(gpu: Tuning) -> Tuning:
+    found = gpu_of("h100")
     assert found is not None
     return Tuning(found.target_config())
 
 
-def test_auto_takes_all_that_hold_for_the_card(card: Tuning, stages: Stages) -> None:
-    assert card.lowered(stages, EMPTY, requested("auto")) == EMPTY
+def test_auto_takes_all_that_hold_for_the_gpu(gpu: Tuning, stages: Stages) -> None:
+    assert gpu.lowered(stages, EMPTY, requested("auto")) == EMPTY
     keep(stages, FOUND)
     keep(stages, Results({**FOUND.built_for, "device": REAL.replace("9.0,", "8.9,")}, {"qkv": b"slow"}))
     keep(stages, Results(FOUND.built_for, {"down": b"fast"}))
-    data = card.for_xla(card.lowered(stages, EMPTY, requested("auto")))
+    data = gpu.for_xla(gpu.lowered(stages, EMPTY, requested("auto")))
     assert data is not None
     assert {entry.hlo: entry.result for entry in parse(data)} == {"qkv": b"fast", "down": b"fast"}
 
 
-def test_results_of_another_version_are_refused_before_anything_is_built(card: Tuning, tmp_path: Path) -> None:
+def test_results_of_another_version_are_refused_before_anything_is_built(gpu: Tuning, tmp_path: Path) -> None:
     file = written(tmp_path, Results({**FOUND.built_for, "compiler": "0.11.0"}))
     with pytest.raises(ArtifactError, match=r"h100.json: results of NVIDIA H100 80GB HBM3 .*0\.11\.0, not 0\.10\.2"):
-        card.configured(requested(file))
+        gpu.configured(requested(file))
 
 
-def test_a_name_that_is_no_file_is_refused(card: Tuning, tmp_path: Path) -> None:
+def test_a_name_that_is_no_file_is_refused(gpu: Tuning, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="No such file or directory; name a file that llmc tune wrote"):
-        card.configured(requested(tmp_path / "none"))
+        gpu.configured(requested(tmp_path / "none"))
 
 
 @pytest.mark.parametrize("word", ["model", "none"])
-def test_without_results_nothing_is_added(card: Tuning, stages: Stages, word: str) -> None:
-    assert card.lowered(stages, EMPTY, card.configured(requested(word))) == EMPTY
+def test_without_results_nothing_is_added(gpu: Tuning, stages: Stages, word: str) -> None:
+    assert gpu.lowered(stages, EMPTY, gpu.configured(requested(word))) == EMPTY
 
 
 def test_people_are_reported_how_many_matmuls_were_tuned() -> None:

@@ -32,7 +32,7 @@ from tests.fakes import gaudi
 from tests.runtime.executors.hpu.conftest import MODES
 from tests.tiers import full
 
-FACTS = {"card": "GAUDI2", "driver": "1.24.0", "synapse": "1.24.0", "mode": "PyTorch eager mode"}
+FACTS = {"accelerator": "GAUDI2", "driver": "1.24.0", "synapse": "1.24.0", "mode": "PyTorch eager mode"}
 EAGER = "PyTorch eager mode"
 
 Host = Callable[..., Any]
@@ -40,7 +40,7 @@ Host = Callable[..., Any]
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
-    """Makes this a Gaudi host, as a new process finds it; returns the fake's module `_card`."""
+    """Makes this a Gaudi host, as a new process finds it; returns the fake's module `_accelerator`."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv(VARIABLE, "")
     monkeypatch.setattr(accelerators, "ROOT", tmp_path / "root")
@@ -48,10 +48,10 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
 
     inner: list[pytest.MonkeyPatch] = []
 
-    def start(mode: str = EAGER, card: str = "GAUDI2", driver: str = "1.24.0") -> Any:
+    def start(mode: str = EAGER, accelerator: str = "GAUDI2", driver: str = "1.24.0") -> Any:
         monkeypatch.setenv(VARIABLE, "")
         for path, text in (
-            ("sys/class/accel/accel0/device/device_type", card), ("sys/module/habanalabs/version", driver),
+            ("sys/class/accel/accel0/device/device_type", accelerator), ("sys/module/habanalabs/version", driver),
         ):  # fmt: skip
             (tmp_path / "root" / path).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / "root" / path).write_text(f"{text}\n")
@@ -70,7 +70,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
 
 
 class InProcess:
-    """The recording's process: here, with a card of its own, as it sees it."""
+    """The recording's process: here, with an accelerator of its own, as it sees it."""
 
     pid = 0
 
@@ -86,7 +86,7 @@ class InProcess:
         stderr.flush()
         import habana_frameworks.torch as bridge
 
-        bridge._card.reset()
+        bridge._accelerator.reset()
         self.stdout = io.StringIO("".join(lines))
 
     def wait(self) -> int:
@@ -170,7 +170,7 @@ def test_it_is_built_once_for_hosts_of_a_kind(
 
 @full
 @pytest.mark.parametrize(("given", "said"), [
-    ({"card": "GAUDI3"}, "another card GAUDI2 (here: GAUDI3)"),
+    ({"accelerator": "GAUDI3"}, "another accelerator GAUDI2 (here: GAUDI3)"),
     ({"driver": "1.23.0"}, "another driver 1.24.0 (here: 1.23.0)"),
     ({"mode": "PyTorch lazy mode"}, "another mode PyTorch eager mode (here: PyTorch lazy mode)"),
 ])  # fmt: skip
@@ -227,13 +227,13 @@ def test_recipes_that_the_bridge_does_not_find_are_warned_of(
 ) -> None:
     host()
     finish(mine)
-    card = host()
-    card.VERSION, before = "1.24.9", card.VERSION
+    accelerator = host()
+    accelerator.VERSION, before = "1.24.9", accelerator.VERSION
     try:
         with caplog.at_level(logging.WARNING):
             assert start(mine)[0]
     finally:
-        card.VERSION = before
+        accelerator.VERSION = before
     assert "graphs were compiled at this start although the bundle has recipes" in caplog.text
 
 
@@ -256,14 +256,14 @@ def test_an_interrupt_keeps_the_recipes(
         with pytest.raises(KeyboardInterrupt):
             finish(mine, store=mine.parent / "store")
     assert BundleFiles.open(mine).manifest == before
-    card = host()
+    accelerator = host()
     compiled: list[str] = []
-    card.listeners.append(lambda name, _, what: compiled.append(what) if name == "graph_compilation" else None)
+    accelerator.listeners.append(lambda name, _, what: compiled.append(what) if name == "graph_compilation" else None)
     try:
         monkeypatch.setattr("llmc.compiler.pipeline.on_target.agree", lambda *_: {"mode": "none"})
         finish(mine, store=mine.parent / "store")
     finally:
-        card.listeners.pop()
+        accelerator.listeners.pop()
     assert compiled == []
 
 

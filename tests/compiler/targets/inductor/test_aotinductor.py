@@ -1,6 +1,6 @@
 """AOTInductor itself, on the CPU: a bucket's step compiled, packaged, loaded and run.
 
-Run on hardware, as far as a CPU goes; what a card adds (Triton's kernels, CUDA graphs) is contract-tested elsewhere.
+Run on hardware, as far as a CPU goes; what a GPU adds (Triton's kernels, CUDA graphs) is contract-tested elsewhere.
 Quick settings: nothing vectorised, nothing optimised, no precompiled header.
 """
 

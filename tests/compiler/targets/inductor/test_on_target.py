@@ -16,7 +16,7 @@ import pytest
 from llmc.artifacts.bundle.native import code_of_bundle
 from llmc.artifacts.store.store import Store
 from llmc.compiler.pipeline.on_target import OnTargetResult, compile_on_target
-from llmc.compiler.targets.cuda.cards import card_of
+from llmc.compiler.targets.cuda.gpus import gpu_of
 from llmc.compiler.targets.inductor import on_target
 from llmc.compiler.targets.inductor.on_target import PackageCompiler
 from llmc.errors import ArtifactError, CompileError, DeviceError, LlmcError
@@ -32,7 +32,7 @@ from tests.runtime.executors.inductor.test_archive import PACKAGE
 from tests.tiers import full
 
 FACTS = {
-    "card": "NVIDIA H100 80GB HBM3", "compute_capability": "9.0", "cuda": "13.0", "driver": "580.95.05",
+    "gpu": "NVIDIA H100 80GB HBM3", "compute_capability": "9.0", "cuda": "13.0", "driver": "580.95.05",
     "torch": toolchain.torch_version(),
 }  # fmt: skip
 
@@ -93,7 +93,7 @@ def test_a_finished_bundle_agrees_with_its_portable_half_and_is_code(
 @pytest.mark.parametrize(
     ("other", "error", "words"),
     [
-        ((nvidia.L40S, "580.95.05"), ArtifactError, "compiled for another card NVIDIA H100"),
+        ((nvidia.L40S, "580.95.05"), ArtifactError, "compiled for another gpu NVIDIA H100"),
         ((nvidia.H100, "590.10"), ArtifactError, r"another driver 580.95.05 \(here: 590.10\)"),
         ((None, ""), DeviceError, "this host has no such device"),
     ],
@@ -103,8 +103,8 @@ def test_another_host_is_reported_before_anything_is_loaded(
     finish: Finish, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     finish()
-    card, driver = other
-    nvidia.install(monkeypatch, *([card] if card else []), driver=driver)
+    gpu, driver = other
+    nvidia.install(monkeypatch, *([gpu] if gpu else []), driver=driver)
     with pytest.raises(error, match=words):
         open_executor(Bundle.open(mine))
 
@@ -144,8 +144,8 @@ def test_what_a_host_lacks_is_said(
 
 
 @full
-def test_a_bundle_for_a_named_card_is_finished_there(monkeypatch: pytest.MonkeyPatch, host: list[str]) -> None:
-    on_target_for = {name: PackageCompiler(card_of(name)) for name in ("h100", "l40s")}
+def test_a_bundle_for_a_named_gpu_is_finished_there(monkeypatch: pytest.MonkeyPatch, host: list[str]) -> None:
+    on_target_for = {name: PackageCompiler(gpu_of(name)) for name in ("h100", "l40s")}
     assert on_target_for["h100"].lacks() == ""
     assert "this host has NVIDIA H100 80GB HBM3, the bundle is for NVIDIA L40S; compile it there" in (
         on_target_for["l40s"].lacks()

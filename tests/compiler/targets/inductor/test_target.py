@@ -1,4 +1,4 @@
-"""The target inductor: what it says of itself, and what it asks of a card."""
+"""The target inductor: what it says of itself, and what it asks of a GPU."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def test_graphs_share_the_values_of_the_largest_step() -> None:
     assert target.costs.workspace_bytes(MODEL, decode, options) > gathered, "the past of four rows, as it is gathered"
 
 
-def test_a_named_card_is_what_plans_are_held_against() -> None:
+def test_a_named_gpu_is_what_plans_are_held_against() -> None:
     options = CompileOptions("inductor")
-    assert open_target("inductor").costs.memory(options) is None, "the card is that of another host"
+    assert open_target("inductor").costs.memory(options) is None, "the GPU is that of another host"
     found = open_target("inductor:h100").costs.memory(options)
     assert found is not None
     assert found[0] > 79 * 10**9

@@ -22,7 +22,7 @@ from llmc.compiler.pipeline.resolve import CompileJob
 from llmc.compiler.pipeline.reverify import verify_again
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.lpu import target as lpu_target
-from llmc.compiler.targets.lpu.target import CARD_BYTES
+from llmc.compiler.targets.lpu.target import U55C_BYTES
 from llmc.errors import ArtifactError, CompileError, DeviceError, InputError, VerificationError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.lpu.artifact import Artifact
@@ -210,8 +210,8 @@ def test_the_number_of_lpus_may_come_from_the_environment() -> None:
     with pytest.raises(InputError, match="NUM_LPU_DEVICES=3: HyperDex compiles for a power of two"):
         lpus("lpu", Settings(num_lpu_devices=3))
     assert open_target("lpu:4", NOWHERE).costs.memory(CompileOptions()) == (
-        4 * CARD_BYTES,
-        "of 4 LPUs on Alveo U55C cards",
+        4 * U55C_BYTES,
+        "of 4 LPUs on Alveo U55C GPUs",
     )
 
 

@@ -6,10 +6,10 @@ import os
 import sys
 
 import torch
-from habana_frameworks.torch import _card
+from habana_frameworks.torch import _accelerator
 from habana_frameworks.torch.utils.internal import is_lazy
 
-__version__ = _card.VERSION
+__version__ = _accelerator.VERSION
 
 _built_for = os.environ.get("FAKE_HPU_TORCH", torch.__version__)
 if _built_for.split(".")[:2] != torch.__version__.split(".")[:2]:

@@ -1,11 +1,11 @@
-"""Tensors on the card: CPU tensors inside, hpu:0 outside. All that is done with them passes through here."""
+"""Tensors on the accelerator: CPU tensors inside, hpu:0 outside. All that is done with them passes through here."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from habana_frameworks.torch import _card
+from habana_frameworks.torch import _accelerator
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -23,7 +23,7 @@ class HpuTensor(torch.Tensor):
         )  # fmt: skip
         built._inner = inner
         if not isinstance(inner, FakeTensor):
-            _card.card().hold(built, inner.untyped_storage())
+            _accelerator.accelerator().hold(built, inner.untyped_storage())
         return built
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
@@ -51,10 +51,10 @@ class HpuTensor(torch.Tensor):
             _one_device(func, args, kwargs)
         out = func(*tree_map(_inside, args), **tree_map(_inside, kwargs))
         if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "cpu":
-            _card.card().mark_step()  # what the host reads has to be there
+            _accelerator.accelerator().mark_step()  # what the host reads has to be there
             return out
         if func is torch.ops.aten.copy_.default and not isinstance(args[0], HpuTensor):
-            _card.card().mark_step()
+            _accelerator.accelerator().mark_step()
             return args[0]
         result = _wrapped(func, args, kwargs, out)
         if not tracing:
@@ -95,14 +95,14 @@ def describe(value: Any) -> str:
 
 
 def _note(func: Any, args: Any, kwargs: Any, result: Any) -> None:
-    """Record an operator that ran on the card."""
-    card = _card.card()
-    if card.capturing is not None:
-        card.capturing.append((func, args, kwargs, result))
+    """Record an operator that ran on the accelerator."""
+    accelerator = _accelerator.accelerator()
+    if accelerator.capturing is not None:
+        accelerator.capturing.append((func, args, kwargs, result))
     views = func.is_view or func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
     host = func is torch.ops.aten.copy_.default and not isinstance(args[1], HpuTensor)
     if not views and not host:
-        card.operator(f"{func} {tree_map(describe, args)} {tree_map(describe, kwargs)}")
+        accelerator.operator(f"{func} {tree_map(describe, args)} {tree_map(describe, kwargs)}")
 
 
 def replay(recorded: list[Any]) -> None:

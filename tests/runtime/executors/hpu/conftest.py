@@ -1,4 +1,4 @@
-"""A bundle for hpu, and a host with a fake card (tests/fakes/habana_frameworks) to open it on."""
+"""A bundle for hpu, and a host with a fake accelerator (tests/fakes/habana_frameworks) to open it on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmc.runtime.executors.hpu.executor import HpuOnCard
+from llmc.runtime.executors.hpu.executor import HpuOnDevice
 from tests.fakes import gaudi
 from tests.runtime.executors.whole_step.opened import opener
 
@@ -26,7 +26,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 Host = Callable[..., Any]
-"""Makes this a Gaudi host in a mode, with the environment that it is given; returns the fake's module `_card`."""
+"""Makes this a Gaudi host in a mode, with the environment that it is given; returns the module `_accelerator`."""
 
 
 @pytest.fixture
@@ -39,5 +39,5 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
 
 
 @pytest.fixture
-def on_card(bundle: Path, request: pytest.FixtureRequest) -> Callable[..., HpuOnCard]:
-    return opener(bundle, HpuOnCard, request)
+def on_device(bundle: Path, request: pytest.FixtureRequest) -> Callable[..., HpuOnDevice]:
+    return opener(bundle, HpuOnDevice, request)

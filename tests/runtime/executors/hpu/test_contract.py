@@ -1,4 +1,4 @@
-"""The contract of executors, on a fake card."""
+"""The contract of executors, on a fake accelerator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HPU graphs under the memory budget, on a fake card."""
+"""HPU graphs under the memory budget, on a fake accelerator."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from llmc.buckets.capture.graphs import capture
 from llmc.buckets.capture.memory import Memory, profile
 from llmc.buckets.capture.options import CaptureOptions
 from llmc.errors import InputError, OutOfDeviceMemoryError
-from llmc.runtime.executors.hpu.executor import HpuGraphs, HpuOnCard
+from llmc.runtime.executors.hpu.executor import HpuGraphs, HpuOnDevice
 from llmc.runtime.step import pad
 from llmc.testing.executors import PLAN, prefill
 from tests.runtime.executors.hpu.conftest import Host
 from tests.tiers import default_cases
 
-Opened = Callable[..., HpuOnCard]
+Opened = Callable[..., HpuOnDevice]
 TOTAL = 24 << 20
 
 
-def divided(executor: HpuOnCard, **options: Any) -> tuple[HpuGraphs, Memory]:
-    """The card's memory, after the profile run."""
+def divided(executor: HpuOnDevice, **options: Any) -> tuple[HpuGraphs, Memory]:
+    """The accelerator's memory, after the profile run."""
     device = executor.capabilities.graph_device
     assert isinstance(device, HpuGraphs)
     return device, profile(device, PLAN, device.block_bytes, CaptureOptions(**options))
@@ -37,13 +37,13 @@ def lazy(host: Host) -> Any:
 
 @default_cases("PyTorch eager mode")
 @pytest.mark.parametrize("mode", ["torch.compile", "PyTorch eager mode", "PyTorch lazy mode"])
-def test_only_the_mode_of_hpu_graphs_captures(mode: str, host: Host, on_card: Opened) -> None:
+def test_only_the_mode_of_hpu_graphs_captures(mode: str, host: Host, on_device: Opened) -> None:
     host(mode)
-    assert on_card().capabilities.graph_device is None
+    assert on_device().capabilities.graph_device is None
 
 
-def test_the_profile_run_needs_no_cache_and_the_cache_takes_what_memory_leaves(lazy: Any, on_card: Opened) -> None:
-    executor = on_card()
+def test_the_profile_run_needs_no_cache_and_the_cache_takes_what_memory_leaves(lazy: Any, on_device: Opened) -> None:
+    executor = on_device()
     device, memory = divided(executor, gpu_memory_utilization=0.5)
     assert executor.memory()["cache"] == 0
     assert memory.total == TOTAL
@@ -54,15 +54,15 @@ def test_the_profile_run_needs_no_cache_and_the_cache_takes_what_memory_leaves(l
     assert prefill(executor, executor.slots - 1, [1, 2, 3]).any()
 
 
-def test_captured_buckets_replay_and_give_what_they_gave(lazy: Any, on_card: Opened) -> None:
-    executor, plain = on_card(), on_card()
+def test_captured_buckets_replay_and_give_what_they_gave(lazy: Any, on_device: Opened) -> None:
+    executor, plain = on_device(), on_device()
     device, memory = divided(executor, graph_reserved_mem=0.9)
     device.allocate(memory.blocks)
     outcome = capture(device, PLAN.buckets, memory.margin, memory.options)
     assert not outcome.uncaptured
     assert executor.memory()["graphs"] == len(PLAN.buckets)
     assert all(graph.size > 0 for phase in outcome.phases for graph in phase.captured)
-    ran = lazy.card().pending
+    ran = lazy.accelerator().pending
     executor.compilations.ready()
     for bucket in PLAN.buckets:
         past = min(bucket.context, 3)
@@ -75,17 +75,17 @@ def test_captured_buckets_replay_and_give_what_they_gave(lazy: Any, on_card: Ope
     assert executor.compilations.count == 0
 
 
-def seeded(executor: HpuOnCard) -> HpuOnCard:
+def seeded(executor: HpuOnDevice) -> HpuOnDevice:
     """The same tokens in two slots."""
     for slot in range(2):
         prefill(executor, slot, [slot + 1, 2, 3])
     return executor
 
 
-def test_a_card_that_runs_out_of_memory_in_the_middle_keeps_its_graphs_and_runs_the_rest(
-    lazy: Any, on_card: Opened
+def test_a_accelerator_that_runs_out_of_memory_in_the_middle_keeps_its_graphs_and_runs_the_rest(
+    lazy: Any, on_device: Opened
 ) -> None:
-    executor = on_card()
+    executor = on_device()
     device, memory = divided(executor, graph_reserved_mem=0.9)
     device.allocate(memory.blocks)
     order: list[Bucket] = []
@@ -93,10 +93,10 @@ def test_a_card_that_runs_out_of_memory_in_the_middle_keeps_its_graphs_and_runs_
     def on_progress(attempt: Any) -> None:
         order.append(attempt.bucket)
         if len(order) == 4:
-            lazy.card().fail_after = 20
+            lazy.accelerator().fail_after = 20
 
     outcome = capture(device, PLAN.buckets, memory.margin, memory.options, on_progress=on_progress)
-    lazy.card().fail_after = None
+    lazy.accelerator().fail_after = None
     assert executor.memory()["graphs"] == 3
     assert len(outcome.uncaptured) == len(PLAN.buckets) - 3
     assert any(str(order[3]) in note for note in outcome.notes)
@@ -104,11 +104,11 @@ def test_a_card_that_runs_out_of_memory_in_the_middle_keeps_its_graphs_and_runs_
     for bucket in order:
         executor.run(pad(bucket, [0], [[1] * bucket.query], [0]))
     assert device.free_memory() == free, "a half graph held memory"
-    assert device.capture(order[3]) > 0, "the card takes another capture"
+    assert device.capture(order[3]) > 0, "the accelerator takes another capture"
 
 
-def test_an_interrupt_leaves_no_half_graph(lazy: Any, on_card: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    executor = on_card()
+def test_an_interrupt_leaves_no_half_graph(lazy: Any, on_device: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = on_device()
     executor.open_all()
     device = executor.capabilities.graph_device
     assert device is not None
@@ -126,8 +126,8 @@ def test_an_interrupt_leaves_no_half_graph(lazy: Any, on_card: Opened, monkeypat
     assert device.capture(bucket) > 0
 
 
-def test_a_cache_that_holds_no_sequence_is_refused(lazy: Any, on_card: Opened) -> None:
-    device = on_card().capabilities.graph_device
+def test_a_cache_that_holds_no_sequence_is_refused(lazy: Any, on_device: Opened) -> None:
+    device = on_device().capabilities.graph_device
     assert device is not None
     with pytest.raises(InputError, match="a KV cache of 24 tokens holds no sequence of 33"):
         device.allocate(3)

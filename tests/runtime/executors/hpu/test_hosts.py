@@ -1,4 +1,4 @@
-"""Hosts on which a card cannot be used: what they say, and what runs on their CPU."""
+"""Hosts on which an accelerator cannot be used: what they say, and what runs on their CPU."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import pytest
 from llmc.errors import ArtifactError, DeviceError, OutOfDeviceMemoryError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor
-from llmc.runtime.executors.hpu.executor import HpuExecutor, HpuOnCard
+from llmc.runtime.executors.hpu.executor import HpuExecutor, HpuOnDevice
 from llmc.testing.executors import prefill
 from tests.manifests import edit_manifest
 from tests.runtime.executors.hpu.conftest import Host
 from tests.tiers import full
 
-Opened = Callable[..., HpuOnCard]
+Opened = Callable[..., HpuOnDevice]
 
 
 @full
-def test_an_sdk_without_a_card_runs_on_the_cpu_and_says_so(bundle: Path, host: Host) -> None:
+def test_an_sdk_without_a_accelerator_runs_on_the_cpu_and_says_so(bundle: Path, host: Host) -> None:
     host(FAKE_HPU_CARDS="0")
     executor = open_executor(Bundle.open(bundle), slots=2, threads=1)
     assert type(executor) is HpuExecutor
@@ -35,20 +35,22 @@ def test_another_driver_is_named(bundle: Path, host: Host) -> None:
         open_executor(Bundle.open(bundle), slots=2, threads=1)
 
 
-def test_a_card_that_does_not_hold_the_weights_says_how_much_is_free(bundle: Path, host: Host) -> None:
+def test_a_accelerator_that_does_not_hold_the_weights_says_how_much_is_free(bundle: Path, host: Host) -> None:
     host(FAKE_HPU_MEMORY="100000")
     with pytest.raises(OutOfDeviceMemoryError, match=r"Allocation failed.* of 100000 bytes are free"):
         open_executor(Bundle.open(bundle), slots=2, threads=1)
 
 
-def test_a_process_keeps_the_mode_of_its_first_card(bundle: Path, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_keeps_the_mode_of_its_first_accelerator(
+    bundle: Path, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
     host("PyTorch lazy mode")
     monkeypatch.setenv("PT_HPU_LAZY_MODE", "0")
     with pytest.raises(DeviceError, match=r"uses Gaudi with PT_HPU_LAZY_MODE=1.*start another"):
         open_executor(Bundle.open(bundle), slots=2, threads=1)
 
 
-def test_another_torch_than_the_bundles_is_a_warning_with_a_card_and_an_error_without(
+def test_another_torch_than_the_bundles_is_a_warning_with_a_accelerator_and_an_error_without(
     bundle: Path, host: Host, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     import shutil

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmc.runtime.executors.inductor.executor import InductorOnCard
+from llmc.runtime.executors.inductor.executor import InductorOnDevice
 from tests.fakes import cuda, gaudi
 from tests.fakes.cuda.state import Gpu
 from tests.runtime.executors.whole_step.opened import opener
@@ -42,5 +42,5 @@ def host(monkeypatch: pytest.MonkeyPatch, compiled: list[Any]) -> Host:
 
 
 @pytest.fixture
-def on_card(bundle: Path, request: pytest.FixtureRequest) -> Callable[..., InductorOnCard]:
-    return opener(bundle, InductorOnCard, request)
+def on_device(bundle: Path, request: pytest.FixtureRequest) -> Callable[..., InductorOnDevice]:
+    return opener(bundle, InductorOnDevice, request)

@@ -15,7 +15,7 @@ from llmc.buckets.capture.memory import Memory, profile
 from llmc.buckets.capture.options import CaptureOptions
 from llmc.errors import InputError, OutOfDeviceMemoryError
 from llmc.runtime.executors.inductor import executor as module
-from llmc.runtime.executors.inductor.executor import CudaGraphs, InductorOnCard
+from llmc.runtime.executors.inductor.executor import CudaGraphs, InductorOnDevice
 from llmc.runtime.step import pad
 from llmc.testing.executors import PLAN, TOP, prefill
 from tests.fakes.cuda.state import Gpu
@@ -24,7 +24,7 @@ from tests.tiers import full
 
 pytestmark = full
 
-Opened = Callable[..., InductorOnCard]
+Opened = Callable[..., InductorOnDevice]
 TOTAL = 64 << 20
 
 
@@ -35,7 +35,7 @@ def gpu(host: Host, monkeypatch: pytest.MonkeyPatch) -> Gpu:
     return host("CUDA graphs", memory=TOTAL)
 
 
-def divided(executor: InductorOnCard, **options: Any) -> tuple[CudaGraphs, Memory]:
+def divided(executor: InductorOnDevice, **options: Any) -> tuple[CudaGraphs, Memory]:
     """The card's memory, after the profile run, and the cache made."""
     device = executor.capabilities.graph_device
     assert isinstance(device, CudaGraphs)
@@ -44,18 +44,18 @@ def divided(executor: InductorOnCard, **options: Any) -> tuple[CudaGraphs, Memor
     return device, memory
 
 
-def blob(executor: InductorOnCard, bucket: Bucket) -> str:
+def blob(executor: InductorOnDevice, bucket: Bucket) -> str:
     return executor.bundle.executable(bucket.phase, bucket.batch, bucket.query, bucket.context).blob
 
 
 @pytest.mark.parametrize("mode", ["torch.compile", "PyTorch eager mode"])
-def test_only_the_mode_of_cuda_graphs_captures(mode: str, host: Host, on_card: Opened) -> None:
+def test_only_the_mode_of_cuda_graphs_captures(mode: str, host: Host, on_device: Opened) -> None:
     host(mode)
-    assert on_card().capabilities.graph_device is None
+    assert on_device().capabilities.graph_device is None
 
 
-def test_the_profile_run_gives_its_cache_back_and_keeps_the_pool(gpu: Gpu, on_card: Opened) -> None:
-    executor = on_card()
+def test_the_profile_run_gives_its_cache_back_and_keeps_the_pool(gpu: Gpu, on_device: Opened) -> None:
+    executor = on_device()
     device, memory = divided(executor, gpu_memory_utilization=0.5)
     assert memory.total == TOTAL
     assert memory.profile_run >= 2 << 20
@@ -64,8 +64,8 @@ def test_the_profile_run_gives_its_cache_back_and_keeps_the_pool(gpu: Gpu, on_ca
     assert prefill(executor, executor.slots - 1, [1, 2, 3]).any()
 
 
-def test_captured_buckets_replay_from_one_pool_and_give_what_they_gave(gpu: Gpu, on_card: Opened) -> None:
-    executor = on_card()
+def test_captured_buckets_replay_from_one_pool_and_give_what_they_gave(gpu: Gpu, on_device: Opened) -> None:
+    executor = on_device()
     device, memory = divided(executor, graph_reserved_mem=0.9)
     wanted = [results(executor, bucket) for bucket in PLAN.buckets]
     reserved = gpu.allocator.reserved
@@ -86,7 +86,7 @@ def test_captured_buckets_replay_from_one_pool_and_give_what_they_gave(gpu: Gpu,
     assert executor.compilations.count == 0
 
 
-def results(executor: InductorOnCard, bucket: Bucket) -> list[Any]:
+def results(executor: InductorOnDevice, bucket: Bucket) -> list[Any]:
     """Of a step of the bucket with live and dummy rows: its top, its logits, and what is cached then."""
     for slot in range(2):
         prefill(executor, slot, [slot + 1, 2, 3])
@@ -100,8 +100,8 @@ def results(executor: InductorOnCard, bucket: Bucket) -> list[Any]:
     return [values, ids, logits, *executor.export_prefix(0, past + len(tokens[0]))]
 
 
-def test_a_replay_launches_nothing_but_the_copy_of_its_inputs(gpu: Gpu, on_card: Opened) -> None:
-    executor = on_card()
+def test_a_replay_launches_nothing_but_the_copy_of_its_inputs(gpu: Gpu, on_device: Opened) -> None:
+    executor = on_device()
     executor.require_cache()
     bucket = PLAN.decode[-1]
     prefill(executor, 0, [1, 2])
@@ -114,9 +114,9 @@ def test_a_replay_launches_nothing_but_the_copy_of_its_inputs(gpu: Gpu, on_card:
 
 
 def test_only_the_top_of_logits_comes_to_the_host_until_somebody_requests(
-    gpu: Gpu, on_card: Opened, monkeypatch: pytest.MonkeyPatch
+    gpu: Gpu, on_device: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    executor = on_card()
+    executor = on_device()
     fetched: list[tuple[int, ...]] = []
     fetch = executor._results.fetch
     monkeypatch.setattr(
@@ -128,12 +128,12 @@ def test_only_the_top_of_logits_comes_to_the_host_until_somebody_requests(
     assert fetched[1:] == [(module.LOGITS,)]
 
 
-def test_logits_that_equal_the_last_of_the_top_are_settled_by_all(gpu: Gpu, on_card: Opened) -> None:
+def test_logits_that_equal_the_last_of_the_top_are_settled_by_all(gpu: Gpu, on_device: Opened) -> None:
     """The program picked the last ids of equal logits; the contract wants the lowest."""
-    executor, bucket = on_card(), PLAN.prompt[0]
+    executor, bucket = on_device(), PLAN.prompt[0]
     step = pad(bucket, [0], [[1, 2]], [0])
     executor.run(step)
-    torch, device, vocabulary = executor._torch, executor.card.device, executor._vocabulary
+    torch, device, vocabulary = executor._torch, executor.accelerator.device, executor._vocabulary
 
     def equal(*_: Any) -> list[Any]:
         logits = torch.zeros((bucket.batch, vocabulary), device=device)
@@ -144,10 +144,10 @@ def test_logits_that_equal_the_last_of_the_top_are_settled_by_all(gpu: Gpu, on_c
     assert executor.run_top(step).ids[0].tolist() == list(range(TOP))
 
 
-def test_a_card_that_runs_out_of_memory_in_the_middle_keeps_its_graphs_and_runs_the_rest(
-    gpu: Gpu, on_card: Opened
+def test_a_gpu_that_runs_out_of_memory_in_the_middle_keeps_its_graphs_and_runs_the_rest(
+    gpu: Gpu, on_device: Opened
 ) -> None:
-    executor = on_card()
+    executor = on_device()
     device, memory = divided(executor, graph_reserved_mem=0.9)
     order: list[Bucket] = []
 
@@ -168,8 +168,8 @@ def test_a_card_that_runs_out_of_memory_in_the_middle_keeps_its_graphs_and_runs_
     assert gpu.allocator.held > held
 
 
-def test_a_capture_that_fails_in_the_middle_is_dropped_named_and_runs_uncaptured(gpu: Gpu, on_card: Opened) -> None:
-    executor = on_card()
+def test_a_capture_that_fails_in_the_middle_is_dropped_named_and_runs_uncaptured(gpu: Gpu, on_device: Opened) -> None:
+    executor = on_device()
     device, memory = divided(executor, graph_reserved_mem=0.9)
     executor.open_all()
     bad = PLAN.decode[0]
@@ -190,8 +190,8 @@ def test_a_capture_that_fails_in_the_middle_is_dropped_named_and_runs_uncaptured
     assert results(executor, bad)
 
 
-def test_an_interrupt_leaves_no_half_graph(gpu: Gpu, on_card: Opened) -> None:
-    executor = on_card()
+def test_an_interrupt_leaves_no_half_graph(gpu: Gpu, on_device: Opened) -> None:
+    executor = on_device()
     device, _ = divided(executor)
     executor.open_all()
     bucket = PLAN.prompt[0]
@@ -211,8 +211,8 @@ def test_an_interrupt_leaves_no_half_graph(gpu: Gpu, on_card: Opened) -> None:
     assert device.capture(bucket) > 0
 
 
-def test_a_cache_that_holds_no_sequence_is_refused(gpu: Gpu, on_card: Opened) -> None:
-    device = on_card().capabilities.graph_device
+def test_a_cache_that_holds_no_sequence_is_refused(gpu: Gpu, on_device: Opened) -> None:
+    device = on_device().capabilities.graph_device
     assert device is not None
     with pytest.raises(InputError, match="a KV cache of 24 tokens holds no sequence of 33"):
         device.allocate(3)
@@ -220,8 +220,8 @@ def test_a_cache_that_holds_no_sequence_is_refused(gpu: Gpu, on_card: Opened) ->
         device.allocate(1 << 20)
 
 
-def test_closing_gives_the_whole_card_back(gpu: Gpu, on_card: Opened) -> None:
-    executor = on_card()
+def test_closing_gives_the_whole_gpu_back(gpu: Gpu, on_device: Opened) -> None:
+    executor = on_device()
     device, _ = divided(executor)
     assert device.capture(PLAN.decode[0]) > 0
     executor.close()

@@ -1,4 +1,4 @@
-"""Steps on a card that torch.compile compiles, and hosts on which a card cannot be used."""
+"""Steps on a GPU that torch.compile compiles, and hosts on which a GPU cannot be used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from llmc.errors import ArtifactError, DeviceError, OutOfDeviceMemoryError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor
-from llmc.runtime.executors.inductor.executor import InductorExecutor, InductorOnCard
+from llmc.runtime.executors.inductor.executor import InductorExecutor, InductorOnDevice
 from llmc.runtime.step import pad
 from llmc.settings import Settings
 from llmc.testing.executors import PLAN, prefill
@@ -23,12 +23,12 @@ from tests.manifests import edit_manifest
 from tests.runtime.executors.inductor.conftest import Host
 from tests.tiers import full
 
-Opened = Callable[..., InductorOnCard]
+Opened = Callable[..., InductorOnDevice]
 
 
 @full
 def test_what_is_compiled_gives_the_numbers_of_the_cpu_and_is_counted(
-    bundle: Path, host: Host, on_card: Opened, compiled: list[Any]
+    bundle: Path, host: Host, on_device: Opened, compiled: list[Any]
 ) -> None:
     cpu = open_executor(Bundle.open(bundle), slots=2, threads=1)
     assert type(cpu) is InductorExecutor
@@ -37,7 +37,7 @@ def test_what_is_compiled_gives_the_numbers_of_the_cpu_and_is_counted(
     wanted = [cpu.run(step)[0].copy() for step in steps]
     cpu.close()
     host("torch.compile")
-    executor = on_card()
+    executor = on_device()
     assert str(executor.mode) == "torch.compile"
     for step, want in zip(steps, wanted, strict=True):
         np.testing.assert_allclose(executor.run(step)[0], want, rtol=1e-5, atol=1e-5)
@@ -65,14 +65,14 @@ def test_the_mode_is_what_the_environment_says(environment: dict[str, str], mode
     assert str(InductorMode.of(Settings.from_environment(environment))) == mode
 
 
-def test_a_host_without_a_card_runs_on_the_cpu_and_says_so(bundle: Path) -> None:
+def test_a_host_without_a_gpu_runs_on_the_cpu_and_says_so(bundle: Path) -> None:
     executor = open_executor(Bundle.open(bundle), slots=2, threads=1)
     assert executor.capabilities.in_place_of == "NVIDIA GPU"
     assert prefill(executor, 0, [1, 2]).any()
     executor.close()
 
 
-def test_a_portable_half_is_opened_on_the_cpu_of_a_host_with_a_card(
+def test_a_portable_half_is_opened_on_the_cpu_of_a_host_with_a_gpu(
     bundle: Path, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host()
@@ -98,7 +98,7 @@ def test_a_driver_that_is_too_old_for_this_torch_is_named(
         open_executor(Bundle.open(bundle), slots=2, threads=1)
 
 
-def test_a_torch_without_cuda_on_a_host_with_a_card_is_said(
+def test_a_torch_without_cuda_on_a_host_with_a_gpu_is_said(
     bundle: Path, host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     host()
@@ -110,7 +110,7 @@ def test_a_torch_without_cuda_on_a_host_with_a_card_is_said(
     executor.close()
 
 
-def test_another_torch_than_the_bundles_is_a_warning_with_a_card_and_an_error_without(
+def test_another_torch_than_the_bundles_is_a_warning_with_a_gpu_and_an_error_without(
     bundle: Path, host: Host, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = shutil.copytree(bundle, tmp_path / "other")

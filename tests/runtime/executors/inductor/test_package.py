@@ -10,15 +10,15 @@ from llmc.artifacts.bundle.native import HEAD_BYTES, code_in
 from llmc.errors import ArtifactError
 from llmc.runtime.executors.envelope import write_envelope
 from llmc.runtime.executors.inductor.package import FORM, SIZES, Package
-from llmc.runtime.executors.whole_step.cache import CardArray
+from llmc.runtime.executors.whole_step.cache import AcceleratorArray
 from tests.runtime.executors.inductor.test_archive import PACKAGE
 
 HERE = {
     "torch": "2.11.0", "cuda": "13.0", "compute_capability": "9.0", "driver": "580.95.05",
-    "card": "NVIDIA H100 80GB HBM3",
+    "gpu": "NVIDIA H100 80GB HBM3",
 }  # fmt: skip
 NUMBERS = dict.fromkeys(SIZES, 4)
-CACHE = [CardArray("kv", "f32", (4, 1, 16), (0, 1)), CardArray("state", "bf16", (3, 96), (2,))]
+CACHE = [AcceleratorArray("kv", "f32", (4, 1, 16), (0, 1)), AcceleratorArray("state", "bf16", (3, 96), (2,))]
 TEXTS = ["kv f32 [2, slots, 4, 1, 16]", "state bf16 [1, slots, 3, 96]"]
 
 
@@ -60,14 +60,14 @@ def test_a_section_that_is_no_package_is_refused_before_torch_sees_it() -> None:
         ({"torch": "2.13.0"}, "compiled for torch 2.11.0, this host has 2.13.0"),
         ({"cuda": "12.8"}, "compiled for CUDA 13.0, this host has 12.8"),
         (
-            {"compute_capability": "8.9", "card": "NVIDIA L40S"},
+            {"compute_capability": "8.9", "gpu": "NVIDIA L40S"},
             "compiled for compute capability 9.0, this host has 8.9",
         ),
         ({"driver": "570.10"}, "compiled for driver 580.95.05, this host has 570.10"),
-        ({"card": "NVIDIA H200"}, "compiled for card NVIDIA H100 80GB HBM3, this host has NVIDIA H200"),
+        ({"gpu": "NVIDIA H200"}, "compiled for gpu NVIDIA H100 80GB HBM3, this host has NVIDIA H200"),
     ],
 )
-def test_another_torch_cuda_or_card_is_named(other: dict[str, str], words: str) -> None:
+def test_another_torch_cuda_or_gpu_is_named(other: dict[str, str], words: str) -> None:
     package().require_here(HERE, "bundle/1")
     with pytest.raises(
         ArtifactError, match=f"^bundle/1: {words}; compile the bundle again here: llmc compile --resume"
@@ -91,9 +91,9 @@ def test_a_step_of_other_sizes_never_reaches_its_code(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [CACHE[:1], CACHE[::-1], [CACHE[0], CardArray("state", "f32", (3, 96), (2,))], [CACHE[0], CACHE[0]]]
+    "other", [CACHE[:1], CACHE[::-1], [CACHE[0], AcceleratorArray("state", "f32", (3, 96), (2,))], [CACHE[0], CACHE[0]]]
 )
-def test_a_cache_of_other_arrays_never_reaches_its_code(other: list[CardArray]) -> None:
+def test_a_cache_of_other_arrays_never_reaches_its_code(other: list[AcceleratorArray]) -> None:
     words = r"for a cache of kv f32 \[2, slots, 4, 1, 16\]; state bf16 \[1, slots, 3, 96\], opened for a cache of "
     with pytest.raises(ArtifactError, match=words):
         package().require_sizes(NUMBERS, other, "bundle/1")

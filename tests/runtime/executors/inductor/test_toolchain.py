@@ -17,16 +17,16 @@ def test_torch_from_2_11_to_2_13(version: str, known: int) -> None:
     assert toolchain.is_known(version) == bool(known)
 
 
-def test_a_host_is_its_first_card_and_the_software_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_is_its_first_gpu_and_the_software_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toolchain, "torch_cuda", lambda: "13.0")
     nvidia.install(monkeypatch, nvidia.L40S, nvidia.H100)
     assert toolchain.host() == {
-        "card": "NVIDIA L40S", "compute_capability": "8.9", "driver": "580.95.05", "cuda": "13.0",
+        "gpu": "NVIDIA L40S", "compute_capability": "8.9", "driver": "580.95.05", "cuda": "13.0",
         "torch": toolchain.torch_version(),
     }  # fmt: skip
 
 
-def test_no_card_no_driver_or_a_torch_for_cpus_is_no_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_gpu_no_driver_or_a_torch_for_cpus_is_no_host(monkeypatch: pytest.MonkeyPatch) -> None:
     nvidia.install(monkeypatch, nvidia.H100)
     monkeypatch.setattr(toolchain, "torch_cuda", lambda: "")
     assert toolchain.host() == {}

@@ -10,10 +10,10 @@ import pytest
 
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor
-from llmc.runtime.executors.whole_step.executor import CardExecutor
+from llmc.runtime.executors.whole_step.executor import AcceleratorExecutor
 from llmc.testing.executors import SLOTS
 
-E = TypeVar("E", bound=CardExecutor)
+E = TypeVar("E", bound=AcceleratorExecutor)
 
 
 def opener(bundle: Path, kind: type[E], request: pytest.FixtureRequest) -> Callable[..., E]:

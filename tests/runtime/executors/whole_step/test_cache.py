@@ -1,4 +1,4 @@
-"""A cache of keys, values and states as arrays on a card."""
+"""A cache of keys, values and states as arrays on an accelerator."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 
 from llmc.runtime.cache_shape import CacheShape, CacheTensor, key_value
-from llmc.runtime.executors.whole_step.cache import CardArray, CardCache, arrays_of
+from llmc.runtime.executors.whole_step.cache import AcceleratorArray, AcceleratorCache, arrays_of
 
 HOST: Any = SimpleNamespace(device="cpu", put=lambda tensor: tensor, guarded=nullcontext, mark_step=lambda: None)
-"""A card that is this host."""
+"""A accelerator that is this host."""
 STATES = CacheTensor(0, "conv", "state", (3, 2)), CacheTensor(0, "recurrent", "state", (2, 2, 2), dtype="f32")
 MIXED = CacheShape(3, (*STATES, *key_value(1, 2, 4), *key_value(2, 1, 4, 3)))
 RINGS = CacheShape(2, (*key_value(0, 2, 4, window=2), *key_value(1, 2, 4))).in_rings(1, longest=100)
 CAPACITY = 5
 
 
-def filled(slots: int = 3, shape: CacheShape = MIXED) -> CardCache:
+def filled(slots: int = 3, shape: CacheShape = MIXED) -> AcceleratorCache:
     """A cache of different numbers, which bfloat16 holds."""
     import torch
 
-    cache = CardCache(HOST, shape, CAPACITY, "bf16")
+    cache = AcceleratorCache(HOST, shape, CAPACITY, "bf16")
     cache.make(slots)
     with torch.inference_mode():
         for tensor in cache.tensors:
@@ -33,12 +33,13 @@ def filled(slots: int = 3, shape: CacheShape = MIXED) -> CardCache:
 
 
 def test_tensors_of_one_size_lie_in_one_array() -> None:
-    assert arrays_of(CacheShape.plain(2, 3, 8), CAPACITY, "bf16") == (CardArray("kv", "bf16", (5, 3, 8), (0, 1, 2, 3)),)
+    only = AcceleratorArray("kv", "bf16", (5, 3, 8), (0, 1, 2, 3))
+    assert arrays_of(CacheShape.plain(2, 3, 8), CAPACITY, "bf16") == (only,)
     assert [str(array) for array in arrays_of(MIXED, CAPACITY, "bf16")] == [
         "state bf16 [1, slots, 3, 2]", "state f32 [1, slots, 2, 2, 2]", "kv bf16 [2, slots, 5, 2, 4]",
         "kv bf16 [1, slots, 5, 1, 4]", "kv bf16 [1, slots, 5, 1, 3]",
     ]  # fmt: skip
-    assert [CardArray.from_json(array.to_json()) for array in arrays_of(MIXED, CAPACITY, "f32")] == [
+    assert [AcceleratorArray.from_json(array.to_json()) for array in arrays_of(MIXED, CAPACITY, "f32")] == [
         *arrays_of(MIXED, CAPACITY, "f32")
     ]
 
@@ -94,7 +95,7 @@ def test_a_cache_that_does_not_fit_leaves_the_one_that_is_there() -> None:
     cache = filled()
     before = cache.tensors
     full = SimpleNamespace(**{**vars(HOST), "device": "nowhere"})
-    cache._card = cast(Any, full)
+    cache._accelerator = cast(Any, full)
     with pytest.raises(RuntimeError):
         cache.make(9)
     assert cache.tensors is before

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.buckets.bucket import Bucket
-from llmc.runtime.executors.whole_step.cache import CardArray, lengths_of
+from llmc.runtime.executors.whole_step.cache import AcceleratorArray, lengths_of
 from llmc.runtime.executors.whole_step.step_program import flat_step, inputs
 from llmc.runtime.step import Step, pad
 
@@ -47,8 +47,8 @@ def test_live_tokens_are_written_to_their_token_slots_and_nothing_else_is(step: 
 
 
 ARRAYS = (
-    CardArray("state", "f32", (1,), (0,)), CardArray("kv", "f32", (RING, 1, 1), (1,)),
-    CardArray("kv", "f32", (CAPACITY, 1, 1), (2,)),
+    AcceleratorArray("state", "f32", (1,), (0,)), AcceleratorArray("kv", "f32", (RING, 1, 1), (1,)),
+    AcceleratorArray("kv", "f32", (CAPACITY, 1, 1), (2,)),
 )  # fmt: skip
 
 

@@ -69,7 +69,7 @@ def learnt(bundle: Path) -> xla_gpu.FakeCudaHost:
 
 
 @pytest.fixture
-def card(learnt: xla_gpu.FakeCudaHost, monkeypatch: pytest.MonkeyPatch) -> xla_gpu.FakeCudaHost:
+def gpu(learnt: xla_gpu.FakeCudaHost, monkeypatch: pytest.MonkeyPatch) -> xla_gpu.FakeCudaHost:
     """A host with one H100, and jax with its plug-in."""
     nvidia.install(monkeypatch, H100)
     xla_gpu.install(monkeypatch, learnt)
@@ -91,34 +91,34 @@ def tokens(bundle: Path) -> list[list[int]]:
     return [list(r.outputs[0].token_ids) for r in [*first, *rest]]
 
 
-def test_batches_prefixes_and_top_k_over_a_card_s_executables_give_the_tokens_of_the_cpu(
-    bundle: Path, card: xla_gpu.FakeCudaHost, monkeypatch: pytest.MonkeyPatch
+def test_batches_prefixes_and_top_k_over_a_gpu_s_executables_give_the_tokens_of_the_cpu(
+    bundle: Path, gpu: xla_gpu.FakeCudaHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_card = tokens(bundle)
-    assert card.loaded > 0
+    on_device = tokens(bundle)
+    assert gpu.loaded > 0
     monkeypatch.setenv("LLMC_OPEN_PORTABLE", "1")
     with unoptimised():
-        assert tokens(bundle) == on_card
-    assert on_card[0] == on_card[3]
+        assert tokens(bundle) == on_device
+    assert on_device[0] == on_device[3]
 
 
 def test_machine_code_of_this_version_is_opened_and_nothing_is_compiled(
-    bundle: Path, card: xla_gpu.FakeCudaHost
+    bundle: Path, gpu: xla_gpu.FakeCudaHost
 ) -> None:
     open_executor(Bundle.open(bundle)).close()  # JAX compiles what allocates the cache once a process
-    card.loaded = 0
+    gpu.loaded = 0
     executor = open_executor(Bundle.open(bundle))
     executor.open_all()
 
-    assert card.loaded == len(Bundle.open(bundle).manifest.executables) + 4
+    assert gpu.loaded == len(Bundle.open(bundle).manifest.executables) + 4
     assert executor.compilations.count == 0
     assert executor.capabilities.in_place_of == ""
     assert [w.count() for w in executor.compilations.monitors] == [0, 0]
     executor.close()
 
 
-def test_what_another_plug_in_built_is_compiled_on_the_card_counted_and_warned_of(
-    bundle: Path, card: xla_gpu.FakeCudaHost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_what_another_plug_in_built_is_compiled_on_the_gpu_counted_and_warned_of(
+    bundle: Path, gpu: xla_gpu.FakeCudaHost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     version = client.metadata.version
     monkeypatch.setattr(client.metadata, "version", lambda n: "0.10.3" if n == "jax-cuda13-pjrt" else version(n))
@@ -126,26 +126,26 @@ def test_what_another_plug_in_built_is_compiled_on_the_card_counted_and_warned_o
         executor = open_executor(Bundle.open(bundle))
         executor.open_all()
 
-    assert card.loaded == 0
+    assert gpu.loaded == 0
     assert executor.compilations.count == len(Bundle.open(bundle).manifest.executables) + 4
     assert "are compiled here from their portable programs" in caplog.text
     executor.close()
 
 
-def test_without_a_card_the_cpu_opens_its_portable_programs_and_the_log_says_so(
-    bundle: Path, card: xla_gpu.FakeCudaHost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_without_a_gpu_the_cpu_opens_its_portable_programs_and_the_log_says_so(
+    bundle: Path, gpu: xla_gpu.FakeCudaHost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with caplog.at_level(logging.WARNING), unoptimised():
         executor = open_started(Bundle.open(bundle), EngineOptions())
-    assert (executor.capabilities.in_place_of, card.loaded) == ("NVIDIA GPU", 0)
+    assert (executor.capabilities.in_place_of, gpu.loaded) == ("NVIDIA GPU", 0)
     assert "compiled for cuda:h100, and this host has no NVIDIA GPU: it is opened on the CPU" in caplog.text
     executor.close()
 
 
-def test_the_portable_half_is_opened_on_the_cpu_beside_a_card_too(bundle: Path, card: xla_gpu.FakeCudaHost) -> None:
+def test_the_portable_half_is_opened_on_the_cpu_beside_a_gpu_too(bundle: Path, gpu: xla_gpu.FakeCudaHost) -> None:
     opened = Bundle.open(bundle)
-    assert host_for(opened) is card
+    assert host_for(opened) is gpu
     requested = Bundle(opened.files, replace(Settings.from_environment({}), open_portable=True))
     assert host_for(requested) is HOSTS["cpu"]
 
@@ -154,60 +154,60 @@ FULL = pynvml.Device(used=80 * GIB - (1 << 20))
 
 
 @pytest.mark.parametrize(
-    ("cards", "driver", "cuda", "error", "words"),
+    ("GPUs", "driver", "cuda", "error", "words"),
     [
         ([L40S], "580.95.05", 13000, ArtifactError, "H100 80GB HBM3, compute capability 9.0; GPU 0"),
         ([H100], "570.86.10", 12080, DeviceError, "driver 570.86.10 knows CUDA up to 12.8; install driver 580"),
         ([FULL], "580.95.05", 13000, OutOfDeviceMemoryError, r"\(weights [\d.]+ KiB, cache .*more than is free: 1 MiB"),
     ],
 )
-def test_a_card_that_cannot_run_it_is_named_before_anything_is_loaded(
-    bundle: Path, card: xla_gpu.FakeCudaHost, monkeypatch: pytest.MonkeyPatch, cards: list[pynvml.Device], driver: str,
+def test_a_gpu_that_cannot_run_it_is_named_before_anything_is_loaded(
+    bundle: Path, gpu: xla_gpu.FakeCudaHost, monkeypatch: pytest.MonkeyPatch, gpus: list[pynvml.Device], driver: str,
     cuda: int, error: type[LlmcError], words: str,
 ) -> None:  # fmt: skip
-    nvidia.install(monkeypatch, *cards, driver=driver, cuda=cuda)
-    monkeypatch.setattr(card, "open", lambda *_: pytest.fail("JAX was started"))
+    nvidia.install(monkeypatch, *gpus, driver=driver, cuda=cuda)
+    monkeypatch.setattr(gpu, "open", lambda *_: pytest.fail("JAX was started"))
     with pytest.raises(error, match=words):
         open_executor(Bundle.open(bundle))
 
 
-def test_more_cards_than_the_host_has_are_named(
-    bundle: Path, card: xla_gpu.FakeCudaHost, changed: Callable[..., Bundle]
+def test_more_gpus_than_the_host_has_are_named(
+    bundle: Path, gpu: xla_gpu.FakeCudaHost, changed: Callable[..., Bundle]
 ) -> None:
     with pytest.raises(DeviceError, match="needs 2 NVIDIA GPUs, this process has 1"):
-        card.require(changed(tensor_parallel=2))
+        gpu.require(changed(tensor_parallel=2))
 
 
-def test_the_memory_that_counts_is_what_xla_may_take_of_a_card(
-    bundle: Path, card: xla_gpu.FakeCudaHost, monkeypatch: pytest.MonkeyPatch, changed: Callable[..., Bundle]
+def test_the_memory_that_counts_is_what_xla_may_take_of_a_gpu(
+    bundle: Path, gpu: xla_gpu.FakeCudaHost, monkeypatch: pytest.MonkeyPatch, changed: Callable[..., Bundle]
 ) -> None:
     needs = {"weights": 70 * GIB, "cache": 4 * GIB, "temporary": 0, "code": 0}
     monkeypatch.delenv("XLA_CLIENT_MEM_FRACTION", raising=False)
     with pytest.raises(OutOfDeviceMemoryError, match=r"needs 74 GiB .* 2 GiB more than is free: 72 GiB"):
-        card.require(changed(device_memory=needs))
+        gpu.require(changed(device_memory=needs))
     monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.95")
-    card.require(changed(device_memory=needs))
+    gpu.require(changed(device_memory=needs))
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
     with pytest.raises(InputError, match="both set"):
-        card.require(changed(device_memory=needs))
+        gpu.require(changed(device_memory=needs))
 
 
 def test_the_memory_of_a_client_that_runs_already_is_what_its_pool_has_free(
-    card: xla_gpu.FakeCudaHost, monkeypatch: pytest.MonkeyPatch, changed: Callable[..., Bundle]
+    gpu: xla_gpu.FakeCudaHost, monkeypatch: pytest.MonkeyPatch, changed: Callable[..., Bundle]
 ) -> None:
     nvidia.install(monkeypatch, FULL, H100_OTHER)
     monkeypatch.setattr(CudaHost, "_pools", lambda self: {0: 10 * GIB})
-    card.require(changed())
+    gpu.require(changed())
     with pytest.raises(OutOfDeviceMemoryError, match="more than is free: 10 GiB"):
-        card.require(changed(device_memory={"weights": 11 * GIB, "cache": 0, "temporary": 0, "code": 0}))
+        gpu.require(changed(device_memory={"weights": 11 * GIB, "cache": 0, "temporary": 0, "code": 0}))
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        {"card": None}, {"card": {"product": "x", "compute_capability": "nine"}}, {"device_memory": {"weights": 1}},
+        {"gpu": None}, {"gpu": {"product": "x", "compute_capability": "nine"}}, {"device_memory": {"weights": 1}},
         {"device_memory": {"weights": -1, "cache": 0, "temporary": 0, "code": 0}},
-        {"card": {"product": 7, "compute_capability": "9.0"}},
+        {"gpu": {"product": 7, "compute_capability": "9.0"}},
     ],
 )  # fmt: skip
 def test_a_manifest_that_does_not_say_what_it_needs_is_refused(
@@ -218,25 +218,25 @@ def test_a_manifest_that_does_not_say_what_it_needs_is_refused(
 
 
 def test_what_xla_refuses_to_read_is_an_error_with_its_words(
-    bundle: Path, card: xla_gpu.FakeCudaHost, monkeypatch: pytest.MonkeyPatch
+    bundle: Path, gpu: xla_gpu.FakeCudaHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(card, "require", lambda _: None)
+    monkeypatch.setattr(gpu, "require", lambda _: None)
     nvidia.install(monkeypatch, L40S)
     with pytest.raises(
         ArtifactError, match=r"XLA cannot open .*\(serialized: 9\.0, target: 8\.9\).*compile the bundle"
     ):
         open_executor(Bundle.open(bundle))
-    monkeypatch.setattr(card, "_known", {})
+    monkeypatch.setattr(gpu, "_known", {})
     with pytest.raises(ArtifactError, match="incompatible PjRt client type"):
         open_executor(Bundle.open(bundle))
 
 
-def test_a_card_without_jax_s_plug_in_is_an_error_with_the_line_that_installs_it(
-    card: xla_gpu.FakeCudaHost, monkeypatch: pytest.MonkeyPatch
+def test_a_gpu_without_jax_s_plug_in_is_an_error_with_the_line_that_installs_it(
+    gpu: xla_gpu.FakeCudaHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("llmc.runtime.executors.xla.hosts.find_spec", lambda _: None)
     with pytest.raises(DeviceError, match=r"no plug-in for it; install it with pip install 'jax\[cuda13\]==[\d.]+'"):
-        card.here()
+        gpu.here()
 
 
 def test_a_client_that_does_not_open_is_an_error_with_jax_s_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +251,7 @@ def test_a_client_that_does_not_open_is_an_error_with_jax_s_words(monkeypatch: p
 
 
 @pytest.mark.parametrize(("stated", "used"), [(None, "0.9"), ("0.5", "0.5")])
-def test_jax_is_reported_which_cards_and_how_much_of_them_before_it_starts(
+def test_jax_is_reported_which_gpus_and_how_much_of_them_before_it_starts(
     monkeypatch: pytest.MonkeyPatch, stated: str | None, used: str
 ) -> None:
     monkeypatch.delenv("XLA_CLIENT_MEM_FRACTION", raising=False)
@@ -267,10 +267,10 @@ def test_jax_is_reported_which_cards_and_how_much_of_them_before_it_starts(
     assert os.environ["XLA_CLIENT_MEM_FRACTION"] == used
 
 
-def test_a_certificate_names_card_and_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_certificate_names_gpu_and_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     nvidia.install(monkeypatch, H100, H100_OTHER)
     assert CudaExecutor.description.host() == {
-        "card": "NVIDIA H100 80GB HBM3", "compute capability": "9.0", "driver": "580.95.05",
+        "gpu": "NVIDIA H100 80GB HBM3", "compute capability": "9.0", "driver": "580.95.05",
     }  # fmt: skip
     nvidia.install(monkeypatch)
     assert CudaExecutor.description.host() == {}
@@ -285,7 +285,7 @@ def changed(bundle: Path) -> Callable[..., Bundle]:
         members = opened.manifest.to_dict()
         options = members["options"]
         for name, value in to.items():
-            (options["analysis"] if name in ("card", "device_memory") else options)[name] = value
+            (options["analysis"] if name in ("gpu", "device_memory") else options)[name] = value
         opened.files.manifest = Manifest(members)
         return opened
 

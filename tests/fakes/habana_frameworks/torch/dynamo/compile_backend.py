@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from habana_frameworks.torch import _card
+from habana_frameworks.torch import _accelerator
 from habana_frameworks.torch._tensor import HpuTensor, describe
 from torch._dynamo.backends.registry import register_backend
 from torch.utils._pytree import tree_map
@@ -20,15 +20,15 @@ def hpu_backend(graph_module: Any, example_inputs: list[Any], **kwargs: Any) -> 
     output = next(node for node in graph_module.graph.nodes if node.op == "output")
 
     def run(*args: Any) -> Any:
-        card = _card.card()
-        card.compile(text)
-        if card.compile_only:
+        accelerator = _accelerator.accelerator()
+        accelerator.compile(text)
+        if accelerator.compile_only:
             return tree_map(lambda node: _garbage(node.meta["example_value"]), output.args[0])
-        card.inside_graph += 1
+        accelerator.inside_graph += 1
         try:
             return graph_module.forward(*args)
         finally:
-            card.inside_graph -= 1
+            accelerator.inside_graph -= 1
 
     return run
 

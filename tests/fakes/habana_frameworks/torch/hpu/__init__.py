@@ -4,51 +4,51 @@ from __future__ import annotations
 
 from typing import Any
 
-from habana_frameworks.torch import _card
+from habana_frameworks.torch import _accelerator
 from habana_frameworks.torch.hpu.graphs import HPUGraph, graph, wrap_in_hpu_graph
 
 __all__ = ["Event", "HPUGraph", "Stream", "graph", "wrap_in_hpu_graph"]
 
 
 def _lazy_init() -> None:
-    _card.card()
+    _accelerator.accelerator()
 
 
 init = _lazy_init
 
 
 def is_available() -> bool:
-    """Never raises: 0 cards where there is none."""
-    return _card.count() > 0
+    """Never raises: 0 accelerators where there is none."""
+    return _accelerator.count() > 0
 
 
 def device_count() -> int:
-    return _card.count()
+    return _accelerator.count()
 
 
 def current_device() -> int:
-    _card.card()
+    _accelerator.accelerator()
     return 0
 
 
 def get_device_name(device: Any = None) -> str:
-    _card.card()
+    _accelerator.accelerator()
     return "GAUDI2"
 
 
 def synchronize() -> None:
-    _card.card().mark_step()
+    _accelerator.accelerator().mark_step()
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
     """Free and total bytes."""
-    card = _card.card()
-    return card.total - card.in_use, card.total
+    accelerator = _accelerator.accelerator()
+    return accelerator.total - accelerator.in_use, accelerator.total
 
 
 def memory_stats(device: Any = None) -> dict[str, int]:
-    card = _card.card()
-    return {"Limit": card.total, "InUse": card.in_use}
+    accelerator = _accelerator.accelerator()
+    return {"Limit": accelerator.total, "InUse": accelerator.in_use}
 
 
 class Stream:

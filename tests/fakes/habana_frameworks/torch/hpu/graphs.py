@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Any
 
 import torch
-from habana_frameworks.torch import _card, _tensor
+from habana_frameworks.torch import _accelerator, _tensor
 from habana_frameworks.torch.utils.internal import is_lazy
 from torch.utils._pytree import tree_leaves
 
@@ -18,19 +18,19 @@ class HPUGraph:
         self._inputs: list[torch.Tensor] = []
 
     def capture_begin(self, dry_run: bool = False) -> None:
-        card = _card.card()
+        accelerator = _accelerator.accelerator()
         if not is_lazy():
             raise RuntimeError("HPU graphs are captured in lazy mode only (PT_HPU_LAZY_MODE=1)")
-        if card.capturing is not None:
+        if accelerator.capturing is not None:
             raise RuntimeError("a capture is under way already")
-        card.mark_step()
-        card.capturing = []
+        accelerator.mark_step()
+        accelerator.capturing = []
 
     def capture_end(self) -> None:
-        card = _card.card()
-        self._recorded, card.capturing = card.capturing, None
+        accelerator = _accelerator.accelerator()
+        self._recorded, accelerator.capturing = accelerator.capturing, None
         text = "\n".join(f"{func} {[_tensor.describe(a) for a in args]}" for func, args, _, _ in self._recorded or ())
-        card.compile(f"captured {text}")
+        accelerator.compile(f"captured {text}")
 
     def mark_user_inputs(self, static_tlist: list[torch.Tensor]) -> None:
         self._inputs = list(static_tlist)

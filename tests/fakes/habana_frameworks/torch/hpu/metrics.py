@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from habana_frameworks.torch import _card
+from habana_frameworks.torch import _accelerator
 
 KNOWN = ("graph_compilation", "cpu_fallback", "memory_defragmentation", "recipe_cache")
 
@@ -19,10 +19,10 @@ class Metric:
         return self._name
 
     def start(self) -> None:
-        _card.listeners.append(self._heard)
+        _accelerator.listeners.append(self._heard)
 
     def stop(self) -> None:
-        _card.listeners.remove(self._heard)
+        _accelerator.listeners.remove(self._heard)
 
     def _heard(self, name: str, seconds: float, what: str) -> None:
         if name == self._name:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from habana_frameworks.torch import _card
+from habana_frameworks.torch import _accelerator
 
 
 @contextmanager
@@ -13,8 +13,8 @@ def env_setting(name: str, value: Any) -> Iterator[None]:
     """A setting of the bridge, by name; KeyError where this release has none of that name."""
     if name != "PT_COMPILE_ONLY_MODE" or os.environ.get("FAKE_HPU_OLD") == "1":
         raise KeyError(name)
-    before, _card.card().compile_only = _card.card().compile_only, value
+    before, _accelerator.accelerator().compile_only = _accelerator.accelerator().compile_only, value
     try:
         yield
     finally:
-        _card.card().compile_only = before
+        _accelerator.accelerator().compile_only = before

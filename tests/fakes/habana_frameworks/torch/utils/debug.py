@@ -1,6 +1,6 @@
-from habana_frameworks.torch import _card
+from habana_frameworks.torch import _accelerator
 
 
 def _flush_disk_cache() -> None:
     """Wait until recipes are on disk; without it they may be missing there."""
-    _card.card().flush()
+    _accelerator.accelerator().flush()

@@ -1,7 +1,7 @@
-"""The card's state: memory, graphs compiled, and faults to inject. One card a process.
+"""The accelerator's state: memory, graphs compiled, and faults to inject. One accelerator a process.
 
-FAKE_HPU_CARDS      how many cards there are; default 1
-FAKE_HPU_MEMORY     bytes of memory of the card; default 1 GiB
+FAKE_HPU_CARDS      how many accelerators there are; default 1
+FAKE_HPU_MEMORY     bytes of memory of the accelerator; default 1 GiB
 FAKE_HPU_DRIVER     version of the driver; the fake SDK wants the same major.minor as its own
 FAKE_HPU_TORCH      the torch that the fake SDK was built for; default: the one that runs
 FAKE_HPU_OLD        1: a release without PT_COMPILE_ONLY_MODE
@@ -23,7 +23,7 @@ listeners: list[Callable[[str, float, str], None]] = []
 """Called with a metric's name, seconds and what it was about, as the bridge's event dispatcher does."""
 
 
-class Card:
+class Accelerator:
     def __init__(self) -> None:
         self.total = int(os.environ.get("FAKE_HPU_MEMORY", str(1 << 30)))
         self.in_use = 0
@@ -143,17 +143,17 @@ def recipe_folder() -> Path | None:
 
 
 _opened: set[Path] = set()
-_card: Card | None = None
+_accelerator: Accelerator | None = None
 
 
 def count() -> int:
     return int(os.environ.get("FAKE_HPU_CARDS", "1"))
 
 
-def card() -> Card:
-    """The acquired card; raises RuntimeError as the bridge does where there is none, or another driver."""
-    global _card  # noqa: PLW0603
-    if _card is None:
+def accelerator() -> Accelerator:
+    """The acquired accelerator; raises RuntimeError as the bridge does where there is none, or another driver."""
+    global _accelerator  # noqa: PLW0603
+    if _accelerator is None:
         if not count():
             raise RuntimeError("synStatus=8 [Device not found] Device acquire failed.")
         driver = os.environ.get("FAKE_HPU_DRIVER", VERSION)
@@ -161,12 +161,12 @@ def card() -> Card:
             raise RuntimeError(
                 f"synStatus=26 [Generic failure] Device acquire failed. (driver {driver}, SynapseAI {VERSION})"
             )
-        _card = Card()
-    return _card
+        _accelerator = Accelerator()
+    return _accelerator
 
 
 def reset() -> None:
-    """A new, empty card: for tests only."""
-    global _card  # noqa: PLW0603
-    _card = None
+    """A new, empty accelerator: for tests only."""
+    global _accelerator  # noqa: PLW0603
+    _accelerator = None
     _opened.clear()

@@ -1,4 +1,4 @@
-"""Weights in 8 bits on NVIDIA's cards: offered where XLA reads them inside products, which is looked at here."""
+"""Weights in 8 bits on NVIDIA's GPUs: offered where XLA reads them inside products, which is looked at here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.cuda.cards import CARDS, READ_FROM, card_of, lacks_format
+from llmc.compiler.targets.cuda.gpus import GPUS, READ_FROM, gpu_of, lacks_format
 from llmc.errors import InputError
 from tests.tiers import full
 
@@ -45,15 +45,15 @@ def test_what_is_offered_is_read_inside_the_matmul_and_what_is_refused_would_be_
     assert refused >= 2 * ROWS * COLUMNS
 
 
-def test_each_card_offers_what_its_compute_capability_says() -> None:
-    for card in CARDS:
+def test_each_gpu_offers_what_its_compute_capability_says() -> None:
+    for gpu in GPUS:
         for name, least in READ_FROM.items():
-            assert (lacks_format(card, "--quantize", name) == "") == (card.compute_capability >= least)
-        assert lacks_format(card, "--kv-cache-dtype", "fp8") == lacks_format(card, "--quantize", "none") == ""
+            assert (lacks_format(gpu, "--quantize", name) == "") == (gpu.compute_capability >= least)
+        assert lacks_format(gpu, "--kv-cache-dtype", "fp8") == lacks_format(gpu, "--quantize", "none") == ""
 
 
-def test_a_format_that_the_card_would_copy_is_refused_with_what_to_choose() -> None:
-    assert card_of("l40s") is not None
+def test_a_format_that_the_gpu_would_copy_is_refused_with_what_to_choose() -> None:
+    assert gpu_of("l40s") is not None
     message = r"--quantize fp8: .* from compute capability 9\.0 on, l40s has 8\.9: .* choose --quantize int8$"
     with pytest.raises(InputError, match=message):
         open_target("cuda:l40s").configure(CompileOptions.of("cuda:l40s", quantize="fp8"))

@@ -108,7 +108,7 @@ class GpuSpec:
 
 _XLA = "openxla/xla, xla/backends/gpu/target_config/specs"
 
-CARDS = (
+GPUS = (
     GpuSpec(
         "a10g", "NVIDIA A10G", (8, 6),
         cores=80, memory_bytes=22_587 << 20, bandwidth=600.1e9, l2_bytes=6 << 20, clock_ghz=1.71,
@@ -234,25 +234,25 @@ CARDS = (
 )  # fmt: skip
 """Sorted by generation, oldest first."""
 
-NAMES = tuple(card.name for card in CARDS)
+NAMES = tuple(gpu.name for gpu in GPUS)
 
 
-def card_of(name: str) -> GpuSpec | None:
+def gpu_of(name: str) -> GpuSpec | None:
     """Look up a GPU by name; None for an unknown one."""
-    return next((card for card in CARDS if card.name == name), None)
+    return next((gpu for gpu in GPUS if gpu.name == name), None)
 
 
 READ_FROM: Mapping[str, tuple[int, int]] = {"int8": (8, 0), "fp8": (9, 0)}
 """The least compute capability whose matmuls read weights of each format directly."""
 
 
-def lacks_format(card: GpuSpec, flag: str, name: str) -> str:
-    """Explain why `card` cannot read weights in format `name` (XlaFormats.lacks_format); "" where it can."""
+def lacks_format(gpu: GpuSpec, flag: str, name: str) -> str:
+    """Explain why `gpu` cannot read weights in format `name` (XlaFormats.lacks_format); "" where it can."""
     least = READ_FROM.get(name) if flag == "--quantize" else None
-    if least is None or card.compute_capability >= least:
+    if least is None or gpu.compute_capability >= least:
         return ""
-    others = [other for other, needed in READ_FROM.items() if card.compute_capability >= needed] or ["none"]
+    others = [other for other, needed in READ_FROM.items() if gpu.compute_capability >= needed] or ["none"]
     return (
-        f"XLA reads such weights inside matmuls from compute capability {least[0]}.{least[1]} on, {card.name} has "
-        f"{card.capability}: it would write each matrix out in bf16 first; choose --quantize {' or '.join(others)}"
+        f"XLA reads such weights inside matmuls from compute capability {least[0]}.{least[1]} on, {gpu.name} has "
+        f"{gpu.capability}: it would write each matrix out in bf16 first; choose --quantize {' or '.join(others)}"
     )

@@ -46,6 +46,6 @@ def machine(device: str) -> dict[str, Any]:
         import torch
 
         at = torch.cuda.get_device_properties(0)
-        found |= {"card": at.name, "capability": f"{at.major}.{at.minor}", "memory": at.total_memory,
+        found |= {"gpu": at.name, "capability": f"{at.major}.{at.minor}", "memory": at.total_memory,
                   "cuda": torch.version.cuda}  # fmt: skip
     return found
