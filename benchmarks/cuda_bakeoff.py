@@ -1,18 +1,19 @@
-"""The two roads to NVIDIA cards against transformers and other servers' kernels, on one card, in one run.
+"""The two backends for NVIDIA GPUs against transformers and other servers' kernels, on one GPU, in one run.
 
-    python benchmarks/cuda_bakeoff.py --card h100 -o bakeoff.json            both shapes: an hour or two
-    python benchmarks/cuda_bakeoff.py --device cpu --shape tiny --quick      the same code, on a host without a card
+    python benchmarks/cuda_bakeoff.py --gpu h100 -o bakeoff.json            both shapes: an hour or two
+    python benchmarks/cuda_bakeoff.py --device cpu --shape tiny --quick      the same code, on a host without a GPU
 
 Weights are random, in bfloat16, of the shapes of Llama 3.2 1B and Llama 3.1 8B. Nothing is downloaded. Measured are
 decode steps at batch 1, 8 and 64, prompts of 512 and 2,048 tokens, exec to ready with an empty and with a filled cache,
-and 48 decode graphs. Contenders: llmc's roads, cuda (XLA) and inductor (CUDA graphs); transformers over a static cache,
+and 48 decode graphs. Contenders: llmc's backends, cuda (XLA) and inductor (CUDA graphs); transformers over a static
+cache,
 eager and with torch.compile(mode="reduce-overhead"); vLLM and SGLang where they are installed; and a copy of as many
 bytes as the step has to read, which is the memory roofline. All are open in processes of their own and take turns in
 every round. A share of the roofline, and a speed over transformers, are medians of the rounds' own ratios.
 
-It needs torch 2.11 to 2.13 with CUDA 13, transformers and, for the road cuda, llmc's extra `cuda`. A contender whose
-packages are missing, that does not fit the card, or that fails is a line "not run", with the reason. The weights of all
-that are open lie on the card at once: 8B wants 141 GB; on a smaller card, --only some of them. The results are written
+It needs torch 2.11 to 2.13 with CUDA 13, transformers and, for the backend cuda, llmc's extra `cuda`. A contender whose
+packages are missing, that does not fit the GPU, or that fails is a line "not run", with the reason. The weights of all
+that are open lie on the GPU at once: 8B wants 141 GB; on a smaller GPU, --only some of them. The results are written
 after each part; an interrupt keeps them.
 """
 
@@ -48,7 +49,7 @@ ROOM = 32
 """Tokens that engines with a fixed cache get beyond what is measured."""
 
 
-def roads(device: str, name: str) -> dict[str, str]:
+def backends(device: str, name: str) -> dict[str, str]:
     """Contender → what llmc compiles for. On a CPU, XLA's own takes the place of its GPU's."""
     return {"llmc xla": "xla", "llmc inductor": "inductor"} if device == "cpu" else {
         "llmc cuda": f"cuda:{name}", "llmc inductor": "inductor",
@@ -64,7 +65,7 @@ class Bakeoff:
         self.logs = self.folder / "logs"
         self.logs.mkdir(parents=True, exist_ok=True)
         self.found: dict[str, Any] = {"series": {}, "ready": {}, "graphs": {}, "compile_s": {}, "missing": {}}
-        self.targets = roads(requested.device, requested.gpu)
+        self.targets = backends(requested.device, requested.gpu)
 
     def wanted(self, name: str) -> bool:
         """Whether a contender takes part; why an installed one does not is in `missing`."""
@@ -93,7 +94,7 @@ class Bakeoff:
             self.timed("prefill", self.contenders(bundles, (1,), max(self.points.prompts) + ROOM), saved)
 
     def bundles(self, part: str, plan: Plan) -> dict[str, Path]:
-        """Each road's bundle, finished where its device is here; a road that cannot be compiled for is missing."""
+        """Each backend's bundle, compiled on the target where it is here; a backend that cannot be compiled is missing."""
         built = {}
         for name, device in self.targets.items():
             if not self.wanted(name):
@@ -133,7 +134,7 @@ class Bakeoff:
             moved = {"weight_bytes": self.shape.step_bytes(0, 0), "kv_bytes": self.shape.kv_bytes, "most": most}
             others[report.ROOFLINE] = "copying", {"device": device, **moved}
         here = [
-            self._contender(name, "road", str(path), {"here": device != "cpu"}, "llmc")
+            self._contender(name, "backend", str(path), {"here": device != "cpu"}, "llmc")
             for name, path in bundles.items()
         ]
         baselines = {name: how for name, how in others.items() if self.wanted(name)}
@@ -190,7 +191,7 @@ class Bakeoff:
             return time.perf_counter() - began
 
     def graphs(self, bundles: Mapping[str, Path], saved: Any) -> None:
-        """Seconds and bytes of each decode graph of each road."""
+        """Seconds and bytes of each decode graph of each backend."""
         for name, path in bundles.items():
             contender = self._contender(name, "graphs", str(path), {}, "llmc")
             try:
@@ -210,12 +211,12 @@ class Bakeoff:
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--card", default="h100", help="the topology of the road cuda, as in cuda:h100")
+    parser.add_argument("--gpu", default="h100", help="the topology of the backend cuda, as in cuda:h100")
     parser.add_argument("--shape", action="append", choices=list(SHAPES), help="again for each; default: 1B and 8B")
     parser.add_argument("--only", action="append", help="a contender's name; again for each")
     parser.add_argument("--parts", default="decode,ready,graphs,prefill")
-    parser.add_argument("--dtype", default="bf16", help="of llmc's roads; f32 is for a CPU")
-    parser.add_argument("--server-memory", type=float, default=0.3, help="share of the card for vLLM and for SGLang")
+    parser.add_argument("--dtype", default="bf16", help="of llmc's backends; f32 is for a CPU")
+    parser.add_argument("--server-memory", type=float, default=0.3, help="share of the GPU for vLLM and for SGLang")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--quick", action="store_true", help="the fewest points, to see it run")
     parser.add_argument("--work", type=Path, default=Path(".bench/cuda"))
@@ -246,7 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def _release(device: str) -> None:
-    """Give back what this process holds of the card, so that the contenders have it."""
+    """Give back what this process holds of the GPU, so that the contenders have it."""
     if device != "cpu":
         import torch
 
@@ -260,9 +261,9 @@ def require_gpu(device: str) -> None:
     try:
         import torch
     except ImportError:
-        raise SystemExit("torch is not installed: it draws the weights and measures the card's memory") from None
+        raise SystemExit("torch is not installed: it draws the weights and measures the GPU's memory") from None
     if not torch.cuda.is_available():
-        raise SystemExit("torch sees no CUDA card; --device cpu --shape tiny --quick runs the same code without one")
+        raise SystemExit("torch sees no CUDA GPU; --device cpu --shape tiny --quick runs the same code without one")
 
 
 if __name__ == "__main__":

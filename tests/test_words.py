@@ -15,8 +15,9 @@ from tests.docs.commands import DOCUMENTS, ROOT
 from tests.tiers import default_cases
 
 OF_NAMES = {
-    "asked": "requested", "codes": "quantized", "fade": "decay", "fades": "decays", "handover": "kv_transfer",
-    "made": "built", "outer": "embed_lm_head", "place": "token slot, offset, index, location",
+    "asked": "requested", "card": "gpu, accelerator", "cards": "gpus, accelerators", "codes": "quantized",
+    "fade": "decay", "fades": "decays", "finisher": "on_target", "handover": "kv_transfer", "made": "built",
+    "outer": "embed_lm_head", "place": "token slot, offset, index, location",
     "places": "token slots, offsets, indices, locations", "poison": "nan_fill", "poisoned": "nan_filled",
     "tells": "reports", "told": "reported", "waste": "padding", "wastes": "padding", "witness": "monitor",
     "witnesses": "monitors",
@@ -24,6 +25,7 @@ OF_NAMES = {
 """Part of a name → what it is called here."""
 ALLOWED = {
     "connection_made",  # asyncio's
+    "ModelCard",  # vLLM's and OpenAI's name of an entry of /v1/models
     "in_place", "in_place_of", "warn_in_place_of", "_require_in_place",
 }  # fmt: skip
 OF_TEXTS = {

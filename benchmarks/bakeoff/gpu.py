@@ -1,4 +1,4 @@
-"""The card that figures are of, and the packages that they need."""
+"""The GPU that figures are of, and the packages that they need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "vllm": ("vllm",),
     "sglang": ("sglang",),
 }
-"""Modules that each contender imports on a card."""
+"""Modules that each contender imports on a GPU."""
 ON_CPU = {"llmc inductor": ("torch", "transformers"), "transformers reduce-overhead": ("torch", "transformers"),
           "memory copy": ("numpy",)}  # fmt: skip
 """The same on a CPU, where they differ."""
@@ -35,7 +35,7 @@ def lacking(name: str, device: str) -> str:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """The host, its card, and the versions of what is installed."""
+    """The host, its GPU, and the versions of what is installed."""
     found = {**describe(), "device": device, "versions": {}}
     for name in PACKAGES:
         try:

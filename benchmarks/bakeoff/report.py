@@ -12,7 +12,7 @@ from llmc.buckets.render.text import table
 
 ROOFLINE = "memory copy"
 BASELINES = ("transformers eager", "transformers reduce-overhead")
-"""What a road has to be as fast as, at every point."""
+"""What a backend has to be as fast as, at every point."""
 GOAL_SHARE, GOAL_SPEED = 0.80, 1.0
 GRAPH_ERROR = 0.15
 

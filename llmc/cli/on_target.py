@@ -30,7 +30,7 @@ def on_target_instead(output: Path | None, cache_dir: Path | None, options: Comp
     if output is None or not can_compile_on_target(output):
         return False
     settings = Settings.from_environment()
-    result = compile_in_place(output, open_store(cache_dir, settings), settings, options.jobs, options.verify, as_json)
+    result = compile_portable(output, open_store(cache_dir, settings), settings, options.jobs, options.verify, as_json)
     if as_json:
         echo(json.dumps(result.to_json()))
         return True
@@ -43,7 +43,7 @@ def on_target_instead(output: Path | None, cache_dir: Path | None, options: Comp
     return True
 
 
-def compile_in_place(
+def compile_portable(
     output: Path, store: Store, settings: Settings, jobs: int, verify: str, as_json: bool
 ) -> OnTargetResult:  # fmt: skip
     """Complete the bundle in place, with progress on stderr. Raises what `compile_on_target` raises."""
@@ -70,7 +70,7 @@ def on_target_first(bundle: Bundle, store: Store, settings: Settings, as_json: b
         echo(f"llmc: {bundle.path} is inside a store, so its portable executables are not compiled: write it to a "
               f"folder with llmc cache pull REFERENCE -o FOLDER, and use that", err=True)  # fmt: skip
         return bundle
-    result = compile_in_place(bundle.path, store, settings, settings.threads, "sample", as_json)
+    result = compile_portable(bundle.path, store, settings, settings.threads, "sample", as_json)
     if not console.quiet:
         echo("\n".join(on_target_lines(result.to_json())), err=True)
     return Bundle.open(bundle.path, settings)

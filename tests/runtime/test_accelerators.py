@@ -34,7 +34,7 @@ def host(root: Path, *accelerators: tuple[str, str, str], nodes: tuple[str, ...]
 
 
 @pytest.mark.parametrize(
-    ("gpu", "identity", "node"),
+    ("accelerator", "identity", "node"),
     [
         (GAUDI, ("0x1da3", "0x1060", "0x120000"), "accel/accel0"),
         (TPU, ("0x1ae0", "0x0063", "0xff0000"), "vfio/0"),

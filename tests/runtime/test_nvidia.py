@@ -96,7 +96,7 @@ def test_a_bundle_gets_the_first_gpus_that_can_run_it(monkeypatch: pytest.Monkey
 
 
 def test_no_gpu_is_an_error_that_says_what_the_host_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(DeviceError, match=r"^bundle: needs an NVIDIA GPU; .*the host has no NVIDIA card$"):
+    with pytest.raises(DeviceError, match=r"^bundle: needs an NVIDIA GPU; .*the host has no NVIDIA GPU$"):
         require_gpu("bundle", ON_H100)
     pci = tmp_path / "sys" / "bus" / "pci" / "devices" / "0000:01:00.0"
     pci.mkdir(parents=True)

@@ -30,8 +30,8 @@ def api(built: Toy) -> Api:
 
 
 def test_the_model_and_its_adapters_are_listed(served: Served) -> None:
-    cards = served.get("/v1/models").json()["data"]
-    assert [(card["id"], card["root"], card["parent"]) for card in cards] == [
+    entries = served.get("/v1/models").json()["data"]
+    assert [(entry["id"], entry["root"], entry["parent"]) for entry in entries] == [
         (MODEL, MODEL, None), *((name, name, MODEL) for name in NAMES)
     ]  # fmt: skip
     assert served.get("/v1/models/quiet").json()["id"] == "quiet"

@@ -250,12 +250,12 @@ class TestTokenize:
 
 def test_models_are_listed_and_found(make_api):
     api = make_api()
-    (card,) = api.get("/v1/models").json()["data"]
-    assert card == {
+    (entry,) = api.get("/v1/models").json()["data"]
+    assert entry == {
         "id": "toy", "object": "model", "created": int(api.state.started_at), "owned_by": "llmc", "max_model_len": 32,
         "root": "toy", "parent": None,
     }  # fmt: skip
-    assert api.get("/v1/models/toy").json() == card
+    assert api.get("/v1/models/toy").json() == entry
     assert refusal(api.get("/v1/models/some/other"), 404)["code"] == "model_not_found"
 
 

@@ -32,9 +32,9 @@ def chat(client, **options):
 
 
 def test_lists_models_and_finds_one_with_a_slash(client):
-    card = client.models.list().data[0]
-    assert (card.id, card.owned_by) == ("org/toy", "llmc")
-    assert client.models.retrieve("org/toy") == card
+    entry = client.models.list().data[0]
+    assert (entry.id, entry.owned_by) == ("org/toy", "llmc")
+    assert client.models.retrieve("org/toy") == entry
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("org/other")
 

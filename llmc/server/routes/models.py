@@ -19,7 +19,7 @@ router = APIRouter()
 async def models(request: Request) -> dict[str, Any]:
     """The served model and its adapters."""
     served = served_of(request)
-    return {"object": "list", "data": [_card(request, served, name) for name in served.names]}
+    return {"object": "list", "data": [_entry(request, served, name) for name in served.names]}
 
 
 @router.get("/v1/models/{name:path}", response_model=ModelCard, responses=errors(404, 503))
@@ -27,10 +27,10 @@ async def model(request: Request, name: str) -> dict[str, Any]:
     """One model or adapter."""
     served = served_of(request)
     check_model(served, name)
-    return _card(request, served, name)
+    return _entry(request, served, name)
 
 
-def _card(request: Request, served: Served, name: str) -> dict[str, Any]:
+def _entry(request: Request, served: Served, name: str) -> dict[str, Any]:
     number = served.adapter(name)
     return {
         "id": name,

@@ -96,14 +96,14 @@ def test_a_compile_on_the_devices_host_finishes(toy: Toy, put_in: Any) -> None:
     options = CompileOptions.of("fake:portable", require_native=True)
     result = compile_fully(CompileJob.of(toy.model, toy.plan, options), toy.bundle, toy.store, toy.events.append)
     assert (result.portable, result.remaining) == (0, "")
-    assert result.native == result.finished["native"] == len(Bundle.open(toy.bundle).manifest.executables)
+    assert result.native == result.on_target["native"] == len(Bundle.open(toy.bundle).manifest.executables)
     assert Bundle.open(toy.bundle).manifest.verification["on_target"]["reference"] == "its portable executables"
 
 
 def test_a_compile_elsewhere_does_not(toy: Toy) -> None:
     options = CompileOptions.of("fake:portable")
     result = compile_fully(CompileJob.of(toy.model, toy.plan, options), toy.bundle, toy.store, toy.events.append)
-    assert result.native == 0 and not result.finished
+    assert result.native == 0 and not result.on_target
     with pytest.raises(DeviceError, match="no fake device"):
         finish(toy)
     with pytest.raises(DeviceError, match=r"--require-native.*no fake device"):
@@ -128,7 +128,7 @@ def test_a_bundle_without_weights_is_refused_and_its_compile_is_no_error(
     assert not unfinished(Bundle.open(toy.bundle)) and Bundle.open(toy.bundle).manifest == before
     options = CompileOptions.of("fake:portable")
     result = compile_fully(CompileJob.of(toy.model, toy.plan, options), toy.bundle, toy.store, toy.events.append)
-    assert result.portable and not result.finished
+    assert result.portable and not result.on_target
 
 
 @pytest.mark.parametrize(("changes", "said"), [
@@ -154,7 +154,7 @@ def test_a_host_without_the_device_is_reported_the_way_out(toy: Toy, put_in: Any
     put_in()
     finish(toy)
     put_in(None)
-    with pytest.raises(DeviceError, match=r"compiled for gpu fake-1, driver 1.0.*LLMC_OPEN_PORTABLE=1"):
+    with pytest.raises(DeviceError, match=r"compiled for driver 1.0, gpu fake-1.*LLMC_OPEN_PORTABLE=1"):
         open_executor(Bundle.open(toy.bundle))
 
 

@@ -180,7 +180,7 @@ def test_one_of_another_accelerator_or_driver_is_refused(
     def reported(members: dict[str, Any]) -> None:
         members["accelerator"] = {"gpu": "fake-1", "driver": "1.0"}
 
-    with pytest.raises(ArtifactError, match=r"gpu fake-1, here none; driver 1\.0, here none"):
+    with pytest.raises(ArtifactError, match=r"driver 1\.0, here none; gpu fake-1, here none"):
         believed(tmp_path, certified, bundle, reported)
     monkeypatch.setattr(device, "here", device.FakeGpu(driver="2.0"))
     with pytest.raises(ArtifactError, match=r"toolchain: driver 1\.0, here 2\.0; certify here"):

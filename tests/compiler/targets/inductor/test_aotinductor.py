@@ -23,10 +23,10 @@ from llmc.compiler.targets.inductor.compiling import compile_step
 from llmc.compiler.targets.inductor.on_target import PackageCompiler
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.inductor import toolchain
-from llmc.runtime.executors.inductor.package import Package, Run
+from llmc.runtime.executors.inductor.package import Package
 from llmc.runtime.executors.torch.executor import TorchWeights
 from llmc.runtime.executors.whole_step.cache import cache_arrays, lengths_of
-from llmc.runtime.executors.whole_step.step_program import flat_step, inputs
+from llmc.runtime.executors.whole_step.step_program import Run, flat_step, inputs
 from llmc.runtime.portable_program import PortableProgram
 from llmc.runtime.step import pad
 from tests.runtime.executors.whole_step.test_step_program import ARRAYS, CAPACITY, filled, summing

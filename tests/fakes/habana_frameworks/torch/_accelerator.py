@@ -1,6 +1,6 @@
 """The accelerator's state: memory, graphs compiled, and faults to inject. One accelerator a process.
 
-FAKE_HPU_CARDS      how many accelerators there are; default 1
+FAKE_HPUS      how many accelerators there are; default 1
 FAKE_HPU_MEMORY     bytes of memory of the accelerator; default 1 GiB
 FAKE_HPU_DRIVER     version of the driver; the fake SDK wants the same major.minor as its own
 FAKE_HPU_TORCH      the torch that the fake SDK was built for; default: the one that runs
@@ -147,7 +147,7 @@ _accelerator: Accelerator | None = None
 
 
 def count() -> int:
-    return int(os.environ.get("FAKE_HPU_CARDS", "1"))
+    return int(os.environ.get("FAKE_HPUS", "1"))
 
 
 def accelerator() -> Accelerator:

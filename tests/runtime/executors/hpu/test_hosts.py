@@ -21,7 +21,7 @@ Opened = Callable[..., HpuOnDevice]
 
 @full
 def test_an_sdk_without_a_accelerator_runs_on_the_cpu_and_says_so(bundle: Path, host: Host) -> None:
-    host(FAKE_HPU_CARDS="0")
+    host(FAKE_HPUS="0")
     executor = open_executor(Bundle.open(bundle), slots=2, threads=1)
     assert type(executor) is HpuExecutor
     assert executor.capabilities.in_place_of == "Gaudi"

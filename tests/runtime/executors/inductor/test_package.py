@@ -86,7 +86,7 @@ def test_a_package_of_a_release_that_is_not_known_is_refused(torch: str) -> None
 @pytest.mark.parametrize("name", SIZES)
 def test_a_step_of_other_sizes_never_reaches_its_code(name: str) -> None:
     package().require_sizes(NUMBERS, CACHE, "bundle/1")
-    with pytest.raises(ArtifactError, match=f"compiled for {name} 4, opened for {name} 5; finish the bundle"):
+    with pytest.raises(ArtifactError, match=f"compiled for {name} 4, opened for {name} 5; compile the bundle"):
         package().require_sizes({**NUMBERS, name: 5}, CACHE, "bundle/1")
 
 

@@ -154,7 +154,7 @@ FULL = pynvml.Device(used=80 * GIB - (1 << 20))
 
 
 @pytest.mark.parametrize(
-    ("GPUs", "driver", "cuda", "error", "words"),
+    ("gpus", "driver", "cuda", "error", "words"),
     [
         ([L40S], "580.95.05", 13000, ArtifactError, "H100 80GB HBM3, compute capability 9.0; GPU 0"),
         ([H100], "570.86.10", 12080, DeviceError, "driver 570.86.10 knows CUDA up to 12.8; install driver 580"),
