@@ -6,10 +6,9 @@
 Weights are random, in bfloat16, of the shapes of Llama 3.2 1B and Llama 3.1 8B. Nothing is downloaded. Measured are
 decode steps at batch 1, 8 and 64, prompts of 512 and 2,048 tokens, exec to ready with an empty and with a filled cache,
 and 48 decode graphs. Contenders: llmc's backends, cuda (XLA) and inductor (CUDA graphs); transformers over a static
-cache,
-eager and with torch.compile(mode="reduce-overhead"); vLLM and SGLang where they are installed; and a copy of as many
-bytes as the step has to read, which is the memory roofline. All are open in processes of their own and take turns in
-every round. A share of the roofline, and a speed over transformers, are medians of the rounds' own ratios.
+cache, eager and with torch.compile(mode="reduce-overhead"); vLLM and SGLang where they are installed; and a copy of as
+many bytes as the step has to read, which is the memory roofline. All are open in processes of their own and take turns
+in every round. A share of the roofline, and a speed over transformers, are medians of the rounds' own ratios.
 
 It needs torch 2.11 to 2.13 with CUDA 13, transformers and, for the backend cuda, llmc's extra `cuda`. A contender whose
 packages are missing, that does not fit the GPU, or that fails is a line "not run", with the reason. The weights of all
@@ -94,7 +93,7 @@ class Bakeoff:
             self.timed("prefill", self.contenders(bundles, (1,), max(self.points.prompts) + ROOM), saved)
 
     def bundles(self, part: str, plan: Plan) -> dict[str, Path]:
-        """Each backend's bundle, compiled on the target where it is here; a backend that cannot be compiled is missing."""
+        """Each backend's bundle, compiled on the target where it is here; a backend that fails is missing."""
         built = {}
         for name, device in self.targets.items():
             if not self.wanted(name):

@@ -41,7 +41,7 @@ FAST = (
     "api", "fleet", "integrations", "artifacts/bundle", "artifacts/third_party", "artifacts/gc", "artifacts/local",
     "artifacts/overview", "artifacts/signing", "artifacts/store", "artifacts/test_digest.py", "artifacts/test_key.py",
     "artifacts/test_stamps.py", "buckets", "compiler/estimates", "compiler/verification", "runtime/confined",
-    "runtime/engine", "runtime/hybrid", "runtime/startup", "runtime/text", "runtime/test_bundle.py",
+    "runtime/engine", "runtime/disaggregated", "runtime/startup", "runtime/text", "runtime/test_bundle.py",
     "runtime/test_llm.py", "runtime/test_step.py", "server/telemetry", "test_settings.py", "test_cpus.py",
     "test_promises.py",
 )  # fmt: skip
@@ -64,7 +64,7 @@ SLOW = (
     "runtime/engine/sampling/test_filters.py", "runtime/engine/sampling/test_constraints.py",
     "runtime/engine/sampling/test_sample.py", "runtime/engine/scheduling/test_simulation.py",
     "runtime/engine/test_speculation_steps.py", "runtime/engine/test_async_engine.py",
-    "runtime/hybrid/test_pairs.py",
+    "runtime/disaggregated/test_pairs.py",
     "runtime/startup/test_starting.py", "runtime/text/test_answers_text.py", "runtime/text/test_chat.py",
     "runtime/text/test_tokenizer.py", "runtime/text/test_vocabulary.py", "server/telemetry/test_request_spans.py",
     "server/telemetry/test_recorder.py",

@@ -27,7 +27,7 @@ from llmc.cli.options import (
 from llmc.cli.output import CompileProgress, close_bars, echo
 from llmc.cli.planning import PlanningFlags
 from llmc.cli.quantities import size
-from llmc.cli.results import print_estimate, print_hybrid, print_key, print_programs, print_result
+from llmc.cli.results import print_disaggregated, print_estimate, print_key, print_programs, print_result
 from llmc.compiler.targets.declared import offered
 from llmc.errors import InputError, LlmcError
 from llmc.paths import expanded, is_dir
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.pipeline.compilation import Compilation
 
-_NUMBERS, _ADAPTERS, _HYBRIDS = "Model and graphs", "LoRA adapters", "Two devices"
+_NUMBERS, _ADAPTERS, _DISAGGREGATED = "Model and graphs", "LoRA adapters", "Two devices"
 _WHERE, _OUTCOME = "Compile jobs", "Checks and output"
 
 
@@ -88,10 +88,10 @@ class CompileCommand(DeviceOptions, PlanningFlags):
         None,
         "X",
         "Compile for two devices: X runs prefill, --decode-device decodes.",
-        _HYBRIDS,
+        _DISAGGREGATED,
         autocompletion=one_of(offered),
     )
-    decode_device: str | None = device_flag(None, "The device that decodes.", panel=_HYBRIDS, metavar="Y")
+    decode_device: str | None = device_flag(None, "The device that decodes.", panel=_DISAGGREGATED, metavar="Y")
     dtype: str = flag(
         "auto",
         DTYPE_CHOICES,
@@ -159,7 +159,7 @@ class CompileCommand(DeviceOptions, PlanningFlags):
             self.address, size("--worker-memory", self.worker_memory),
         )  # fmt: skip
         if self.prefill_device or self.decode_device:
-            self._hybrid(model, options, settings)
+            self._disaggregated(model, options, settings)
             return
         if self.resume and not (model or self.config):
             if not (self.dry_run or self.emit) and on_target_instead(
@@ -220,10 +220,10 @@ class CompileCommand(DeviceOptions, PlanningFlags):
             programs = list(requested.programs(str(self.emit), progress))
         print_programs(programs, self.output, self.as_json)
 
-    def _hybrid(self, model: str | None, options: CompileOptions, settings: Settings) -> None:
+    def _disaggregated(self, model: str | None, options: CompileOptions, settings: Settings) -> None:
         from llmc.artifacts.local.opening import open_store
         from llmc.compiler.pipeline.compilation import stem_of
-        from llmc.compiler.pipeline.hybrid import compile_hybrid
+        from llmc.compiler.pipeline.disaggregated import compile_disaggregated
 
         prefill, decode = self.prefill_device, self.decode_device
         resumed = self.resume and not (model or self.config)
@@ -238,8 +238,8 @@ class CompileCommand(DeviceOptions, PlanningFlags):
         close_bars()
         output = self.output or Path(f"{stem_of(requested.checkpoint.requested)}-{prefill}-{decode}.llmc")
         with CompileProgress(self.as_json and not sys.stderr.isatty()) as progress:
-            result = compile_hybrid(requested, output, prefill, progress)
-        print_hybrid(result, self.as_json)
+            result = compile_disaggregated(requested, output, prefill, progress)
+        print_disaggregated(result, self.as_json)
 
     def _with_adapters(self) -> str | None:
         from llmc.compiler.checkpoint import with_adapters

@@ -18,7 +18,7 @@ from llmc.cli.output import echo
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
-    from llmc.runtime.hybrid.server import PrefillServer
+    from llmc.runtime.disaggregated.server import PrefillServer
     from llmc.server.listening import Listener
 
 
@@ -91,7 +91,7 @@ def _watch_input(stop: threading.Event) -> None:
 
 
 def _listener(text: str, key: str | None) -> Listener:
-    from llmc.runtime.hybrid.wire import PeerAddress
+    from llmc.runtime.disaggregated.wire import PeerAddress
     from llmc.server.listening import listen, listen_unix
 
     address = PeerAddress.parse(text if text.startswith("unix:") else f"tcp://{text.removeprefix('tcp://')}")

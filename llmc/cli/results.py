@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.key import Key
     from llmc.artifacts.store.store import Store
     from llmc.compiler.pipeline.compile import CompileResult
-    from llmc.compiler.pipeline.hybrid import HybridResult
+    from llmc.compiler.pipeline.disaggregated import DisaggregatedResult
 
 
 def print_estimate(found: dict[str, Any], as_json: bool) -> None:
@@ -65,11 +65,11 @@ def print_key(key: Key, as_json: bool) -> None:
     echo(json.dumps({"key": key.digest, "components": dict(key.components)}) if as_json else parse(key.digest))
 
 
-def print_hybrid(result: HybridResult, as_json: bool) -> None:
+def print_disaggregated(result: DisaggregatedResult, as_json: bool) -> None:
     """Print the results of a two-device compile, and how to use the folder."""
     if as_json:
         found = {role: one.to_json() for role, one in result.halves.items()}
-        echo(json.dumps({"hybrid": str(result.folder), **found, "variables": dict(result.variables)}))
+        echo(json.dumps({"disaggregated": str(result.folder), **found, "variables": dict(result.variables)}))
         return
     for role, one in result.halves.items():
         echo(f"{role}:")

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from llmc.artifacts.bundle.hybrid import Halves
+from llmc.artifacts.bundle.disaggregated import Halves
 from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.log import logger
 from llmc.buckets.plan import Plan
@@ -51,7 +51,7 @@ class Bundle:
         self.settings = settings
         self.path = Path(files.folder)
         self.prefill = prefill
-        """The prefill bundle, if this one is the decode half of a disaggregated pair (artifacts/bundle/hybrid.py)."""
+        """The prefill bundle, if this is the decode half of a pair (artifacts/bundle/disaggregated.py)."""
 
     @classmethod
     def open(cls, path: str | Path, settings: Settings | None = None) -> Bundle:

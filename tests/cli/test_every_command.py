@@ -35,11 +35,11 @@ RUNS = {
     "plan make": ([PLAN], "prompt"),
     "plan show": ([PLAN, "plan show plan.json"], "decode"),
     "plan evaluate": ([PLAN, "plan evaluate plan.json --traffic SHORT"], "40 requests"),
-    "plan hybrid": (
+    "plan disaggregated": (
         [
             "bench BUNDLE --seconds 0.01 -o times.json",
-            "plan hybrid --prefill-bench times.json --decode-bench times.json --gb-per-s 3 --kv-bytes-per-token 45KiB "
-            "--prompt-len 32 --output-len 16",
+            "plan disaggregated --prefill-bench times.json --decode-bench times.json --gb-per-s 3 "
+            "--kv-bytes-per-token 45KiB --prompt-len 32 --output-len 16",
         ],
         "requests/s",
     ),

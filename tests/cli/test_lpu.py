@@ -63,21 +63,21 @@ def test_compile_errors_are_one_line_with_the_log(
     assert "a power of two" in capsys.readouterr().err
 
 
-def test_gpus_and_lpus_go_through_the_door_of_every_hybrid(
+def test_gpus_and_lpus_go_through_the_door_of_every_disaggregated(
     lpu: LpuHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One bundle, opened in HyperDex's hybrid mode: device_map={"gpu": 2, "lpu": 2}."""
-    hybrid, pair = str(tmp_path / "hybrid"), ["--prefill-device", "cuda:2", "--decode-device", "lpu:2"]
-    assert main(["compile", str(lpu.model), *pair, "--max-model-len", "48", "--verify", "none", "-o", hybrid]) == 0
+    """One bundle, opened in HyperDex's disaggregated mode: device_map={"gpu": 2, "lpu": 2}."""
+    folder, pair = str(tmp_path / "pair"), ["--prefill-device", "cuda:2", "--decode-device", "lpu:2"]
+    assert main(["compile", str(lpu.model), *pair, "--max-model-len", "48", "--verify", "none", "-o", folder]) == 0
     assert "by itself if NUM_GPU_DEVICES=2 NUM_LPU_DEVICES=2 is set" in capsys.readouterr().out
     monkeypatch.setenv("NUM_GPU_DEVICES", "2")
     monkeypatch.setenv("NUM_LPU_DEVICES", "2")
-    assert main(["generate", hybrid, "--prompt", "Hello", "--max-tokens", "5", "--json"]) == 0
+    assert main(["generate", folder, "--prompt", "Hello", "--max-tokens", "5", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["token_ids"] == tiny.greedy(CASE, answer["prompt_token_ids"], 5)
     monkeypatch.setenv("FAKE_GPUS", "1")
-    assert main(["generate", hybrid, "--prompt", "Hello"]) == 3
+    assert main(["generate", folder, "--prompt", "Hello"]) == 3
     assert "{'gpu': 2, 'lpu': 2} asked for, 4 LPUs and 1 GPUs found" in capsys.readouterr().err
     monkeypatch.delenv("FAKE_GPUS")
-    assert main(["generate", hybrid, "--prompt", "Hello", "--prefill", str(lpu.bundle)]) == 2
+    assert main(["generate", folder, "--prompt", "Hello", "--prefill", str(lpu.bundle)]) == 2
     assert "takes whole prompts and keeps its cache" in capsys.readouterr().err

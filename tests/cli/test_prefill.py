@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from llmc.errors import DeviceError
+from llmc.runtime.disaggregated.opening import ChildPrefiller
 from llmc.runtime.engine.sampling.params import SamplingParams
-from llmc.runtime.hybrid.opening import ChildPrefiller
 from llmc.runtime.llm import BundleLLM
 from tests.cli.helpers import Llmc
 from tests.tiers import default_cases

@@ -64,7 +64,7 @@ def test_a_key_is_equal_for_an_equal_compile_alone(llmc: Llmc, tmp_path: Path, h
     assert not (here / "bundle").exists()
 
 
-def test_a_hybrid_writes_no_single_outcome(llmc: Llmc, toy: Path) -> None:
+def test_a_disaggregated_writes_no_single_outcome(llmc: Llmc, toy: Path) -> None:
     halves = ("--prefill-device", "fake", "--decode-device", "fake")
     said = llmc("compile", toy, *halves, *COMPILE[2:], "--result", "done.json", "-o", "bundle").failed(2)
     assert "--result" in said

@@ -9,9 +9,9 @@ from typer.core import TyperGroup
 
 from llmc.cli.options import add
 from llmc.cli.plan.capture import PlanCaptureCommand
+from llmc.cli.plan.disaggregated import PlanDisaggregatedCommand
 from llmc.cli.plan.evaluate import PlanEvaluateCommand
 from llmc.cli.plan.fleet import PlanFleetCommand
-from llmc.cli.plan.hybrid import PlanHybridCommand
 from llmc.cli.plan.make import PlanMakeCommand, PlanShowCommand
 from llmc.cli.plan.servers import PlanCheckCommand, PlanExportCommand, PlanImportCommand, PlanTuneCommand
 
@@ -23,11 +23,11 @@ VERBS = {
     "tune": PlanTuneCommand,
     "check": PlanCheckCommand,
     "capture": PlanCaptureCommand,
-    "hybrid": PlanHybridCommand,
+    "disaggregated": PlanDisaggregatedCommand,
     "fleet": PlanFleetCommand,
 }
 DEFAULT = "make"
-FLAGS = ("--hybrid", "--fleet")
+FLAGS = ("--disaggregated", "--fleet")
 """Verbs that may also be written as flags."""
 
 

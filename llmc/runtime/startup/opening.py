@@ -155,7 +155,7 @@ def open_core(bundle: Bundle, executor: Executor, options: EngineOptions) -> Eng
     min_prefix = None if options.enable_prefix_caching else 0
     prefiller = None
     if prefill is not None:
-        from llmc.runtime.hybrid.opening import open_prefiller
+        from llmc.runtime.disaggregated.opening import open_prefiller
 
         prefiller = open_prefiller(prefill, bundle, executor, lambda other: open_executor(other, options), min_prefix)
         min_prefix = 0  # the prefill side keeps prefixes; copies here would only cost time

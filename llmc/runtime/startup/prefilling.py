@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     import socket
 
     from llmc.runtime.bundle import Bundle
+    from llmc.runtime.disaggregated.server import PrefillServer
     from llmc.runtime.executors.base import Executor
-    from llmc.runtime.hybrid.server import PrefillServer
     from llmc.runtime.startup.opening import EngineOptions
 
 
@@ -33,8 +33,8 @@ def serve_prefill(
 
     Raises ArtifactError or DeviceError if the bundle cannot be opened here.
     """
-    from llmc.runtime.hybrid.server import PrefillServer
-    from llmc.runtime.hybrid.worker import PrefillWorker
+    from llmc.runtime.disaggregated.server import PrefillServer
+    from llmc.runtime.disaggregated.worker import PrefillWorker
 
     worker = PrefillWorker(
         bundle, lambda: open_executor(bundle, options), None if options.enable_prefix_caching else 0

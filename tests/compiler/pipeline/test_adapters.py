@@ -19,7 +19,7 @@ from llmc.compiler.frontend.real_model import load_real_model
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compilation import Compilation
 from llmc.compiler.pipeline.compile import compile_bundle
-from llmc.compiler.pipeline.hybrid import compile_hybrid
+from llmc.compiler.pipeline.disaggregated import compile_disaggregated
 from llmc.compiler.pipeline.resolve import CompileJob
 from llmc.errors import CheckpointError, InputError
 from llmc.runtime.bundle import Bundle
@@ -154,12 +154,12 @@ def test_devices_whose_graphs_take_none(model: str) -> None:
             CompileJob.of(model, PLAN, CompileOptions.of(device))
 
 
-def test_no_hybrid(tmp_path: Path, model: str, store: Store) -> None:
+def test_no_disaggregated(tmp_path: Path, model: str, store: Store) -> None:
     requested, settings = CompileOptions.of("onnxruntime"), Settings.from_environment()
     with pytest.raises(InputError, match="cannot be transferred between devices"):
-        compile_hybrid(
+        compile_disaggregated(
             Compilation.of(model, requested, store, settings, plan=PLAN),
-            tmp_path / "hybrid",
+            tmp_path / "disaggregated",
             "openvino",
             lambda _: None,
         )

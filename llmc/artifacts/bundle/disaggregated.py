@@ -1,6 +1,6 @@
 """A folder with two bundles of one checkpoint, for disaggregated prefill and decode on two devices.
 
-hybrid.json = {"schema": 1, "prefill": name, "decode": name}        names of folders next to it
+disaggregated.json = {"schema": 1, "prefill": name, "decode": name}        names of folders next to it
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from llmc.errors import ArtifactError
 from llmc.strict_json import loads_object
 
 SCHEMA = 1
-FILE_NAME = "hybrid.json"
+FILE_NAME = "disaggregated.json"
 MAX_BYTES = 1 << 16
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
@@ -34,7 +34,7 @@ class Halves(NamedTuple):
 
     @classmethod
     def read(cls, folder: Path) -> Halves | None:
-        """Read hybrid.json in `folder`; None if absent. Raises ArtifactError for an invalid file."""
+        """Read disaggregated.json in `folder`; None if absent. Raises ArtifactError for an invalid file."""
         path = folder / FILE_NAME
         try:
             with open_regular(path) as file:
@@ -56,7 +56,7 @@ class Halves(NamedTuple):
         return cls(folder / names[0], folder / names[1])
 
     def write(self) -> None:
-        """Write hybrid.json next to the two bundles. Raises CapacityError or UnwritableError."""
+        """Write disaggregated.json next to the two bundles. Raises CapacityError or UnwritableError."""
         found = {"schema": SCHEMA, "prefill": self.prefill.name, "decode": self.decode.name}
         folder, text = self.decode.parent, json.dumps(found).encode() + b"\n"
         with writing(folder / FILE_NAME, len(text), "choose another folder"):

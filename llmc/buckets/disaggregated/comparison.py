@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from llmc.buckets.hybrid.device import Link, Sharing, Stage
-from llmc.buckets.hybrid.simulate import BOUND, SimulatedRun, alone, pipeline
-from llmc.buckets.hybrid.steady import BreakEven, break_even
+from llmc.buckets.disaggregated.device import Link, Sharing, Stage
+from llmc.buckets.disaggregated.simulate import BOUND, SimulatedRun, alone, pipeline
+from llmc.buckets.disaggregated.steady import BreakEven, break_even
 from llmc.buckets.render.text import table
 from llmc.buckets.traffic.events import TrafficRequest
 
@@ -26,7 +26,7 @@ class Comparison:
     sharing: Sharing
     slots: int
     alone: tuple[SimulatedRun, SimulatedRun]
-    hybrid: SimulatedRun
+    disaggregated: SimulatedRun
     break_even: tuple[BreakEven, ...]
 
     @property
@@ -37,15 +37,15 @@ class Comparison:
     @property
     def gain(self) -> float:
         """New tokens per second of both devices relative to the better single device."""
-        return self.hybrid.tokens_per_s / self.alone[self.better].tokens_per_s
+        return self.disaggregated.tokens_per_s / self.alone[self.better].tokens_per_s
 
     @property
     def limited_by(self) -> str:
         """The bottleneck of the pair."""
         if self.sharing.shared:
             return "the machine that both run on"
-        half = self.hybrid.moving_s / 2
-        prefill, decode = self.hybrid.prefill_s + half, self.hybrid.decode_s + half
+        half = self.disaggregated.moving_s / 2
+        prefill, decode = self.disaggregated.prefill_s + half, self.disaggregated.decode_s + half
         stage = self.prefill if prefill >= decode else self.decode
         return f"{'prompts' if prefill >= decode else 'decode steps'} on {stage.name}"
 
@@ -59,13 +59,13 @@ class Comparison:
             "hand_over": {
                 "bytes_per_token": self.link.token_bytes, "gb_per_s": self.link.gb_per_s,
                 "latency_s": self.link.latency_s, f"seconds_of_{REFERENCE_TOKENS}_tokens":
-                round(self.link.total_s(REFERENCE_TOKENS), 6), "seconds": round(self.hybrid.moving_s, 6),
+                round(self.link.total_s(REFERENCE_TOKENS), 6), "seconds": round(self.disaggregated.moving_s, 6),
             },
             "sharing": asdict(self.sharing),
             "max_num_seqs": self.slots,
             "prefill_alone": _numbers(self.alone[0], self.prefill),
             "decode_alone": _numbers(self.alone[1], self.decode),
-            "hybrid": _numbers(self.hybrid, None),
+            "disaggregated": _numbers(self.disaggregated, None),
             "break_even": [asdict(one) for one in self.break_even],
         }  # fmt: skip
 
@@ -81,7 +81,7 @@ class Comparison:
     def _lines(self) -> Iterator[str]:
         rows = [("", "requests/s", "tokens/s", "first token p50", "p95", "prompts busy", "decode busy")]
         names = [f"{name} alone" for name in self._names()]
-        for name, found in zip((*names, "hybrid"), (*self.alone, self.hybrid), strict=True):
+        for name, found in zip((*names, "disaggregated"), (*self.alone, self.disaggregated), strict=True):
             rows.append((
                 name, f"{found.requests_per_s:.2f}", f"{found.tokens_per_s:.1f}", _time(found.first_token(0.5)),
                 _time(found.first_token(0.95)), f"{found.prefill_s / found.seconds:.0%}",
@@ -90,7 +90,7 @@ class Comparison:
         yield from table(rows, right=range(1, 7))
         yield ""
         verdict = "it pays" if self.gain > 1 else "it does not pay"
-        yield f"hybrid: {self.gain:.2f} × {self._names()[self.better]} alone, the better of the two: {verdict}"
+        yield f"disaggregated: {self.gain:.2f} × {self._names()[self.better]} alone, the better of the two: {verdict}"
         yield f"limited by {self.limited_by}; {self.slots} sequences at once"
         at, link = REFERENCE_TOKENS, self.link
         yield (

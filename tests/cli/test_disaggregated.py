@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmc.artifacts.bundle.hybrid import FILE_NAME, Halves
+from llmc.artifacts.bundle.disaggregated import FILE_NAME, Halves
 from llmc.artifacts.bundle.manifest import read_manifest
 from llmc.compiler.targets.fake import FakeTarget
 from llmc.errors import ArtifactError
@@ -20,20 +20,21 @@ PAIR = ("--prefill-device", "fake", "--decode-device", "fake:ragged", "--max-mod
 
 
 @pytest.fixture
-def hybrid(llmc: Llmc, toy: Path, here: Path) -> Path:
-    assert llmc("compile", toy, *PAIR, "-o", "hybrid", "-q").code == 0
-    return here / "hybrid"
+def disaggregated(llmc: Llmc, toy: Path, here: Path) -> Path:
+    assert llmc("compile", toy, *PAIR, "-o", "disaggregated", "-q").code == 0
+    return here / "disaggregated"
 
 
-def test_a_folder_for_two_devices_answers_like_one(hybrid: Path, llmc: Llmc, toy: Path) -> None:
-    said = json.loads(llmc("generate", hybrid, "--prompt", "a river", "--ignore-eos", "--max-tokens", 6, "--json").out)
+def test_a_folder_for_two_devices_answers_like_one(disaggregated: Path, llmc: Llmc, toy: Path) -> None:
+    given = ("--prompt", "a river", "--ignore-eos", "--max-tokens", 6)
+    said = json.loads(llmc("generate", disaggregated, *given, "--json").out)
     assert [said["token_ids"]] == greedy(toy, [said["prompt_token_ids"]], 6)
     assert [step["phase"] for step in said["buckets"]] == ["prompt", *["decode"] * 5]
     assert said["buckets"][0]["executable"] == "handed over" and said["timings"]["kv_transfer"]["tokens"] == 7
 
 
-def test_neither_half_has_graphs_that_it_never_runs(hybrid: Path) -> None:
-    halves = Halves.read(hybrid)
+def test_neither_half_has_graphs_that_it_never_runs(disaggregated: Path) -> None:
+    halves = Halves.read(disaggregated)
     assert halves is not None
     prefill, decode = (read_manifest(one) for one in (halves.prefill, halves.decode))
     assert (prefill.device, decode.device) == ("fake", "fake:ragged")
@@ -42,9 +43,9 @@ def test_neither_half_has_graphs_that_it_never_runs(hybrid: Path) -> None:
 
 
 def test_what_is_requested_of_a_compile_is_said_of_each_half(llmc: Llmc, toy: Path) -> None:
-    said = json.loads(llmc("compile", toy, *PAIR, "-o", "hybrid", "--json").out)
+    said = json.loads(llmc("compile", toy, *PAIR, "-o", "disaggregated", "--json").out)
     assert (said["prefill"]["native"], said["decode"]["native"]) == (said["prefill"]["built"], 1)
-    assert said["hybrid"] == "hybrid" and said["variables"] == {}
+    assert said["disaggregated"] == "disaggregated" and said["variables"] == {}
 
 
 def test_a_device_whose_own_runtime_hands_over_gets_one_bundle(
@@ -68,10 +69,10 @@ def test_a_device_whose_own_runtime_hands_over_gets_one_bundle(
         (*PAIR, "--kernels", "llmc"),
     ],
 )  # fmt: skip
-def test_what_makes_no_hybrid_is_refused(llmc: Llmc, toy: Path, flags: tuple[Any, ...]) -> None:
-    ran = llmc("compile", toy, *flags, "-o", "hybrid")
+def test_what_makes_no_disaggregated_is_refused(llmc: Llmc, toy: Path, flags: tuple[Any, ...]) -> None:
+    ran = llmc("compile", toy, *flags, "-o", "disaggregated")
     assert ran.code == 2 and ran.err.startswith("llmc: error: ")
-    assert not Path("hybrid", FILE_NAME).exists()
+    assert not Path("disaggregated", FILE_NAME).exists()
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,7 @@ def test_a_folder_that_says_nothing_is_named(tmp_path: Path, text: str) -> None:
         Halves.read(tmp_path)
 
 
-def test_the_prefill_half_alone_serves_others(hybrid: Path, llmc: Llmc) -> None:
-    assert Bundle.open(hybrid).manifest.device == "fake:ragged"
-    halves = Halves.read(hybrid)
-    assert halves is not None and Bundle.open(hybrid).prefill == halves.prefill
+def test_the_prefill_half_alone_serves_others(disaggregated: Path, llmc: Llmc) -> None:
+    assert Bundle.open(disaggregated).manifest.device == "fake:ragged"
+    halves = Halves.read(disaggregated)
+    assert halves is not None and Bundle.open(disaggregated).prefill == halves.prefill

@@ -1,4 +1,4 @@
-"""`llmc plan hybrid`, or `llmc plan --hybrid`: whether disaggregated prefill and decode pay off."""
+"""`llmc plan disaggregated`, or `llmc plan --disaggregated`: whether disaggregated prefill and decode pay off."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmc.cli.quantities import size
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
-    from llmc.buckets.hybrid.device import Stage
+    from llmc.buckets.disaggregated.device import Stage
     from llmc.buckets.traffic.events import TrafficRequest
 
 REQUESTS = 256
@@ -26,7 +26,7 @@ _VALUE_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanHybridCommand(Command):
+class PlanDisaggregatedCommand(Command):
     """Estimate whether prefill on one device and decode on another beats the better device alone.
 
     Nothing runs: requests are simulated with measured step times. The report has throughput, time to first token, the
@@ -34,9 +34,9 @@ class PlanHybridCommand(Command):
 
     \b
     Example:
-      llmc plan --hybrid --prefill-bench x.json --decode-bench y.json --gb-per-s 3 --model smollm2-demo
+      llmc plan --disaggregated --prefill-bench x.json --decode-bench y.json --gb-per-s 3 --model smollm2-demo
         --traffic requests.csv
-      llmc plan hybrid --prefill-bench x.json --decode-bench y.json --gb-per-s 3 --kv-bytes-per-token 45KiB
+      llmc plan disaggregated --prefill-bench x.json --decode-bench y.json --gb-per-s 3 --kv-bytes-per-token 45KiB
         --prompt-len 1024 --output-len 64 --same-host
     """
 
@@ -60,8 +60,8 @@ class PlanHybridCommand(Command):
     as_json: bool = switch("--json", "Print JSON instead of the report.")
 
     def run(self) -> None:
-        from llmc.buckets.hybrid.comparison import compare
-        from llmc.buckets.hybrid.device import Link, Sharing
+        from llmc.buckets.disaggregated.comparison import compare
+        from llmc.buckets.disaggregated.device import Link, Sharing
 
         if self.contention != 1.0 and not self.same_host:
             raise InputError("--contention is for two devices on the same cores; add --same-host")
@@ -104,7 +104,7 @@ class PlanHybridCommand(Command):
 
 def _stage(file: str, overhead_ms: float) -> Stage:
     from llmc.buckets.cost.bench import Bench
-    from llmc.buckets.hybrid.device import Stage
+    from llmc.buckets.disaggregated.device import Stage
     from llmc.buckets.traffic.step_time import BenchStepTime
 
     bench = Bench.load(file)

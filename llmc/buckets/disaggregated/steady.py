@@ -4,8 +4,8 @@ A request of p prompt and o output tokens takes a device T_prompt = prompt(p) fo
 decode(slots) / slots of its decode steps, at p + o / 2 tokens. h is the time to move its keys and values, in seconds.
 
     alone            1 / (T_prompt + T_decode)
-    hybrid, apart    1 / max(T_prompt + h / 2, T_decode + h / 2)     the slower stage limits, the other waits
-    hybrid, shared   1 / (2 c · shorter + longer − shorter)          of the same two; c: Sharing.contention
+    disaggregated, apart    1 / max(T_prompt + h / 2, T_decode + h / 2)     the slower stage limits, the other waits
+    disaggregated, shared   1 / (2 c · shorter + longer − shorter)          of the same two; c: Sharing.contention
 
 With a contention of 1, that is the sum of both: one machine does all the work, plus the transfer. On shared cores,
 disaggregation therefore pays only where each device is the better one for its own half.
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from llmc.buckets.hybrid.device import Link, Sharing, Stage
+from llmc.buckets.disaggregated.device import Link, Sharing, Stage
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Steady:
 
     prefill_alone: float
     decode_alone: float
-    hybrid: float
+    disaggregated: float
 
     @property
     def better(self) -> float:
@@ -35,7 +35,7 @@ class Steady:
     @property
     def gain(self) -> float:
         """Both devices relative to the better single device; disaggregation pays above 1."""
-        return self.hybrid / self.better
+        return self.disaggregated / self.better
 
 
 def steady(

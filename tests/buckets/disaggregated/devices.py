@@ -1,4 +1,4 @@
-"""Devices of straight lines, and requests, for the model of hybrids."""
+"""Devices of straight lines, and requests, for the model of disaggregated prefill."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from llmc.buckets.hybrid.device import Link, Stage
+from llmc.buckets.disaggregated.device import Link, Stage
 from llmc.buckets.traffic.events import TrafficRequest
 
 

@@ -17,12 +17,12 @@ from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.errors import ArtifactError, DeviceError
 from llmc.runtime.async_llm import BundleAsyncLLM
 from llmc.runtime.bundle import Bundle
+from llmc.runtime.disaggregated.worker import PrefillWorker
 from llmc.runtime.engine.batched_core import BatchedCore
 from llmc.runtime.engine.kv_transfer import Prefilled, PrefillFailed
 from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.base import Executor
-from llmc.runtime.hybrid.worker import PrefillWorker
 from llmc.runtime.llm import BundleLLM
 from llmc.testing.toy import VOCAB
 from tests.tiers import default_cases, examples
@@ -43,7 +43,7 @@ def worker_of(toy: Toy, **how: Any) -> PrefillWorker:
     return PrefillWorker(bundle, lambda: open_executor(bundle, SEQS + 1), min_prefix=2, **how)
 
 
-class Hybrid:
+class Disaggregated:
     """An engine with a prefill side, on two executors; slots keep what earlier tests left."""
 
     def __init__(self, prefill: Toy, decode: Toy) -> None:
@@ -84,9 +84,9 @@ class Hybrid:
 
 
 @pytest.fixture(scope="module", params=[(p, d) for p in KINDS for d in KINDS], ids="-".join)
-def hybrid(toys: dict[str, Toy], request: pytest.FixtureRequest) -> Iterator[Hybrid]:
+def pair(toys: dict[str, Toy], request: pytest.FixtureRequest) -> Iterator[Disaggregated]:
     prefill, decode = request.param
-    built = Hybrid(toys[prefill], toys[decode])
+    built = Disaggregated(toys[prefill], toys[decode])
     yield built
     built.close()
 
@@ -103,19 +103,19 @@ prompts = st.lists(st.lists(tokens, min_size=1, max_size=LENGTH - 5), min_size=1
 )  # fmt: skip
 @PROPERTY
 def test_tokens_are_those_of_one_device(
-    hybrid: Hybrid, trusted: ToyReference, requested: list[list[int]], shared: list[int], cancel: dict[int, int],
+    pair: Disaggregated, trusted: ToyReference, requested: list[list[int]], shared: list[int], cancel: dict[int, int],
     longest: int,
 ) -> None:  # fmt: skip
     """Ragged batches, prompts in chunks, with beginnings in common, some cancelled in the queue or while they run,
     some computed where they are decoded."""
-    hybrid.worker.longest_prompt = longest
+    pair.worker.longest_prompt = longest
     requested = [(shared + one)[: LENGTH - 5] for one in requested]
     stops = {index: count for index, count in cancel.items() if index < len(requested)}
-    built = hybrid.run(requested, [greedy()] * len(requested), stops)
+    built = pair.run(requested, [greedy()] * len(requested), stops)
     for index, (prompt, found) in enumerate(zip(requested, built, strict=True)):
         assert found == trusted.greedy(prompt, 4)[: stops.get(index, 4)]
-    assert hybrid.engine.scheduler.occupancy.live_tokens == 0
-    assert not hybrid.client.has_news
+    assert pair.engine.scheduler.occupancy.live_tokens == 0
+    assert not pair.client.has_news
 
 
 def test_every_choice_of_a_request_comes_from_one_computed_prompt(toys: dict[str, Toy], trusted: ToyReference) -> None:
@@ -259,7 +259,7 @@ class Failing:
         return self._executor.run(step)
 
 
-def failing_hybrid(toy: Toy, fails: int) -> tuple[BatchedCore, PrefillWorker, Failing]:
+def failing_disaggregated(toy: Toy, fails: int) -> tuple[BatchedCore, PrefillWorker, Failing]:
     bundle, other = Bundle.open(toy.bundle), Bundle.open(toy.bundle)
     failing = Failing(open_executor(bundle, SEQS), fails)
     worker = PrefillWorker(bundle, lambda: failing)  # type: ignore[arg-type, return-value]
@@ -270,7 +270,7 @@ def failing_hybrid(toy: Toy, fails: int) -> tuple[BatchedCore, PrefillWorker, Fa
 def test_a_step_that_fails_is_tried_again_and_then_run_where_it_is_decoded(
     toys: dict[str, Toy], trusted: ToyReference, fails: int
 ) -> None:
-    engine, worker, _ = failing_hybrid(toys["static"], fails)
+    engine, worker, _ = failing_disaggregated(toys["static"], fails)
     given = [[1, 2, 3], [4, 5]]
     assert engine.complete(given, [greedy()] * 2) == [trusted.greedy(one, 4) for one in given]
     worker.close()
@@ -279,7 +279,7 @@ def test_a_step_that_fails_is_tried_again_and_then_run_where_it_is_decoded(
 def test_a_prefill_side_that_ends_leaves_an_engine_that_computes_alone(
     toys: dict[str, Toy], trusted: ToyReference
 ) -> None:
-    engine, worker, failing = failing_hybrid(toys["static"], 1)
+    engine, worker, failing = failing_disaggregated(toys["static"], 1)
     failing.error = SystemExit("killed")
     for prompt in ([1, 2, 3], [4, 5, 6]):
         assert engine.complete([prompt], [greedy()]) == [trusted.greedy(prompt, 4)]
@@ -288,7 +288,7 @@ def test_a_prefill_side_that_ends_leaves_an_engine_that_computes_alone(
 
 
 def test_logits_that_are_no_numbers_fail_their_request_alone(toys: dict[str, Toy], trusted: ToyReference) -> None:
-    engine, worker, failing = failing_hybrid(toys["static"], 0)
+    engine, worker, failing = failing_disaggregated(toys["static"], 0)
     run = failing._executor.run
 
     def damaged(step: Any) -> Any:
@@ -305,7 +305,7 @@ def test_logits_that_are_no_numbers_fail_their_request_alone(toys: dict[str, Toy
 def test_a_prompt_that_the_prefill_side_does_not_take_runs_where_it_is_decoded(
     toys: dict[str, Toy], trusted: ToyReference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    built = Hybrid(toys["ragged"], toys["static"])
+    built = Disaggregated(toys["ragged"], toys["static"])
     monkeypatch.setattr(built.worker, "longest_prompt", 4)
     given = [[1, 2, 3], list(range(1, 10))]
     assert built.run(given, [greedy()] * 2) == [trusted.greedy(one, 4) for one in given]

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from llmc.runtime.disaggregated.wire import Dtype, Frames, WireError, narrower, welcome
 from llmc.runtime.engine.kv_transfer import Prefilled
-from llmc.runtime.hybrid.wire import Dtype, Frames, WireError, narrower, welcome
 
 if TYPE_CHECKING:
-    from llmc.runtime.hybrid.worker import PrefillWorker, WorkerClient
+    from llmc.runtime.disaggregated.worker import PrefillWorker, WorkerClient
 
 MAX_CONNECTIONS = 64
 MAX_WAITING = 4096

@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 
 from llmc.errors import ArtifactError, DeviceError, InputError, LlmcError
 from llmc.runtime.bfloat16 import from_bfloat16, to_bfloat16
-from llmc.runtime.hybrid.facts import SideFacts
+from llmc.runtime.disaggregated.facts import SideFacts
 from llmc.strict_json import loads_object
 
 VERSION = 1

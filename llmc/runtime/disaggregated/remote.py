@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmc.errors import DeviceError, LlmcError
+from llmc.runtime.disaggregated.facts import require_fit
+from llmc.runtime.disaggregated.wire import Frames, WireError, enter, narrower
 from llmc.runtime.engine.kv_transfer import KVTransfer, Prefilled, Prefiller, PrefillFailed
-from llmc.runtime.hybrid.facts import require_fit
-from llmc.runtime.hybrid.wire import Frames, WireError, enter, narrower
 
 if TYPE_CHECKING:
+    from llmc.runtime.disaggregated.facts import SideFacts
+    from llmc.runtime.disaggregated.wire import PeerAddress
     from llmc.runtime.executors.base import Executor
-    from llmc.runtime.hybrid.facts import SideFacts
-    from llmc.runtime.hybrid.wire import PeerAddress
 
 PATIENCE_S = 1.0
 """Seconds without a connection after which prompts fail, so that the decode side computes them."""
@@ -133,7 +133,7 @@ class RemotePrefiller(Prefiller):
             raise
         if not self.connections:
             for difference in differences:
-                _log.warning("hybrid with %s: %s", self._address, difference)
+                _log.warning("disaggregated with %s: %s", self._address, difference)
         self._dtype = narrower(self._mine.cache_dtype, self._theirs.cache_dtype)
         self.connections += 1
         return frames

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmc.errors import DeviceError
+from llmc.runtime.disaggregated.facts import SideFacts
 from llmc.runtime.engine.batched_core import step_of
 from llmc.runtime.engine.kv_transfer import KVTransfer, Prefilled, Prefiller, PrefillFailed
 from llmc.runtime.engine.scheduling import open_scheduler
 from llmc.runtime.engine.scheduling.base import SchedulerConfig
-from llmc.runtime.hybrid.facts import SideFacts
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle

@@ -11,11 +11,11 @@ from llmc.artifacts.store.store import Store
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.runtime.bundle import Bundle
+from llmc.runtime.disaggregated.worker import PrefillWorker
 from llmc.runtime.engine.batched_core import BatchedCore
 from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.base import Executor
-from llmc.runtime.hybrid.worker import PrefillWorker
 from tests.compiler import tiny
 from tests.tiers import default_cases
 
@@ -28,7 +28,7 @@ PROMPTS = [[5, 9, 2], LONG, [1], [*LONG[:24], 3, 4], [8, 6, 7, 5, 3, 0, 9], LONG
 
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("hybrid")
+    folder = tmp_path_factory.mktemp("disaggregated")
     model, store = tiny.write_model(folder / "model", "llama"), Store(folder / "store")
     for device in DEVICES:
         options = CompileOptions.of(device=device, quantize="none", dtype="f32", verify="none")

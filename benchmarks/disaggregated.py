@@ -1,14 +1,14 @@
-"""What handing prompts over costs, what a hybrid gains, and what the model of llmc plan --hybrid predicts of it.
+"""The cost of the KV transfer, the gain of disaggregated prefill, and the predictions of `llmc plan --disaggregated`.
 
-    python benchmarks/hybrid.py prepare               compiles both bundles                                    2 minutes
-    python benchmarks/hybrid.py link                  hand-over of 1,024 tokens by each transport              1 minute
-    python benchmarks/hybrid.py steps --threads N     seconds of each bucket, and of steps at once             2 minutes
-    python benchmarks/hybrid.py serve --threads N     throughput: each device alone, and the hybrid            4 minutes
-    python benchmarks/hybrid.py report [-o OUT.json]  measured beside predicted
+    python benchmarks/disaggregated.py prepare            compiles both bundles   2 minutes
+    python benchmarks/disaggregated.py link               KV transfer of 1,024 tokens by each transport   1 minute
+    python benchmarks/disaggregated.py steps --threads N  seconds of each bucket, and of steps at once   2 minutes
+    python benchmarks/disaggregated.py serve --threads N  throughput: each device alone, and the pair   4 minutes
+    python benchmarks/disaggregated.py report [-o OUT.json]  measured and predicted
 
 Prompts run on OpenVINO and decode steps on ONNX Runtime, SmolLM2-135M in int8. With 2 threads on a host of 2 cores,
 both are the same machine (shared). With 1 thread each has a core of its own: two devices (apart), compared with one
-core. Prediction uses `link`, `steps` and the devices alone; the hybrid's own figures are only compared with.
+core. Prediction uses `link`, `steps` and the devices alone; the pair's own figures are only compared with.
 Alone, an engine takes other times than the sum of its steps (sampling, chunks between decode steps): `calibrated`
 scales each device's steps by that ratio. The goal is an error of the calibrated prediction below 15%.
 """
@@ -34,8 +34,8 @@ import numpy as np
 from llmc.bench.bucket_times import measure
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.cost.bench import Bench
-from llmc.buckets.hybrid.device import Link, Sharing, Stage
-from llmc.buckets.hybrid.simulate import alone, pipeline
+from llmc.buckets.disaggregated.device import Link, Sharing, Stage
+from llmc.buckets.disaggregated.simulate import alone, pipeline
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import BenchStepTime, StepTime
 from llmc.compiler.checkpoint import DEMO
@@ -161,7 +161,7 @@ def serve(args: argparse.Namespace) -> None:
     """New tokens a second of each, in turn, over rounds."""
     kinds: dict[str, tuple[Path, str | None]] = {
         PREFILL: (args.work / PREFILL, None), DECODE: (args.work / DECODE, None),
-        "hybrid": (args.work / DECODE, str(args.work / PREFILL)),
+        "disaggregated": (args.work / DECODE, str(args.work / PREFILL)),
     }  # fmt: skip
     found: dict[str, dict[str, list[float]]] = {name: {} for name in kinds}
     for turn in range(args.rounds):
@@ -206,11 +206,11 @@ def report(args: argparse.Namespace) -> None:
         contention = float(_load(args, f"contention-{threads}"))
         sharing = Sharing(True, max(0.5, contention)) if threads > 1 else Sharing()
         rows += [_row(args, threads, prompt, output, over, sharing) for prompt, output in WORKLOADS]
-    print("threads workload openvino onnxruntime hybrid gain | predicted gain, tokens/s, error; calibrated, error")
+    print("threads workload openvino onnxruntime pair gain | predicted gain, tokens/s, error; calibrated, error")
     for row in rows:
         print(
             f"{row['threads']}  {row['workload']:>9}  {row['alone'][0]:8.1f}  {row['alone'][1]:8.1f}  "
-            f"{row['hybrid']:8.1f}  {row['gain']:.2f} | {row['predicted_gain']:.2f}  {row['predicted']:8.1f}  "
+            f"{row['disaggregated']:8.1f}  {row['gain']:.2f} | {row['predicted_gain']:.2f}  {row['predicted']:8.1f}  "
             f"{row['error']:+.0%}  {row['calibrated']:8.1f}  {row['calibrated_error']:+.0%}"
         )
     if args.output is not None:
@@ -221,7 +221,7 @@ def _row(
     args: argparse.Namespace, threads: int, prompt: int, output: int, over: Link, sharing: Sharing
 ) -> dict[str, Any]:
     measured = _load(args, f"serve-{threads}")
-    rates = [median(measured[name][_label(prompt, output)]) for name in (PREFILL, DECODE, "hybrid")]
+    rates = [median(measured[name][_label(prompt, output)]) for name in (PREFILL, DECODE, "disaggregated")]
     times = [BenchStepTime(Bench.load(args.work / f"{name}-{threads}.json").rising()) for name in (PREFILL, DECODE)]
     requests = [TrafficRequest(0.0, prompt, output)] * REQUESTS
     plain = [Stage(name, one) for name, one in zip((PREFILL, DECODE), times, strict=True)]
@@ -232,7 +232,7 @@ def _row(
     ]
     predicted, calibrated = (pipeline(requests, *both, over, SLOTS, sharing).tokens_per_s for both in (plain, scaled))
     return {
-        "threads": threads, "workload": _label(prompt, output), "alone": rates[:2], "hybrid": rates[2],
+        "threads": threads, "workload": _label(prompt, output), "alone": rates[:2], "disaggregated": rates[2],
         "gain": rates[2] / max(rates[:2]), "predicted": predicted, "predicted_alone": singles,
         "predicted_gain": predicted / max(singles), "error": predicted / rates[2] - 1,
         "calibrated": calibrated, "calibrated_error": calibrated / rates[2] - 1,
@@ -263,7 +263,7 @@ def _load(args: argparse.Namespace, name: str) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("prepare", "link", "steps", "serve", "report"))
-    parser.add_argument("--work", type=Path, default=Path(".bench/hybrid"))
+    parser.add_argument("--work", type=Path, default=Path(".bench/disaggregated"))
     parser.add_argument("--model", default=DEMO)
     parser.add_argument("--threads", type=int, default=2, help="of each device: 1 apart, 2 shared")
     parser.add_argument("--rounds", type=int, default=2)

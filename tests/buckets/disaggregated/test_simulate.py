@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc.buckets.hybrid.comparison import compare
-from llmc.buckets.hybrid.device import APART, Link, Sharing, Stage
-from llmc.buckets.hybrid.simulate import alone, pipeline
-from llmc.buckets.hybrid.steady import steady
+from llmc.buckets.disaggregated.comparison import compare
+from llmc.buckets.disaggregated.device import APART, Link, Sharing, Stage
+from llmc.buckets.disaggregated.simulate import alone, pipeline
+from llmc.buckets.disaggregated.steady import steady
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.errors import InputError
-from tests.buckets.hybrid.devices import links, requests, stage, stages, traffic
+from tests.buckets.disaggregated.devices import links, requests, stage, stages, traffic
 
 SLOW = Link(1000, 0.001, latency_s=0.5)
 
@@ -47,7 +47,7 @@ def test_with_work_always_there_it_comes_to_the_closed_form(
     expected = steady(x, y, link, prompt, output, slots, Sharing(shared))
     assert alone(many, x, slots).requests_per_s <= expected.prefill_alone * 1.02
     found = pipeline(many, x, y, link, slots, Sharing(shared), bound=2 * slots).requests_per_s
-    assert found <= expected.hybrid * 1.02
+    assert found <= expected.disaggregated * 1.02
 
 
 def test_a_saturated_pipeline_reaches_its_slower_stage() -> None:
@@ -55,7 +55,7 @@ def test_a_saturated_pipeline_reaches_its_slower_stage() -> None:
     found = pipeline(requests(200, 100, 64), stage(), stage(), Link(1, 1e9), 8, APART)
     assert found.requests_per_s == pytest.approx(1 / 0.143, rel=0.2)
     assert found.requests_per_s == pytest.approx(
-        steady(stage(), stage(), Link(1, 1e9), 100, 64, 8, APART).hybrid, rel=0.1
+        steady(stage(), stage(), Link(1, 1e9), 100, 64, 8, APART).disaggregated, rel=0.1
     )
 
 

@@ -16,17 +16,17 @@ from llmc.artifacts.log import logger
 from llmc.artifacts.temporaries import temporary_folder
 from llmc.errors import DeviceError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.hybrid.facts import SideFacts, require_fit
-from llmc.runtime.hybrid.remote import RemotePrefiller
-from llmc.runtime.hybrid.wire import PeerAddress
-from llmc.runtime.hybrid.worker import PrefillWorker
+from llmc.runtime.disaggregated.facts import SideFacts, require_fit
+from llmc.runtime.disaggregated.remote import RemotePrefiller
+from llmc.runtime.disaggregated.wire import PeerAddress
+from llmc.runtime.disaggregated.worker import PrefillWorker
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from llmc.runtime.disaggregated.facts import SideFacts
     from llmc.runtime.engine.kv_transfer import Prefiller
     from llmc.runtime.executors.base import Executor
-    from llmc.runtime.hybrid.facts import SideFacts
 
 GRACE_S = 10.0
 """Seconds that the process gets to exit by itself."""
@@ -144,5 +144,5 @@ def open_prefiller(
         worker.close()
         raise
     for difference in differences:
-        logger().warning("hybrid of %s and %s: %s", opened.path, bundle.path, difference)
+        logger().warning("disaggregated of %s and %s: %s", opened.path, bundle.path, difference)
     return worker.client(owned=True)

@@ -1,4 +1,4 @@
-"""`llmc plan --hybrid`: whether two devices pay, from their bench files."""
+"""`llmc plan --disaggregated`: whether two devices pay, from their bench files."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ def benches(here: Path) -> tuple[str, ...]:
     return "--prefill-bench", fast, "--decode-bench", slow
 
 
-@pytest.mark.parametrize("name", ["--hybrid", "hybrid"])
+@pytest.mark.parametrize("name", ["--disaggregated", "disaggregated"])
 def test_the_report_says_whether_it_pays_and_from_where_on(llmc: Llmc, benches: tuple[str, ...], name: str) -> None:
     ran = llmc("plan", name, *benches, *FLAGS, *LENGTHS)
     assert (ran.code, ran.err) == (0, "")
     assert "openvino alone" in ran.out and "onnxruntime alone" in ran.out
-    assert "hybrid: " in ran.out and ": it pays" in ran.out
+    assert "disaggregated: " in ran.out and ": it pays" in ran.out
     assert "1,024 tokens (47.2 MB) take 15.7 ms" in ran.out
     assert "pays for prompts of" in ran.out
 
 
 def test_json_has_the_numbers(llmc: Llmc, benches: tuple[str, ...]) -> None:
     apart, shared = (
-        json.loads(llmc("plan", "--hybrid", *benches, *FLAGS, *LENGTHS, "--json", *more).out)
+        json.loads(llmc("plan", "--disaggregated", *benches, *FLAGS, *LENGTHS, "--json", *more).out)
         for more in ([], ["--same-host", "--contention", 1.5])
     )
     assert apart["pays"] and apart["gain"] > shared["gain"]
-    assert apart["hybrid"]["requests"] == apart["prefill_alone"]["requests"] == 256
+    assert apart["disaggregated"]["requests"] == apart["prefill_alone"]["requests"] == 256
     assert apart["hand_over"]["bytes_per_token"] == 45 << 10
     assert shared["sharing"] == {"shared": True, "contention": 1.5}
     assert {one["output"] for one in apart["break_even"]} == {16, 64, 256, 1024, 4096}
@@ -58,11 +58,11 @@ def test_recorded_traffic_is_replayed_and_a_model_reports_its_keys_and_values(
     config = {"model_type": "llama", "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
               "hidden_size": 576}  # fmt: skip
     (here / "config.json").write_text(json.dumps(config))
-    ran = llmc("plan", "--hybrid", *benches, "--gb-per-s", 3, "--model", "config.json", "--traffic", "requests.csv",
-               "--json")  # fmt: skip
+    given = ("--gb-per-s", 3, "--model", "config.json", "--traffic", "requests.csv")
+    ran = llmc("plan", "--disaggregated", *benches, *given, "--json")
     found = json.loads(ran.out)
-    assert found["hybrid"]["requests"] == 9
-    assert found["hybrid"]["seconds"] == pytest.approx(8, abs=0.5)
+    assert found["disaggregated"]["requests"] == 9
+    assert found["disaggregated"]["seconds"] == pytest.approx(8, abs=0.5)
     assert found["hand_over"]["bytes_per_token"] == 46_080
 
 
@@ -82,9 +82,9 @@ def test_recorded_traffic_is_replayed_and_a_model_reports_its_keys_and_values(
 def test_flags_that_do_not_fit_are_one_line(
     llmc: Llmc, benches: tuple[str, ...], flags: tuple[object, ...], words: str
 ) -> None:
-    assert words in llmc("plan", "--hybrid", *benches, *flags).failed(2)
+    assert words in llmc("plan", "--disaggregated", *benches, *flags).failed(2)
 
 
 def test_a_bench_without_decode_steps_is_refused(llmc: Llmc, benches: tuple[str, ...], here: Path) -> None:
     Bench("x", (Measurement(Bucket("prompt", 1, 64, 0), 0.1),)).save(here / "x.json")
-    assert "no decode step was measured" in llmc("plan", "--hybrid", *benches, *FLAGS, *LENGTHS).failed(2)
+    assert "no decode step was measured" in llmc("plan", "--disaggregated", *benches, *FLAGS, *LENGTHS).failed(2)

@@ -1,4 +1,4 @@
-"""The hybrid of two devices that always have work: what bounds it, and from which lengths on it pays."""
+"""The disaggregated of two devices that always have work: what bounds it, and from which lengths on it pays."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc.buckets.hybrid.device import APART, Link, Sharing, Stage
-from llmc.buckets.hybrid.steady import break_even, steady
+from llmc.buckets.disaggregated.device import APART, Link, Sharing, Stage
+from llmc.buckets.disaggregated.steady import break_even, steady
 from llmc.errors import InputError
-from tests.buckets.hybrid.devices import links, stage, stages
+from tests.buckets.disaggregated.devices import links, stage, stages
 
 FREE = Link(1, 1e9)
 SHARED = Sharing(shared=True)
@@ -33,28 +33,28 @@ def test_two_equal_devices_gain_at_most_twice_apart_and_nothing_on_one_machine(
 
 
 @given(stages, stages, links, lengths, lengths, st.integers(1, 32), st.floats(0.5, 3))
-def test_the_slower_stage_bounds_a_hybrid_and_sharing_never_helps(
+def test_the_slower_stage_bounds_a_disaggregated_and_sharing_never_helps(
     x: Stage, y: Stage, link: Link, prompt: int, output: int, slots: int, contention: float
 ) -> None:
-    apart = steady(x, y, link, prompt, output, slots, APART).hybrid
+    apart = steady(x, y, link, prompt, output, slots, APART).disaggregated
     assert apart <= 1 / (x.prompt_s(prompt) + link.moving_s(prompt) / 2) * (1 + 1e-9)
-    shared = steady(x, y, link, prompt, output, slots, Sharing(shared=True, contention=contention)).hybrid
+    shared = steady(x, y, link, prompt, output, slots, Sharing(shared=True, contention=contention)).disaggregated
     assert shared <= apart * (1 + 1e-9)
-    assert steady(x, y, link, prompt, output, slots, Sharing(True, 0.5)).hybrid == pytest.approx(apart)
+    assert steady(x, y, link, prompt, output, slots, Sharing(True, 0.5)).disaggregated == pytest.approx(apart)
 
 
 @given(stages, stages, links, lengths, lengths, st.integers(1, 32), st.booleans(), st.floats(1, 10))
-def test_a_faster_link_never_makes_a_hybrid_slower(
+def test_a_faster_link_never_makes_a_disaggregated_slower(
     x: Stage, y: Stage, link: Link, prompt: int, output: int, slots: int, shared: bool, faster: float
 ) -> None:
     slow, fast = (
-        steady(x, y, one, prompt, output, slots, Sharing(shared)).hybrid
+        steady(x, y, one, prompt, output, slots, Sharing(shared)).disaggregated
         for one in (link, replace(link, gb_per_s=link.gb_per_s * faster))
     )
     assert fast >= slow * (1 - 1e-9)
 
 
-def test_on_one_machine_a_hybrid_pays_where_each_device_is_the_better_one_at_its_half() -> None:
+def test_on_one_machine_a_disaggregated_pays_where_each_device_is_the_better_one_at_its_half() -> None:
     prompts, decodes = stage("prompts", token=0.001, row=0.01), stage("decodes", token=0.004, row=0.001)
     assert steady(prompts, decodes, FREE, 200, 100, 4, SHARED).gain > 1
     assert steady(decodes, prompts, FREE, 200, 100, 4, SHARED).gain < 1

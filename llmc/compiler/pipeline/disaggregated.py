@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmc.artifacts.bundle.hybrid import Halves
-from llmc.buckets.hybrid.halves import half
+from llmc.artifacts.bundle.disaggregated import Halves
+from llmc.buckets.disaggregated.halves import half
 from llmc.buckets.plan import Plan
 from llmc.compiler.pipeline.compilation import Compilation
 from llmc.compiler.targets import open_target
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class HybridResult:
+class DisaggregatedResult:
     """Compile results by role: "prefill" and "decode", or only "decode".
 
     The latter means that the decode device runs prefill on the other device itself, once `variables` are set where it
@@ -34,12 +34,12 @@ class HybridResult:
     variables: Mapping[str, str]
 
 
-def compile_hybrid(requested: Compilation, folder: Path, prefill: str, report: Reporter) -> HybridResult:
+def compile_disaggregated(requested: Compilation, folder: Path, prefill: str, report: Reporter) -> DisaggregatedResult:
     """Compile a request for its device, which decodes, and for the device `prefill`, into `folder`.
 
-    Each half has all buckets of its phase, and one that only serves the other phase (buckets/hybrid/halves.py). Options
-    that targets declare go to the halves whose device declares them. Raises the errors of `Compilation.compile`, and
-    InputError for an option that neither device takes.
+    Each half has all buckets of its phase, and one that only serves the other phase (buckets/disaggregated/halves.py).
+    Options that targets declare go to the halves whose device declares them. Raises the errors of
+    `Compilation.compile`, and InputError for an option that neither device takes.
     """
     checkpoint, plan, options = requested.checkpoint, requested.plan, requested.options
     assert isinstance(plan, Plan)
@@ -51,7 +51,7 @@ def compile_hybrid(requested: Compilation, folder: Path, prefill: str, report: R
     target = requested.target or open_target(options.device, requested.settings)
     variables = target.prefills_on(prefill) if isinstance(target, VendorPrefill) else None
     if variables is not None:
-        return HybridResult(folder, {"decode": requested.compile(folder, report)}, variables)
+        return DisaggregatedResult(folder, {"decode": requested.compile(folder, report)}, variables)
     chosen = {"prefill": _for(prefill, options), "decode": _for(options.device, options)}
     for name in options.own:
         if not any(name in one.own for one in chosen.values()):
@@ -64,7 +64,7 @@ def compile_hybrid(requested: Compilation, folder: Path, prefill: str, report: R
         each = Compilation(checkpoint, part, chosen[role], requested.store, requested.settings, opened)
         built[role] = each.compile(location, report)
     halves.write()
-    return HybridResult(folder, built, {})
+    return DisaggregatedResult(folder, built, {})
 
 
 def _for(device: str, options: CompileOptions) -> CompileOptions:

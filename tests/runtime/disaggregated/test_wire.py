@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.errors import ArtifactError, InputError
-from llmc.runtime.hybrid.facts import SideFacts, require_fit
-from llmc.runtime.hybrid.wire import Dtype, Frames, PeerAddress, narrower
+from llmc.runtime.disaggregated.facts import SideFacts, require_fit
+from llmc.runtime.disaggregated.wire import Dtype, Frames, PeerAddress, narrower
 from tests.hostile import changed
 from tests.tiers import examples
 

@@ -19,16 +19,16 @@ from hypothesis import strategies as st
 from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.errors import ArtifactError, DeviceError
 from llmc.runtime.bundle import Bundle
+from llmc.runtime.disaggregated import remote, wire
+from llmc.runtime.disaggregated.facts import SideFacts
+from llmc.runtime.disaggregated.remote import RemotePrefiller
+from llmc.runtime.disaggregated.server import PrefillServer
+from llmc.runtime.disaggregated.wire import Frames, PeerAddress, enter
+from llmc.runtime.disaggregated.worker import PrefillWorker
 from llmc.runtime.engine.batched_core import BatchedCore
 from llmc.runtime.engine.kv_transfer import Prefilled, PrefillFailed
 from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors import open_executor
-from llmc.runtime.hybrid import remote, wire
-from llmc.runtime.hybrid.facts import SideFacts
-from llmc.runtime.hybrid.remote import RemotePrefiller
-from llmc.runtime.hybrid.server import PrefillServer
-from llmc.runtime.hybrid.wire import Frames, PeerAddress, enter
-from llmc.runtime.hybrid.worker import PrefillWorker
 from llmc.testing.toy import VOCAB
 from tests.tiers import examples
 from tests.timing import PATIENCE_S, until
@@ -432,8 +432,8 @@ def test_the_server_is_as_before_after_all_that(server: tuple[PrefillServer, Pee
 def test_connections_that_say_nothing_are_bounded_and_given_up(
     toys: dict[str, Toy], facts: SideFacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llmc.runtime.hybrid.wire.HANDSHAKE_S", 1.0)
-    monkeypatch.setattr("llmc.runtime.hybrid.server.MAX_CONNECTIONS", 3)
+    monkeypatch.setattr("llmc.runtime.disaggregated.wire.HANDSHAKE_S", 1.0)
+    monkeypatch.setattr("llmc.runtime.disaggregated.server.MAX_CONNECTIONS", 3)
     built, address = serve(toys["static"])
     silent: Sequence[socket.socket] = [address.connect(1) for _ in range(3)]
     until(lambda: built.connections == 3)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.buckets.coverage import prove
-from llmc.buckets.hybrid.halves import half
+from llmc.buckets.disaggregated.halves import half
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.planner.planner import make_plan

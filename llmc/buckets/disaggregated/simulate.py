@@ -2,8 +2,8 @@
 
 A single device computes prompts one by one as they arrive and slots are free, before any further decode step. In the
 pipeline, the prefill side computes prompts in arrival order while at most `bound` wait for transfer
-(runtime/hybrid/worker.py); the decode side takes arrived prompts between two steps. A decode step's time is that of its
-longest sequence, rounded like its cost.
+(runtime/disaggregated/worker.py); the decode side takes arrived prompts between two steps. A decode step's time is
+that of its longest sequence, rounded like its cost.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from llmc.buckets.hybrid.device import Link, Sharing, Stage
+from llmc.buckets.disaggregated.device import Link, Sharing, Stage
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.errors import InputError
 
