@@ -135,13 +135,13 @@ def variants(stored: Mapping[str, BlockForm], fold: bool) -> dict[str, OnnxOptio
     four = {n: t for n, t in stored.items() if t.bits == 4}
     kept = four | {n: t for n, t in stored.items() if n in heads}
     own = {f"int4 block {b}, own": OnnxOptions(b, bits=4, fold=fold) for b in (16, 32, 64)}
-    built |= own | {"int4 block 32, own, head 4": replace(own["int4 block 32, own"], head_bits=4)}
+    built |= own | {"int4 block 32, own, head 4": replace(own["int4 block 32, own"], lm_head_bits=4)}
     if stored:
         built["keep"] = OnnxOptions(32, stored=stored, fold=fold)
         built["keep, offsets apart"] = OnnxOptions(32, stored=stored)
     if four:
         built["int4"] = OnnxOptions(32, bits=4, stored=kept, fold=fold)
-        built["int4, head 4"] = OnnxOptions(32, bits=4, head_bits=4, stored=four, fold=fold)
+        built["int4, head 4"] = OnnxOptions(32, bits=4, lm_head_bits=4, stored=four, fold=fold)
     return built
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from llmc.runtime.certificate.certifying import Report
+    from llmc.runtime.certificate.certifying import OnStage
     from llmc.runtime.certificate.document import Certificate
 
 
@@ -19,7 +19,7 @@ def certify(
     sign: str | Path | None = None,
     threads: int | None = None,
     weights: str | Path | None = None,
-    report: Report | None = None,
+    report: OnStage | None = None,
 ) -> Certificate:
     """Warm a bundle up, run random requests of every kind, and certify that nothing was compiled meanwhile.
 

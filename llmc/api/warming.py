@@ -10,18 +10,18 @@ if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.engine.engine import LLMEngine
-    from llmc.runtime.startup.beside import BesideWarming, RanBeside
+    from llmc.runtime.startup.auxiliary import AuxiliaryRun, AuxiliaryWarming
     from llmc.runtime.startup.capturing import CaptureChoice
     from llmc.runtime.startup.opening import EngineOptions
     from llmc.runtime.startup.outcome import WarmUpOutcome
     from llmc.runtime.startup.warming import Warmed
 
-    Report = Callable[[WarmUpOutcome, Warmed | Bucket | RanBeside, int, int], None]
+    OnWarmUp = Callable[[WarmUpOutcome, Warmed | Bucket | AuxiliaryRun, int, int], None]
 
 
 def warm_up(
     bundle: Bundle, options: EngineOptions | None = None, *, uses: Mapping[Bucket, int] | None = None,
-    choice: CaptureChoice | None = None, report: Report | None = None,
+    choice: CaptureChoice | None = None, report: OnWarmUp | None = None,
 ) -> WarmUpOutcome:  # fmt: skip
     """Run every bucket of a bundle twice; a bundle that embeds or scores runs each with one text.
 
@@ -37,21 +37,21 @@ def warm_up(
     options = options or EngineOptions()
     if bundle.task != "generate":
         return _warm_up_encoder(bundle, options, report)
-    from llmc.runtime.startup.beside import BesideWarming
+    from llmc.runtime.startup.auxiliary import AuxiliaryWarming
     from llmc.runtime.startup.capturing import CaptureChoice, Capturing
     from llmc.runtime.startup.warming import Warming
 
     engine: LLMEngine | None = None
     executor = open_executor(bundle, options)
 
-    def beside() -> BesideWarming:
+    def auxiliary() -> AuxiliaryWarming:
         nonlocal engine
         engine = open_engine(bundle, executor, options)
-        return BesideWarming(engine, bundle.plan)
+        return AuxiliaryWarming(engine, bundle.plan)
 
     try:
         capturing = Capturing.of(executor, bundle.plan, choice or CaptureChoice())
-        found = WarmUpOutcome(executor, Warming(executor, bundle.plan, uses=uses), capturing, beside)
+        found = WarmUpOutcome(executor, Warming(executor, bundle.plan, uses=uses), capturing, auxiliary)
         _run(found, report)
     finally:
         if engine is not None:
@@ -60,7 +60,7 @@ def warm_up(
     return found
 
 
-def _warm_up_encoder(bundle: Bundle, options: EngineOptions, report: Report | None) -> WarmUpOutcome:
+def _warm_up_encoder(bundle: Bundle, options: EngineOptions, report: OnWarmUp | None) -> WarmUpOutcome:
     from llmc.runtime.pooling.pooler import Pooler
     from llmc.runtime.startup.outcome import WarmUpOutcome
     from llmc.runtime.startup.pool_warming import PoolWarming
@@ -74,5 +74,5 @@ def _warm_up_encoder(bundle: Bundle, options: EngineOptions, report: Report | No
     return found
 
 
-def _run(found: WarmUpOutcome, report: Report | None) -> None:
+def _run(found: WarmUpOutcome, report: OnWarmUp | None) -> None:
     found.run(lambda ran, done, total: None if report is None else report(found, ran, done, total))

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.startup.beside import RanBeside
+    from llmc.runtime.startup.auxiliary import AuxiliaryRun
     from llmc.runtime.startup.capturing import CaptureChoice
     from llmc.runtime.startup.opening import EngineOptions
     from llmc.runtime.startup.outcome import WarmUpOutcome
@@ -137,7 +137,7 @@ def _shown(found: WarmUpOutcome, bundle: str, opened: Bundle, as_json: bool) -> 
         echo(json.dumps({"bundle": bundle, "device": opened.manifest.device, **found.to_dict()}))
     else:
         echo(_text(found, bundle, opened.manifest.device))
-    if found.failed or found.failed_beside:
+    if found.failed or found.failed_auxiliary:
         raise LlmcError(f"{bundle}: {_failures(found)}")
     if found.capturing is not None and found.capturing.failure and not found.interrupted:
         raise LlmcError(f"{bundle}: {found.capturing.failure}")
@@ -159,7 +159,7 @@ def _warmed(
         )  # fmt: skip
 
 
-def _line(ran: Warmed | Bucket | RanBeside, found: WarmUpOutcome) -> str:
+def _line(ran: Warmed | Bucket | AuxiliaryRun, found: WarmUpOutcome) -> str:
     if isinstance(ran, Bucket):
         return f"{ran}: captured"
     from llmc.runtime.startup.warming import Warmed
@@ -181,9 +181,9 @@ def _text(found: WarmUpOutcome, bundle: str, device: str) -> str:
     counted = found.executor.compilations
     opened = f"; by the toolchain at open: {n}" if (n := len(counted.at_open)) else ""
     lines = [f"{bundle} on {device}", *table(rows, (1, 2, 3, 4, 5))]
-    if found.beside:
-        seconds = sum(ran.seconds for ran in found.beside)
-        lines.append(f"also run: {len(found.beside)} kinds of sampling, top logits and moves in {seconds:.3f} s")
+    if found.auxiliary:
+        seconds = sum(ran.seconds for ran in found.auxiliary)
+        lines.append(f"also run: {len(found.auxiliary)} kinds of sampling, top logits and moves in {seconds:.3f} s")
     lines.append(f"compilations: {counted.count}{opened}")
     if found.executor.capabilities.exact:
         runs = "one prefill and one decode step warm" if len(found.names) > 1 else "a text of each length warms"
@@ -200,7 +200,7 @@ def _text(found: WarmUpOutcome, bundle: str, device: str) -> str:
 def _failures(found: WarmUpOutcome) -> str:
     named: dict[str, Exception] = {found.name(bucket): error for bucket, error in found.failed.items()}
     kind = "of its buckets" if named else "of its other warm-up steps"
-    named = named or found.failed_beside
+    named = named or found.failed_auxiliary
     some = "; ".join(f"{name}: {type(e).__name__}: {e}" for name, e in list(named.items())[:SHOWN])
     more = f"; and {len(named) - SHOWN} more" if len(named) > SHOWN else ""
     return f"{len(named)} {kind} {'does' if len(named) == 1 else 'do'} not run here: {some}{more}"

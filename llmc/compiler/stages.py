@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from llmc.compiler.checkpoint.base import Checkpoint
 
 Build = Callable[["Workspace"], "Mapping[str, Blob]"]
-Report = Callable[["StageReport"], None]
+OnStageReport = Callable[["StageReport"], None]
 T = TypeVar("T")
 MB = 10**6
 LARGE = 500 * MB
@@ -58,7 +58,7 @@ class Stages:
     store: Store
     checkpoint: Checkpoint
     plan: Plan
-    report: Report
+    report: OnStageReport
     settings: Settings = field(default_factory=Settings.from_environment)
 
     def run(self, kind: str, components: Mapping[str, Any], build: Build) -> Entry:

@@ -10,7 +10,7 @@ from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.observer import Observer, Observers
 from llmc.runtime.text.confined_encoding import require_sound
 from llmc.server.app import build_app
-from llmc.server.events import Ready, Report, WarmAside
+from llmc.server.events import OnEvent, Ready, WarmAside
 from llmc.server.loading import Loaded, OpenBundle, StoppedLoadingError, load, read_grammars
 from llmc.server.state import Progress, ServerConfig, ServerState
 from llmc.server.swapping import Reopen, Swapper
@@ -32,7 +32,7 @@ class Backend:
 
     def __init__(
         self, config: ServerConfig, open_bundle: OpenBundle, options: EngineOptions, *, warm_up: WarmUp | None = None,
-        observers: Sequence[Observer] = (), report: Report = lambda _: None,
+        observers: Sequence[Observer] = (), report: OnEvent = lambda _: None,
         cache_counters: Callable[[], Mapping[str, int]] | None = None, stopped: Callable[[], bool] = lambda: False,
         reopen: Reopen | None = None, settle: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip

@@ -129,5 +129,5 @@ Event: TypeAlias = (
     | ReplicaLost
     | ReplicaBack
 )
-Report = Callable[[Event], None]
+OnEvent = Callable[[Event], None]
 """Called from the event loop, loader and engine threads; must not block."""

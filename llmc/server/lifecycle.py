@@ -24,7 +24,7 @@ from llmc.runtime.engine.observer import Observer
 from llmc.server.backend import Backend
 from llmc.server.connections import KEEP_ALIVE_S, UVICORN, bounded_by
 from llmc.server.errors import ApiError
-from llmc.server.events import Dead, Draining, Listening, Report, Stopped
+from llmc.server.events import Dead, Draining, Listening, OnEvent, Stopped
 from llmc.server.loading import OpenBundle
 from llmc.server.state import ServerConfig
 from llmc.server.swapping import Reopen
@@ -92,7 +92,7 @@ class Server:
 
     def __init__(
         self, config: ServerConfig, listener: Listener, open_bundle: OpenBundle, options: EngineOptions, *,
-        warm_up: WarmUp | None = None, observers: Sequence[Observer] = (), report: Report = lambda _: None,
+        warm_up: WarmUp | None = None, observers: Sequence[Observer] = (), report: OnEvent = lambda _: None,
         access_log: bool = False, cache_counters: Callable[[], Mapping[str, int]] | None = None,
         loaded: Callable[[], None] = lambda: None, reopen: Reopen | None = None,
     ) -> None:  # fmt: skip

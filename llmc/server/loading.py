@@ -20,7 +20,7 @@ from llmc.server.state import Progress, Served, ServerConfig
 from llmc.server.warming import STAGE, Warm, warm
 
 if TYPE_CHECKING:
-    from llmc.server.warming import Report, WarmUp
+    from llmc.server.warming import OnProgress, WarmUp
 
 OpenBundle = Callable[[Callable[[Progress], None]], Path | Bundle]
 """Finds or builds the bundle to serve, and reports its progress; raises LlmcError."""
@@ -63,7 +63,7 @@ def read_grammars(served: Served, config: ServerConfig) -> None:
 
 
 def load(
-    open_bundle: OpenBundle, config: ServerConfig, options: EngineOptions, warm_up: WarmUp, on_progress: Report
+    open_bundle: OpenBundle, config: ServerConfig, options: EngineOptions, warm_up: WarmUp, on_progress: OnProgress
 ) -> Loaded:
     """Open a bundle, run its graphs as `warm_up` says, and start the engine without observers.
 
@@ -108,7 +108,7 @@ def load(
 
 
 def _load_pooler(
-    bundle: Bundle, name: str, config: ServerConfig, options: EngineOptions, on_progress: Report
+    bundle: Bundle, name: str, config: ServerConfig, options: EngineOptions, on_progress: OnProgress
 ) -> Loaded:
     """Open an embedding or scoring bundle and run every bucket, or one text of each length if any shape runs."""
     from llmc.runtime.pooling.pooler import AsyncPooler, Pooler

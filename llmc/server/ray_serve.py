@@ -31,7 +31,7 @@ from llmc.server.admission import check_age, check_model
 from llmc.server.backend import Backend
 from llmc.server.bell import bell
 from llmc.server.connections import HEAD_BYTES, KEEP_ALIVE_S
-from llmc.server.events import Draining, Event, Listening, Ready, Report, Stopped
+from llmc.server.events import Draining, Event, Listening, OnEvent, Ready, Stopped
 from llmc.server.lifecycle import ENGINE_STOP_S
 from llmc.server.loading import OpenBundle, as_bundle, model_name
 from llmc.server.telemetry.metrics import SCRAPE_S, together
@@ -96,7 +96,7 @@ class Fleet:
 
 def serve(
     config: ServerConfig, open_bundle: OpenBundle, fleet: Fleet, *, options: EngineOptions | None = None,
-    warm_up: WarmUp | None = None, report: Report = lambda _: None,
+    warm_up: WarmUp | None = None, report: OnEvent = lambda _: None,
 ) -> int:  # fmt: skip
     """Serve at `config.host`:`config.port` of the cluster's head until SIGTERM or SIGINT; return the exit code.
 

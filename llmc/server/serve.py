@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from llmc.runtime.heap import settle, share_heap
 from llmc.runtime.startup.opening import EngineOptions
-from llmc.server.events import Report
+from llmc.server.events import OnEvent
 from llmc.server.lifecycle import Server
 from llmc.server.listening import Listener, listen, listen_unix
 from llmc.server.loading import OpenBundle
@@ -47,7 +47,7 @@ SWITCH_INTERVAL_S = 0.0005
 
 def serve(
     config: ServerConfig, open_bundle: OpenBundle, *, options: EngineOptions | None = None,
-    warm_up: WarmUp | None = None, report: Report = lambda _: None, uds: Path | None = None, access_log: bool = False,
+    warm_up: WarmUp | None = None, report: OnEvent = lambda _: None, uds: Path | None = None, access_log: bool = False,
     cache_counters: Callable[[], Mapping[str, int]] | None = None, reopen: Reopen | None = None,
     listener: Listener | None = None,
 ) -> int:  # fmt: skip

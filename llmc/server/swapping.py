@@ -26,7 +26,7 @@ from llmc.runtime.engine.requests import Request
 from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.server.admission import check_age, check_model, check_room, refused
 from llmc.server.errors import ApiError, unavailable
-from llmc.server.events import Report, Retired, Swapped, SwapRefused
+from llmc.server.events import OnEvent, Retired, Swapped, SwapRefused
 from llmc.server.loading import StoppedLoadingError, as_bundle
 from llmc.server.pacing import Pace, low_priority
 
@@ -54,7 +54,7 @@ class Swapper:
 
     def __init__(
         self, state: ServerState, reopen: Reopen, load: Callable[[Bundle, Notify], Loaded],
-        begin: Callable[[Loaded], None], report: Report, settle: Callable[[], None],
+        begin: Callable[[Loaded], None], report: OnEvent, settle: Callable[[], None],
     ) -> None:  # fmt: skip
         self._state, self._reopen, self._load, self._begin = state, reopen, load, begin
         self._report, self._settle = report, settle

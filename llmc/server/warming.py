@@ -28,7 +28,7 @@ How = Literal["all", "open", "aside"]
 - aside: run the smallest buckets, then between requests the others and the captures.
 """
 
-Report = Callable[[Progress], None]
+OnProgress = Callable[[Progress], None]
 
 STAGE, GRAPHS = "warm up", "capture graphs"
 _log = logging.getLogger("llmc")
@@ -58,7 +58,7 @@ def how_of(name: str) -> How:
 class Countdown:
     """Progress through the parts of a stage; estimates the time left from their `costs`, in any unit."""
 
-    def __init__(self, stage: str, costs: Sequence[float], on_progress: Report) -> None:
+    def __init__(self, stage: str, costs: Sequence[float], on_progress: OnProgress) -> None:
         self._stage, self._report = stage, on_progress
         self._costs = [0.0, *accumulate(costs)]
         self._began = time.monotonic()
@@ -88,7 +88,7 @@ class Warm:
     aside: Aside | None = None
 
 
-def warm(executor: Executor, plan: Plan, warm_up: WarmUp, on_progress: Report) -> Warm:
+def warm(executor: Executor, plan: Plan, warm_up: WarmUp, on_progress: OnProgress) -> Warm:
     """Run the part of `warm_up` that comes before requests, after dividing the device's memory.
 
     Opens all other executables too, unless buckets are left to run between requests. Raises errors of the executor, so
@@ -120,7 +120,7 @@ def warm(executor: Executor, plan: Plan, warm_up: WarmUp, on_progress: Report) -
     return Warm(len(warming.steps))
 
 
-def _captured(capturing: Capturing, buckets: Sequence[Bucket], on_progress: Report) -> Iterator[Bucket]:
+def _captured(capturing: Capturing, buckets: Sequence[Bucket], on_progress: OnProgress) -> Iterator[Bucket]:
     """Capture the next graph for each item requested, and report progress; some may not fit."""
     progress = Countdown(GRAPHS, [bucket.tokens + OPENING for bucket in buckets], on_progress)
     for done, bucket in enumerate(capturing.run(buckets), 1):
@@ -128,7 +128,9 @@ def _captured(capturing: Capturing, buckets: Sequence[Bucket], on_progress: Repo
         yield bucket
 
 
-def aside(executor: Executor, left: Aside, on_progress: Report, over: Callable[[WarmAside], None]) -> Iterator[None]:
+def aside(
+    executor: Executor, left: Aside, on_progress: OnProgress, over: Callable[[WarmAside], None]
+) -> Iterator[None]:
     """Run or capture a bucket between requests for each item requested; calls `over` at the end.
 
     A failing bucket is logged, and the others still run.
@@ -157,7 +159,7 @@ def aside(executor: Executor, left: Aside, on_progress: Report, over: Callable[[
     over(WarmAside(len(warming.steps) - len(failed), tuple(failed), seconds, executor.compilations.count))
 
 
-def _aside_captured(capturing: Capturing, buckets: Sequence[Bucket], on_progress: Report) -> Iterator[None]:
+def _aside_captured(capturing: Capturing, buckets: Sequence[Bucket], on_progress: OnProgress) -> Iterator[None]:
     """Capture between requests; a device error is logged."""
     try:
         for _ in _captured(capturing, buckets, on_progress):

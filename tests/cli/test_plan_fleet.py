@@ -83,10 +83,10 @@ def test_json_counts_a_shared_blob_once_and_is_the_same_every_time(llmc: Llmc, f
     other = json.loads((here / "shorter" / "manifest.json").read_text())["blobs"]
     shared = sum(size for blob, size in weights.items() if blob in other)
     assert one["artifact_bytes_unshared"] - one["artifact_bytes"] == shared > 0
-    built, _, cpu, card = one["entries"]
+    built, _, cpu, gpu = one["entries"]
     assert built["measured"]["executables"] and not cpu["measured"]["executables"]
     assert (built["basis"], cpu["basis"]) == ("in part", "estimated")
-    assert card["device_bytes"] > 0 == cpu["device_bytes"]
+    assert gpu["device_bytes"] > 0 == cpu["device_bytes"]
     assert [len(starts) for starts in one["together"].values()] == [4] * 4
 
 

@@ -63,12 +63,12 @@ def test_the_report_has_a_line_a_phase(llmc: Llmc, static: Path) -> None:
     ran = llmc("warmup", static, "-q")
     assert (ran.code, ran.err) == (0, "")
     plan = plan_of(static)
-    head, columns, prompt, decode, beside, compilations, *_ = ran.out.splitlines()
+    head, columns, prompt, decode, auxiliary, compilations, *_ = ran.out.splitlines()
     assert head == f"{static} on fake"
     assert columns.split() == ["buckets", "warm", "failed", "first", "run", "replay"]
     assert prompt.split()[:4] == ["prompt", *[str(len(plan.prompt))] * 2, "0"]
     assert decode.split()[:4] == ["decode", *[str(len(plan.decode))] * 2, "0"]
-    assert beside.startswith("also run: ") and beside.endswith(" s")
+    assert auxiliary.startswith("also run: ") and auxiliary.endswith(" s")
     assert compilations == "compilations: 0"
 
 

@@ -60,7 +60,7 @@ class CacheMove:
 
 
 @dataclass(frozen=True)
-class Beside:
+class Auxiliary:
     """All auxiliary graphs to warm up after the buckets, largest first."""
 
     samples: tuple[SampleStep, ...]
@@ -71,7 +71,7 @@ class Beside:
         return len(self.samples) + len(self.tops) + len(self.moves)
 
 
-def beside(plan: Plan, sample_top_k: int = 0) -> Beside:
+def auxiliary(plan: Plan, sample_top_k: int = 0) -> Auxiliary:
     """Return the auxiliary graphs that a plan's buckets need.
 
     Every kind of sampling is warmed at every decode batch; a prompt's first token is sampled at the smallest batch that
@@ -81,7 +81,7 @@ def beside(plan: Plan, sample_top_k: int = 0) -> Beside:
     decode = sorted({bucket.batch for bucket in plan.decode}, reverse=True)
     every = sorted({bucket.batch for bucket in plan.buckets}, reverse=True) if sample_top_k else []
     contexts = sorted({bucket.context for bucket in plan.buckets if bucket.context}, reverse=True)
-    return Beside(
+    return Auxiliary(
         tuple(SampleStep(batch, kind) for batch in decode for kind in SAMPLING),
         tuple(TopStep(batch, sample_top_k) for batch in every),
         tuple(CacheMove(min(context, plan.limits.longest_past)) for context in contexts),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmc.buckets.bucket import PHASES, Bucket
-from llmc.buckets.capture.graphs import CaptureResults, Report, capture
+from llmc.buckets.capture.graphs import CaptureResults, OnCapture, capture
 from llmc.buckets.capture.log import hold_none
 from llmc.buckets.capture.memory import Memory
 from llmc.buckets.capture.predict import SizeOf
@@ -33,7 +33,7 @@ class EstimatedDevice:
 
 
 def dry_run(
-    buckets: Sequence[Bucket], memory: Memory, size_of: SizeOf, on_progress: Report = lambda _: None
+    buckets: Sequence[Bucket], memory: Memory, size_of: SizeOf, on_progress: OnCapture = lambda _: None
 ) -> CaptureResults:
     """Return which of `buckets` would be captured in `memory` if graphs take `size_of` bytes.
 

@@ -107,12 +107,12 @@ class Attempt:
     free: int
 
 
-Report = Callable[[Attempt], None]
+OnCapture = Callable[[Attempt], None]
 
 
 def capture(
     device: CaptureDevice, buckets: Sequence[Bucket], margin: int, options: CaptureOptions,
-    expected: Mapping[Phase, SizeOf] | None = None, on_progress: Report = lambda _: None,
+    expected: Mapping[Phase, SizeOf] | None = None, on_progress: OnCapture = lambda _: None,
 ) -> CaptureResults:  # fmt: skip
     """Capture graphs until no more fit, with the rules of Capture; `on_progress` is called before each."""
     whole = Capture(device, buckets, margin, options, expected, on_progress)
@@ -136,7 +136,7 @@ class Capture:
 
     def __init__(
         self, device: CaptureDevice, buckets: Sequence[Bucket], margin: int, options: CaptureOptions,
-        expected: Mapping[Phase, SizeOf] | None = None, on_progress: Report = lambda _: None,
+        expected: Mapping[Phase, SizeOf] | None = None, on_progress: OnCapture = lambda _: None,
     ) -> None:  # fmt: skip
         self._device, self._report = device, on_progress
         sizes = expected or {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from llmc.compiler.architectures.shared.base import TINY, WINDOW, Architecture, tiny_without
 from llmc.compiler.architectures.shared.cache import Config
 from llmc.compiler.architectures.shared.experts import EXPERT_RULES, Experts, ExpertsSize, expert_layer
-from llmc.compiler.architectures.shared.names import HEAD, Names, biased_layer, with_biases
+from llmc.compiler.architectures.shared.names import LM_HEAD, Names, biased_layer, with_biases
 from llmc.compiler.architectures.shared.sharding import PACKED_RULES, rules
 from llmc.compiler.architectures.shared.size import ModelSize
 
@@ -76,7 +76,7 @@ ARCHITECTURES["phimoe"] = Architecture(
     ),
     model_class="PhimoeForCausalLM",
     layer=lambda config: [*expert_layer(biased_layer(config), ("router.weight",)), *_NORMS],
-    names=Names(others=_others, head=HEAD),
+    names=Names(others=_others, lm_head=LM_HEAD),
     reads=frozenset({
         "num_local_experts", "num_experts_per_tok", "router_jitter_noise", "attention_bias", "lm_head_bias",
     }),

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from llmc.compiler.architectures.shared.block_form import BlockForm
-from llmc.compiler.architectures.shared.names import HEADS
+from llmc.compiler.architectures.shared.names import LM_HEADS
 from llmc.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -300,8 +300,8 @@ class Checkpoint(ABC):
 def stored_name(name: str, names: Container[str]) -> str:
     """The name of the model's tensor `name` in a checkpoint with tensors `names`. A tied lm_head is stored as the
     embedding. Raises CheckpointError if the checkpoint lacks the tensor."""
-    if name not in names and name in HEADS:
-        name = next((embedding for embedding in HEADS[name] if embedding in names), HEADS[name][0])
+    if name not in names and name in LM_HEADS:
+        name = next((embedding for embedding in LM_HEADS[name] if embedding in names), LM_HEADS[name][0])
     if name not in names:
         raise CheckpointError(f"the checkpoint has no tensor {name!r}, which its architecture needs")
     return name
@@ -310,7 +310,7 @@ def stored_name(name: str, names: Container[str]) -> str:
 def stored_forms(checkpoint: Checkpoint) -> dict[str, BlockForm]:
     """Forms of all matrices that the checkpoint stores in blocks, by name. Reordered blocks have an order in their
     form. A tied lm_head is listed under its own name as well."""
-    names, looked_up = checkpoint.tensor_names(), {name for embeddings in HEADS.values() for name in embeddings}
+    names, looked_up = checkpoint.tensor_names(), {name for embeddings in LM_HEADS.values() for name in embeddings}
     found: dict[str, BlockForm] = {}
     for name in names:
         form = checkpoint.stored_form(name)
@@ -318,10 +318,10 @@ def stored_forms(checkpoint: Checkpoint) -> dict[str, BlockForm]:
             form = checkpoint.reordered_form(name)
         if form is not None:
             found[name] = form
-    for head, embeddings in HEADS.items():
+    for lm_head, embeddings in LM_HEADS.items():
         tied = next((found[embedding] for embedding in embeddings if embedding in found), None)
-        if tied and head not in names:
-            found[head] = tied
+        if tied and lm_head not in names:
+            found[lm_head] = tied
     return found
 
 

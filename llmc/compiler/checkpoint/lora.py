@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from llmc.compiler.architectures.shared.names import HEADS
+from llmc.compiler.architectures.shared.names import LM_HEADS
 from llmc.compiler.checkpoint.base import Checkpoint, FloatArray, require_finite
 from llmc.compiler.checkpoint.peft_adapter import PeftAdapter
 from llmc.compiler.checkpoint.wrapped import WrappedCheckpoint
@@ -26,7 +26,7 @@ class LoraCheckpoint(WrappedCheckpoint):
         self.adapters = tuple(adapters)
         self._stored = {name: name for name in base.tensor_names()}
         touched = {name for adapter in adapters for name in (*adapter.changed, *adapter.replaced)}
-        for head, embeddings in HEADS.items():
+        for head, embeddings in LM_HEADS.items():
             embedding = next((e for e in embeddings if e in self._stored), None)
             if head not in self._stored and embedding and not touched.isdisjoint({head, embedding}):
                 self._stored[head] = embedding

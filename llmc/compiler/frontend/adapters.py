@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from llmc.compiler.architectures.shared.names import HEADS
+from llmc.compiler.architectures.shared.names import LM_HEADS
 from llmc.compiler.checkpoint.adapter_layout import AdapterLayout
 from llmc.errors import CheckpointError
 
@@ -66,7 +66,7 @@ def adapt(model: nn.Module, layout: AdapterLayout) -> None:
         group = layout.group(name)
         if group is None:
             continue
-        if type(module) is not nn.Linear or f"{name}.weight" in HEADS:
+        if type(module) is not nn.Linear or f"{name}.weight" in LM_HEADS:
             raise CheckpointError(
                 f"{name} is a {type(module).__name__}, and selectable adapters can change only linear modules of "
                 "layers: merge the adapters that change it (--lora)"

@@ -84,7 +84,7 @@ def _vocabulary(checkpoint: Checkpoint) -> Iterator[str]:
     if not isinstance(size, int):
         return
     names = architecture(checkpoint.config).names
-    for name in sorted({names.embedding, names.head}.intersection(checkpoint.tensor_names())):
+    for name in sorted({names.embedding, names.lm_head}.intersection(checkpoint.tensor_names())):
         if (rows := checkpoint.shape(name)[0]) != size:
             yield f"vocab_size is {size}, and {name} has {rows} rows"
     if (largest := _largest_id(checkpoint)) >= size:

@@ -49,8 +49,8 @@ class Encode(nn.Module):
         self.task = task
         self.last = task == "score" and self.architecture.causal
         if judges is not None:
-            head = self.model.get_output_embeddings().weight
-            difference = (head[judges[1]] - head[judges[0]]).detach().clone()
+            lm_head = self.model.get_output_embeddings().weight
+            difference = (lm_head[judges[1]] - lm_head[judges[0]]).detach().clone()
             self.judge: nn.Module | None = nn.Linear(len(difference), 1, bias=False)
             self.judge.weight = nn.Parameter(difference[None], requires_grad=False)
             self.model = self.model.model

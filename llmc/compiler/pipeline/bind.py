@@ -29,13 +29,13 @@ from llmc.artifacts.bundle.writer import write_bundle
 from llmc.artifacts.digest import digest_bytes, parse
 from llmc.artifacts.key import canonical_json
 from llmc.buckets.plan import Plan
-from llmc.compiler.architectures.shared.names import HEADS
+from llmc.compiler.architectures.shared.names import LM_HEADS
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.base import stored_name
 from llmc.compiler.code import code_digest
 from llmc.compiler.frontend.consumed import require_consumed
 from llmc.compiler.pipeline.provenance import model_facts, model_name, remember_model, without_rings
-from llmc.compiler.stages import Report, Stages
+from llmc.compiler.stages import OnStageReport, Stages
 from llmc.compiler.text.files import text_files
 from llmc.compiler.weights.rows import SCALES
 from llmc.compiler.weights.stage import weights_stage
@@ -84,7 +84,7 @@ def why_unverified(target: Target, checkpoint: Checkpoint, options: CompileOptio
     return "no weights: verify with llmc verify BUNDLE --reference MODEL"
 
 
-def bound(bundle: Path, weights: str, store: Store, report: Report | None = None) -> Path:
+def bound(bundle: Path, weights: str, store: Store, report: OnStageReport | None = None) -> Path:
     """Folder in the store of the bundle with the weights of the named checkpoint, created on first use.
 
     Raises the errors of `bind`.
@@ -105,7 +105,7 @@ def bound(bundle: Path, weights: str, store: Store, report: Report | None = None
 
 
 def bind(
-    bundle: Path, checkpoint: Checkpoint, output: Path, store: Store, report: Report | None = None, *,
+    bundle: Path, checkpoint: Checkpoint, output: Path, store: Store, report: OnStageReport | None = None, *,
     name: str | None = None,
 ) -> Path:  # fmt: skip
     """Write the bundle with the checkpoint's weights to `output`; `name` is the user's name for the checkpoint.
@@ -174,8 +174,8 @@ def _agree(mine: Any, theirs: Any) -> bool:
 def _differing_tensors(described: list[Described], checkpoint: Checkpoint, known: set[str]) -> Iterator[str]:
     needed = {source for tensor in described for source in tensor["sources"]}
     tied = checkpoint.config.get("tie_word_embeddings", False)
-    for head in sorted(known.intersection(HEADS) - needed if not tied else ()):
-        yield f"{head} is a separate tensor, the bundle needs one that is tied to the embedding"
+    for lm_head in sorted(known.intersection(LM_HEADS) - needed if not tied else ()):
+        yield f"{lm_head} is a separate tensor, the bundle needs one that is tied to the embedding"
     for tensor in described:
         if tensor["transform"] in SCALES:  # a described tensor covers its scales
             continue

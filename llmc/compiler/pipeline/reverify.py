@@ -14,7 +14,7 @@ from llmc.compiler.pipeline.provenance import find_model
 from llmc.compiler.pipeline.resolve import recorded_options, target_of
 from llmc.compiler.pipeline.token_verification import gives_tokens, tokens_stage
 from llmc.compiler.pipeline.verification import origins_of, run_parts, vouched_probes
-from llmc.compiler.stages import Report, Stages
+from llmc.compiler.stages import OnStageReport, Stages
 from llmc.compiler.verification.parts import choose
 from llmc.compiler.verification.verify import summarise
 from llmc.errors import ArtifactError, CheckpointError
@@ -26,7 +26,7 @@ def verify_again(
     reference: str | None,
     every: bool,
     store: Store,
-    report: Report,
+    report: OnStageReport,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
     """Check the files and numbers of the bundle at `path`, independent of earlier verifications.

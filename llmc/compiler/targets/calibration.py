@@ -47,8 +47,8 @@ MAX_KL: Option[float | None] = Option(
     "for the matrices that need them.",
     metavar="NATS", shapes_executable=False,
 )  # fmt: skip
-HEAD_BITS: Option[int | None] = Option(
-    "head_bits", int, None,
+LM_HEAD_BITS: Option[int | None] = Option(
+    "lm_head_bits", int, None,
     "Bits of lm_head and embedding with --quantize int4: 4 or 8. Default: 8, or with --max-kl what it allows.",
     metavar="4|8",
 )  # fmt: skip
@@ -65,11 +65,11 @@ class Mixed:
     wide         names of the matrices in layers that stay in 8 bits
     head_bits    bits of embedding and lm_head
     facts        for a target's analysis, empty without a bound: {"mixed": {"matrices": count, "in_8_bits": count,
-                 "bits": mean bits a weight, "head_bits", "mean_kl"}}
+                 "bits": mean bits a weight, "lm_head_bits", "mean_kl"}}
     """
 
     wide: frozenset[str] = frozenset()
-    head_bits: int = 8
+    lm_head_bits: int = 8
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -87,11 +87,11 @@ def require_calibratable(options: CompileOptions) -> None:
     Raises InputError for a text with an option that is not calibrated, an unreadable text, an invalid bound, and
     unsupported head bits.
     """
-    given, bound, head = CALIBRATE.of(options), MAX_KL.of(options), HEAD_BITS.of(options)
-    if head not in (None, 4, 8):
-        raise InputError(f"{HEAD_BITS.flag} {head} must be 4 or 8")
-    if head is not None and options.quantize != "int4":
-        raise InputError(f"{HEAD_BITS.flag} is for --quantize int4, and this is {options.quantize}; leave it out")
+    given, bound, lm_head = CALIBRATE.of(options), MAX_KL.of(options), LM_HEAD_BITS.of(options)
+    if lm_head not in (None, 4, 8):
+        raise InputError(f"{LM_HEAD_BITS.flag} {lm_head} must be 4 or 8")
+    if lm_head is not None and options.quantize != "int4":
+        raise InputError(f"{LM_HEAD_BITS.flag} is for --quantize int4, and this is {options.quantize}; leave it out")
     if bound is not None and not (math.isfinite(bound) and bound > 0):
         raise InputError(f"{MAX_KL.flag} {bound} must be a number of nats above 0, as in 0.05")
     if given is not None and options.quantize != "int4":
@@ -108,12 +108,12 @@ def calibrated(stages: Stages, options: CompileOptions, added: float) -> tuple[S
     """
     if options.quantize != "int4":
         return stages, Mixed()
-    given, bound, head = CALIBRATE.of(options), MAX_KL.of(options), HEAD_BITS.of(options)
+    given, bound, lm_head = CALIBRATE.of(options), MAX_KL.of(options), LM_HEAD_BITS.of(options)
     if given is not None:
         stages = _with_blocks(stages, given)
     if bound is None:
-        return stages, Mixed(head_bits=head or 8)
-    return stages, _mixed(stages, _SHARE * (bound - added), head)
+        return stages, Mixed(lm_head_bits=lm_head or 8)
+    return stages, _mixed(stages, _SHARE * (bound - added), lm_head)
 
 
 def _with_blocks(stages: Stages, given: str) -> Stages:
@@ -137,17 +137,17 @@ def _with_blocks(stages: Stages, given: str) -> Stages:
     return built
 
 
-def _mixed(stages: Stages, most: float, head: int | None) -> Mixed:
-    """Select what stays in 8 bits so that the divergence is at most `most`. With `head` None, embedding and lm_head are
-    one more candidate group.
+def _mixed(stages: Stages, most: float, lm_head: int | None) -> Mixed:
+    """Select what stays in 8 bits so that the divergence is at most `most`. With `lm_head` None, embedding and lm_head
+    are one more candidate group.
     """
     judged = judged_in(stages.checkpoint)
-    reached, sensed = _sensed(stages, judged, embed_lm_head=head != 8)
+    reached, sensed = _sensed(stages, judged, embed_lm_head=lm_head != 8)
     costs = [cost for cost in sensed if EMBED_LM_HEAD.isdisjoint(cost.names)]
     embed_lm_head = [cost for cost in sensed if cost not in costs]
     names, ends = (frozenset(name for cost in each for name in cost.names) for each in (costs, embed_lm_head))
-    fixed = sum(cost.divergence for cost in embed_lm_head) if head else 0.0
-    chosen = costs if head else sensed
+    fixed = sum(cost.divergence for cost in embed_lm_head) if lm_head else 0.0
+    chosen = costs if lm_head else sensed
 
     def build(workspace: Workspace) -> Mapping[str, Blob]:
         from llmc.compiler.weights.mixed import widened
@@ -156,27 +156,27 @@ def _mixed(stages: Stages, most: float, head: int | None) -> Mixed:
         kl, wide = reached, frozenset[str]()
         while kl > most:
             if all(wide.issuperset(cost.names) for cost in chosen):
-                beside = f" with {HEAD_BITS.flag} 4" if head == 4 else ""
+                beside = f" with {LM_HEAD_BITS.flag} 4" if lm_head == 4 else ""
                 raise VerificationError(
                     f"{MAX_KL.flag}: with all {len(names)} matrices in 8 bits{beside} the mean KL is {kl:.2g} nats, "
                     f"and the bound leaves {max(most, 0):.2g} for them; give a higher one, or --quantize none"
                 )
             wide = widened(chosen, wide, kl, most, fixed)
-            kl, _ = divergence(stages.checkpoint, judged, wide, [], _report(stages, "mix"), embed_lm_head=head != 8)
+            kl, _ = divergence(stages.checkpoint, judged, wide, [], _report(stages, "mix"), embed_lm_head=lm_head != 8)
         eights = sum(cost.weights for cost in costs if wide.issuperset(cost.names))
         bits = 4 + 4 * eights / sum(cost.weights for cost in costs)
         facts = {
             "matrices": len(names), "in_8_bits": len(wide - ends), "bits": round(bits, 3), "mean_kl": round(kl, 6),
-            "head_bits": head or (4 if ends - wide else 8),
+            "lm_head_bits": lm_head or (4 if ends - wide else 8),
         }  # fmt: skip
         return {"mix": workspace.put_bytes(canonical_json({"wide": sorted(wide - ends), "mixed": facts}))}
 
     components = _components(
-        stages, _mixed, judged=asdict(judged), costs=[asdict(cost) for cost in sensed], most=most, head=head
+        stages, _mixed, judged=asdict(judged), costs=[asdict(cost) for cost in sensed], most=most, lm_head=lm_head
     )
     found = loads(stages.store.get_bytes(stages.run("mix", components, build).outputs["mix"].digest))
     facts = found["mixed"]
-    return Mixed(frozenset(found["wide"]), facts["head_bits"], {"mixed": facts})
+    return Mixed(frozenset(found["wide"]), facts["lm_head_bits"], {"mixed": facts})
 
 
 def _sensed(stages: Stages, judged: Judged, *, embed_lm_head: bool) -> tuple[float, list[GroupCost]]:
@@ -219,7 +219,7 @@ def mixed_lines(analysis: Mapping[str, Any]) -> list[str]:
         return []
     return [
         f"of {found['matrices']} matrices in layers {found['in_8_bits']} in 8 bits, the others in 4: "
-        f"{found['bits']:.2f} bits a weight; embedding and lm_head in {found['head_bits']}; a mean KL of "
+        f"{found['bits']:.2f} bits a weight; embedding and lm_head in {found['lm_head_bits']}; a mean KL of "
         f"{found['mean_kl']:.2g} nats by 4 bits alone"
     ]
 

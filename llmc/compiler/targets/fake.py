@@ -40,7 +40,7 @@ from llmc.compiler.targets.description import TOY, DeviceDescription
 from llmc.compiler.targets.on_target import EachExecutable
 from llmc.errors import CheckpointError, InputError
 from llmc.runtime.executors.fake import device
-from llmc.runtime.executors.fake.program import EMBEDDING, FORMAT, HEAD, of_adapter
+from llmc.runtime.executors.fake.program import EMBEDDING, FORMAT, LM_HEAD, of_adapter
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
@@ -178,7 +178,7 @@ class FakeTarget(Target):
         def build(workspace: Workspace) -> Mapping[str, Blob]:
             placements = {}
             with workspace.writer() as out:
-                for number, name in product(range(len(stages.checkpoint.choices) + 1), (EMBEDDING, HEAD)):
+                for number, name in product(range(len(stages.checkpoint.choices) + 1), (EMBEDDING, LM_HEAD)):
                     tensor = stages.checkpoint.of_adapter(number).tensor(name)
                     _require_shape(stages.checkpoint.config, name, tensor.shape)
                     placements[of_adapter(name, number)] = {"offset": out.tell(), "shape": tensor.shape}

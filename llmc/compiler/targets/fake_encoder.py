@@ -25,7 +25,7 @@ from llmc.compiler.targets.encoder import CompiledEncoder, EncoderCase, EncoderT
 from llmc.compiler.targets.fake import DECAY
 from llmc.compiler.weights.stage import stored_weights
 from llmc.errors import CheckpointError
-from llmc.runtime.executors.fake.program import EMBEDDING, HEAD
+from llmc.runtime.executors.fake.program import EMBEDDING, LM_HEAD
 
 if TYPE_CHECKING:
     from llmc.artifacts.digest import Blob
@@ -77,9 +77,9 @@ class FakeEncoderTarget(EncoderTarget):
 
     def _weights(self, stages: Stages) -> Entry:
         checkpoint = stages.checkpoint
-        if set(checkpoint.tensor_names()) != {EMBEDDING, HEAD}:
+        if set(checkpoint.tensor_names()) != {EMBEDDING, LM_HEAD}:
             raise CheckpointError(f"{checkpoint.path}: device fake takes only the toy model of targets/fake.py")
-        return stored_weights(stages, {"embedding": EMBEDDING, "head": HEAD})
+        return stored_weights(stages, {"embedding": EMBEDDING, "head": LM_HEAD})
 
     def _executable(self, stages: Stages, weights: Entry, case: EncoderCase, shape: tuple[int, int] | None) -> Entry:
         batch, query = shape or (None, None)

@@ -21,7 +21,7 @@ from llmc.runtime.certificate.document import BucketUsed, Certificate, Certified
 from llmc.runtime.certificate.monitors import Account, Watch, process_monitors
 from llmc.runtime.certificate.requests import Driven, RandomRequests, StepCounter, admitted_kinds, drive
 from llmc.runtime.host import cpu_features, host_memory
-from llmc.runtime.startup.beside import BesideWarming
+from llmc.runtime.startup.auxiliary import AuxiliaryWarming
 from llmc.runtime.startup.capturing import CaptureChoice, Capturing
 from llmc.runtime.startup.opening import EngineOptions, open_engine, open_executor
 from llmc.runtime.startup.outcome import WarmUpOutcome
@@ -46,7 +46,7 @@ PACKAGES: Mapping[str, str] = {
 }  # fmt: skip
 """Distributions that can change what runs, and the module of each."""
 
-Report = Callable[[str, str, int, int], None]
+OnStage = Callable[[str, str, int, int], None]
 """Called with the stage, the item just finished, the number done and the total."""
 
 
@@ -75,7 +75,7 @@ class Certifying:
     bundle: Bundle
     options: EngineOptions = field(default_factory=EngineOptions)
     certify: CertifyOptions = field(default_factory=CertifyOptions)
-    on_progress: Report = lambda *_: None
+    on_progress: OnStage = lambda *_: None
     outcome: WarmUpOutcome | None = None
 
     def run(self) -> Certificate:
@@ -101,15 +101,15 @@ class Certifying:
         with ExitStack() as stack:
             engine: LLMEngine | None = None
 
-            def beside() -> BesideWarming:
+            def auxiliary() -> AuxiliaryWarming:
                 nonlocal engine
                 engine = open_engine(self.bundle, executor, self.options, counter)
                 stack.callback(engine.close)
-                return BesideWarming(engine, plan)
+                return AuxiliaryWarming(engine, plan)
 
             warming = Warming(executor, plan, uses=self.certify.uses)
             capturing = Capturing.of(executor, plan, self.certify.capture)
-            self.outcome = WarmUpOutcome(executor, warming, capturing, beside, watch.ready)
+            self.outcome = WarmUpOutcome(executor, warming, capturing, auxiliary, watch.ready)
             with self._timed("warm up"):
                 self.outcome.run(
                     lambda ran, done, total: self.on_progress("warm up", getattr(ran, "name", str(ran)), done, total)
@@ -188,7 +188,7 @@ class Certifying:
 def _require_warm(outcome: WarmUpOutcome) -> None:
     if outcome.interrupted:
         raise KeyboardInterrupt
-    failed = {**{str(bucket): error for bucket, error in outcome.failed.items()}, **outcome.failed_beside}
+    failed = {**{str(bucket): error for bucket, error in outcome.failed.items()}, **outcome.failed_auxiliary}
     if failed:
         some = "; ".join(f"{name}: {type(e).__name__}: {e}" for name, e in list(failed.items())[:SHOWN])
         raise LlmcError(f"not certified: {len(failed)} of the warm-up runs failed: {some}")

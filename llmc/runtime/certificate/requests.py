@@ -18,7 +18,7 @@ from llmc.errors import InputError, VerificationError
 from llmc.runtime.engine.observer import Observer, StepRecord
 from llmc.runtime.engine.requests import Request
 from llmc.runtime.engine.sampling.params import StructuredOutputsParams
-from llmc.runtime.startup.beside import sampling_params
+from llmc.runtime.startup.auxiliary import sampling_params
 
 if TYPE_CHECKING:
     from llmc.buckets.plan import Plan

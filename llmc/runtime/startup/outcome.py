@@ -16,11 +16,11 @@ from llmc.buckets.capture.log import to_dict
 if TYPE_CHECKING:
     from llmc.runtime.executors.base import Capabilities
     from llmc.runtime.executors.compilations import CompilationCounter
-    from llmc.runtime.startup.beside import BesideWarming, RanBeside
+    from llmc.runtime.startup.auxiliary import AuxiliaryRun, AuxiliaryWarming
     from llmc.runtime.startup.capturing import Capturing
     from llmc.runtime.startup.warming import Warmed
 
-Report = Callable[["Warmed | Bucket | RanBeside", int, int], None]
+OnRun = Callable[["Warmed | Bucket | AuxiliaryRun", int, int], None]
 """Called after each run and each capture, with the number done and the total."""
 
 
@@ -74,23 +74,23 @@ class WarmUpOutcome:
     """Runs `warming` over `executor` and captures graphs with `capturing` (None: the device captures none).
 
     `memory`: free bytes before and after, on the device if it captures graphs, otherwise on the host; None if unknown.
-    `names`: names of the phases, for people and JSON. `open_beside` returns the auxiliary runs once the executor has
+    `names`: names of the phases, for people and JSON. `open_auxiliary` returns the auxiliary runs once the executor has
     its slots; `ready` is called before the second pass.
     """
 
     def __init__(
         self, executor: Openable, warming: WarmUpRuns, capturing: Capturing | None = None,
-        open_beside: Callable[[], BesideWarming] | None = None, ready: Callable[[], None] = lambda: None,
+        open_auxiliary: Callable[[], AuxiliaryWarming] | None = None, ready: Callable[[], None] = lambda: None,
         names: Mapping[Phase, str] = NAMES,
     ) -> None:  # fmt: skip
         self.names = names
         self.executor = executor
         self.warming = warming
         self.capturing = capturing
-        self.beside: list[RanBeside] = []
-        self._open_beside = open_beside
+        self.auxiliary: list[AuxiliaryRun] = []
+        self._open_auxiliary = open_auxiliary
         self._ready = ready
-        self._most_beside = 0
+        self._most_auxiliary = 0
         self.first: dict[Bucket, Warmed] = {}
         self.again: dict[Bucket, Warmed] = {}
         self.memory: tuple[int | None, int | None] = (None, None)
@@ -98,7 +98,7 @@ class WarmUpOutcome:
         self._graphs = 0
         self._most_graphs = 0 if capturing is None else len(warming.buckets)
 
-    def run(self, on_progress: Report = lambda *_: None) -> None:
+    def run(self, on_progress: OnRun = lambda *_: None) -> None:
         """Divide the device's memory, run every bucket, capture graphs, and run every bucket again.
 
         Everything else in the bundle is opened before the second pass; whatever the engine opens after that counts as a
@@ -112,7 +112,7 @@ class WarmUpOutcome:
             self._pass(self.warming.run(), self.first, on_progress)
             self._capture(on_progress)
             self._open_all()
-            self._run_beside(on_progress)
+            self._run_auxiliary(on_progress)
             self.executor.compilations.ready()
             self._ready()
             self._pass(self.warming.replay(), self.again, on_progress)
@@ -120,34 +120,34 @@ class WarmUpOutcome:
             self.interrupted = True
         self.memory = before, self.warming.free_memory()
 
-    def _pass(self, runs: Iterator[Warmed], into: dict[Bucket, Warmed], on_progress: Report) -> None:
+    def _pass(self, runs: Iterator[Warmed], into: dict[Bucket, Warmed], on_progress: OnRun) -> None:
         for warmed in runs:
             into[warmed.bucket] = warmed
             on_progress(warmed, self._done, self._total)
 
-    def _capture(self, on_progress: Report) -> None:
+    def _capture(self, on_progress: OnRun) -> None:
         if self.capturing is not None:
             for bucket in self.capturing.run([bucket for bucket in self.first if bucket not in self.failed]):
                 self._graphs += 1
                 on_progress(bucket, self._done, self._total)
             self._most_graphs = self._graphs
 
-    def _run_beside(self, on_progress: Report) -> None:
-        if self._open_beside is not None:
-            beside = self._open_beside()
-            self._most_beside = len(beside)
-            for ran in beside.run():
-                self.beside.append(ran)
+    def _run_auxiliary(self, on_progress: OnRun) -> None:
+        if self._open_auxiliary is not None:
+            auxiliary = self._open_auxiliary()
+            self._most_auxiliary = len(auxiliary)
+            for ran in auxiliary.run():
+                self.auxiliary.append(ran)
                 on_progress(ran, self._done, self._total)
 
     @property
     def _done(self) -> int:
-        return len(self.first) + self._graphs + len(self.beside) + len(self.again)
+        return len(self.first) + self._graphs + len(self.auxiliary) + len(self.again)
 
     @property
     def _total(self) -> int:
         """Each bucket is run, replayed, and possibly captured."""
-        return 2 * len(self.warming.buckets) - len(self.failed) + self._most_graphs + self._most_beside
+        return 2 * len(self.warming.buckets) - len(self.failed) + self._most_graphs + self._most_auxiliary
 
     def _open_all(self) -> None:
         try:
@@ -163,9 +163,9 @@ class WarmUpOutcome:
         return {warmed.bucket: warmed.error for warmed in runs if warmed.error is not None}
 
     @property
-    def failed_beside(self) -> dict[str, Exception]:
+    def failed_auxiliary(self) -> dict[str, Exception]:
         """Errors of the auxiliary runs."""
-        return {one.name: one.error for one in self.beside if one.error is not None}
+        return {one.name: one.error for one in self.auxiliary if one.error is not None}
 
     def name(self, bucket: Bucket) -> str:
         """Return a bucket's name for people."""
@@ -197,7 +197,9 @@ class WarmUpOutcome:
             "phases": {name: asdict(self.phase(phase)) for phase, name in self.names.items()},
             "buckets": [self._bucket(one) for one in self.first.values()],
             "missing": [{"phase": self.names[bucket.phase], "bucket": _numbers(bucket)} for bucket in self.missing],
-            "beside": [{"name": one.name, "seconds": one.seconds, "error": _words(one.error)} for one in self.beside],
+            "auxiliary": [
+                {"name": one.name, "seconds": one.seconds, "error": _words(one.error)} for one in self.auxiliary
+            ],
             "compilations": list(compilations.compiled),
             "compilations_at_open": list(compilations.at_open),
             "free_memory": {"before": before, "after": after},

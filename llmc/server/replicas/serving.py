@@ -21,14 +21,14 @@ from llmc.server.serve import listen_at, serve
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
-    from llmc.server.events import Report
+    from llmc.server.events import OnEvent
     from llmc.server.loading import OpenBundle
     from llmc.server.state import ServerConfig
 
 
 def serve_replicas(
     count: int, config: ServerConfig, open_bundle: OpenBundle, *, options: EngineOptions | None = None,
-    report: Report = lambda _: None, uds: Path | None = None, **how: Any,
+    report: OnEvent = lambda _: None, uds: Path | None = None, **how: Any,
 ) -> int:  # fmt: skip
     """Run `serve` in `count` processes; `how` is passed to it. Connection and request bounds apply to each process.
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmc.errors import LlmcError
 from llmc.server.bell import bell, nothing
-from llmc.server.events import Draining, Ready, ReplicaBack, ReplicaLost, Report, Stopped
+from llmc.server.events import Draining, OnEvent, Ready, ReplicaBack, ReplicaLost, Stopped
 from llmc.server.replicas.process import ReplicaFailure, ReplicaProcess, Run, start
 from llmc.server.serve import SIGNALS, handled, means_swap
 from llmc.server.watchdog import GRACE_S, HURRY_S
@@ -40,7 +40,7 @@ class Supervisor:
 
     def __init__(
         self, listener: Listener, count: int, run: Callable[[int, socket.socket], int], started: mmap,
-        report: Report, shutdown_timeout_s: float,
+        report: OnEvent, shutdown_timeout_s: float,
     ) -> None:  # fmt: skip
         self._listener, self._run, self._started = listener, run, started
         self._report, self._timeout_s = report, shutdown_timeout_s

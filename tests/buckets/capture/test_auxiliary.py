@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from llmc.buckets.capture.auxiliary import SAMPLING, CacheMove, SampleStep, TopStep, beside
+from llmc.buckets.capture.auxiliary import SAMPLING, CacheMove, SampleStep, TopStep, auxiliary
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan, Provenance
 from llmc.runtime.engine.sampling.params import SamplingParams, StructuredOutputsParams
@@ -26,17 +26,17 @@ NO_PROGRAM = {
 
 
 def test_every_kind_of_sampling_runs_at_every_decode_batch_the_largest_first():
-    assert beside(PLAN).samples == tuple(SampleStep(batch, kind) for batch in (4, 1) for kind in SAMPLING)
+    assert auxiliary(PLAN).samples == tuple(SampleStep(batch, kind) for batch in (4, 1) for kind in SAMPLING)
 
 
 def test_prefixes_are_moved_at_every_context_that_a_cache_can_hold():
-    assert beside(PLAN).moves == (CacheMove(63), CacheMove(32))
+    assert auxiliary(PLAN).moves == (CacheMove(63), CacheMove(32))
 
 
 def test_top_logits_are_fetched_for_every_batch_where_graphs_return_them():
-    assert beside(PLAN).tops == ()
-    assert beside(PLAN, 16).tops == (TopStep(4, 16), TopStep(3, 16), TopStep(1, 16))
-    assert len(beside(PLAN, 16)) == 2 * len(SAMPLING) + 3 + 2
+    assert auxiliary(PLAN).tops == ()
+    assert auxiliary(PLAN, 16).tops == (TopStep(4, 16), TopStep(3, 16), TopStep(1, 16))
+    assert len(auxiliary(PLAN, 16)) == 2 * len(SAMPLING) + 3 + 2
 
 
 @pytest.mark.parametrize("kind", SAMPLING)

@@ -24,7 +24,7 @@ from llmc.compiler.architectures.shared.architectures import (
 )
 from llmc.compiler.architectures.shared.base import Architecture
 from llmc.compiler.architectures.shared.caches import cache_of
-from llmc.compiler.architectures.shared.names import HEADS
+from llmc.compiler.architectures.shared.names import LM_HEADS
 from llmc.compiler.architectures.shared.size import ModelSize
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.export.gguf import write_gguf
@@ -84,7 +84,7 @@ def test_sizes_are_the_models(name: str) -> None:
     assert size.parameters == sum(matrices.values())
     names = of(name).names
     assert [w.count for w in size.weights if w.embed_lm_head] == [
-        matrices[names.embedding] + matrices.get(names.head, 0)
+        matrices[names.embedding] + matrices.get(names.lm_head, 0)
     ]
     assert size.cache_values == cache_of(config).token_values
 
@@ -92,7 +92,7 @@ def test_sizes_are_the_models(name: str) -> None:
 @pytest.mark.parametrize("name", supported())
 def test_the_embedding_and_the_head_are_known_to_be_tied_where_the_head_is_not_stored(name: str) -> None:
     names = of(name).names
-    assert names.embedding in HEADS[names.head]
+    assert names.embedding in LM_HEADS[names.lm_head]
 
 
 @pytest.mark.parametrize("name", supported())

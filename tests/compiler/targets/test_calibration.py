@@ -64,32 +64,34 @@ def test_embedding_and_head_have_the_bits_that_the_bound_allows_or_that_were_req
 
     def found(bound: float, **given: Any) -> tuple[Mixed, dict[str, Any]]:
         _, mixed = calibrated(stages, options(max_kl=bound, **given), 0.0)
-        assert mixed.head_bits == mixed.facts["mixed"]["head_bits"]
+        assert mixed.lm_head_bits == mixed.facts["mixed"]["lm_head_bits"]
         assert mixed.wide.isdisjoint(EMBED_LM_HEAD)
         return mixed, dict(mixed.facts["mixed"])
 
-    (loose, every), (_, layers) = found(10.0), found(10.0, head_bits=8)
-    assert (loose.head_bits, layers["head_bits"]) == (4, 8)
+    (loose, every), (_, layers) = found(10.0), found(10.0, lm_head_bits=8)
+    assert (loose.lm_head_bits, layers["lm_head_bits"]) == (4, 8)
     assert layers["mean_kl"] < every["mean_kl"]
     assert "; embedding and lm_head in 4; a mean KL of" in mixed_lines(loose.facts)[0]
     tight, _ = found(layers["mean_kl"] / 20)
-    assert tight.head_bits == 8
+    assert tight.lm_head_bits == 8
     ends = every["mean_kl"] - layers["mean_kl"]
-    forced, facts = found(layers["mean_kl"] / 2 + ends, head_bits=4)
-    assert forced.head_bits == 4 and forced.wide
+    forced, facts = found(layers["mean_kl"] / 2 + ends, lm_head_bits=4)
+    assert forced.lm_head_bits == 4 and forced.wide
     assert facts["mean_kl"] <= layers["mean_kl"] / 2 + ends
-    with pytest.raises(VerificationError, match=r"with all \d+ matrices in 8 bits with --head-bits 4 the mean KL is"):
-        found(ends / 4, head_bits=4)
+    with pytest.raises(
+        VerificationError, match=r"with all \d+ matrices in 8 bits with --lm-head-bits 4 the mean KL is"
+    ):
+        found(ends / 4, lm_head_bits=4)
 
 
 @pytest.mark.parametrize(("device", "more"), [("openvino", {}), ("onnxruntime", {"kernels": "onnxruntime"})])
 def test_a_bundle_has_the_head_that_was_chosen(device: str, more: dict[str, Any], tmp_path: Path) -> None:
     model, store, sizes = str(tiny.write_model(tmp_path / "model", "llama")), Store(tmp_path / "store"), {}
     for head in (8, None):
-        requested = CompileOptions.of(device, quantize="int4", max_kl=10.0, head_bits=head, verify="none", **more)
+        requested = CompileOptions.of(device, quantize="int4", max_kl=10.0, lm_head_bits=head, verify="none", **more)
         built = compile_bundle(model, tmp_path / f"bundle-{head}", tiny.kinds_plan(), requested, store, lambda _: None)
         weights = Bundle.open(built.bundle).files.path("weights")
-        sizes[built.analysis["mixed"]["head_bits"]] = weights.stat().st_size
+        sizes[built.analysis["mixed"]["lm_head_bits"]] = weights.stat().st_size
     assert sizes.keys() == {4, 8} and sizes[4] < sizes[8]
 
 
@@ -151,8 +153,11 @@ def test_the_gate_has_the_bound_as_its_limit(device: str) -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"head_bits": 5}, "--head-bits 5 must be 4 or 8"),
-        ({"head_bits": 4, "quantize": "int8"}, "--head-bits is for --quantize int4, and this is int8; leave it out"),
+        ({"lm_head_bits": 5}, "--lm-head-bits 5 must be 4 or 8"),
+        (
+            {"lm_head_bits": 4, "quantize": "int8"},
+            "--lm-head-bits is for --quantize int4, and this is int8; leave it out",
+        ),
     ],
 )
 def test_bits_of_a_head_that_are_not_offered_are_refused(given: dict[str, Any], why: str) -> None:

@@ -310,7 +310,7 @@ def test_an_embedding_and_a_head_are_in_four_bits_where_that_is_requested(
     tiny.write_model(tmp_path / "model", "llama")
     firsts = []
     for bits in (8, 4):
-        options = CompileOptions.of(**RUNTIMES[runtime], quantize="int4", head_bits=bits, verify="none")
+        options = CompileOptions.of(**RUNTIMES[runtime], quantize="int4", lm_head_bits=bits, verify="none")
         compile_bundle(str(tmp_path / "model"), tmp_path / f"{bits}", PLAN, options, store, lambda event: None)
         with LLM(tmp_path / f"{bits}") as llm:
             (built,) = llm.generate([{"prompt_token_ids": [5, 80, 3]}], SamplingParams(max_tokens=1, logprobs=5))

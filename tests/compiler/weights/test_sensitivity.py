@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from llmc.compiler.architectures.shared.names import EMBEDDING, HEAD
+from llmc.compiler.architectures.shared.names import EMBEDDING, LM_HEAD
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.base import stored_name
 from llmc.compiler.frontend.real_model import load_real_model
@@ -56,7 +56,7 @@ def test_embedding_and_head_are_one_group_of_all(tmp_path: Path, family: str) ->
     found, costs = divergence(model, JUDGED, NONE, PROBE, embed_lm_head=True)
     without, others = divergence(model, JUDGED, NONE, PROBE)
     one, *layers = costs
-    assert one.names == (EMBEDDING, HEAD)[: 1 if family == "gemma2" else 2]
+    assert one.names == (EMBEDDING, LM_HEAD)[: 1 if family == "gemma2" else 2]
     assert one.weights == sum(np.prod(model.shape(name)) for name in one.names)
     assert [cost.names for cost in layers] == [cost.names for cost in others]
     assert [cost.divergence for cost in layers] == pytest.approx([cost.divergence for cost in others], rel=1e-3)
@@ -67,7 +67,7 @@ def test_embedding_and_head_are_one_group_of_all(tmp_path: Path, family: str) ->
 
     whole = load_real_model(model)
     wanted = torch.log_softmax(whole(torch.tensor([PROBE])).logits[0], -1).detach()
-    for name in (EMBEDDING, HEAD):
+    for name in (EMBEDDING, LM_HEAD):
         rounded = torch.from_numpy(q4_values([stored_name(name, model.tensor_names())], model, 32))
         whole.get_submodule(name.removesuffix(".weight"))._parameters["weight"] = torch.nn.Parameter(rounded)
     got = torch.log_softmax(whole(torch.tensor([PROBE])).logits[0], -1).detach()

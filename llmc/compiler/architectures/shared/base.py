@@ -140,7 +140,7 @@ class Architecture:
 
     def tensor_names(self, config: Config) -> set[str]:
         """Names of all tensors of the model of `config`, in common terms; a tied lm_head included."""
-        found = {self.names.embedding, self.names.head, *self.names.others(config)}
+        found = {self.names.embedding, self.names.lm_head, *self.names.others(config)}
         for i in range(int(config["num_hidden_layers"])):
             parts = self.layer_at(config, i) if self.layer_at else self.layer(config)
             found |= {f"{self.names.layers}.{i}.{part}" for part in parts}

@@ -6,16 +6,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+EMBEDDING, NORM, LM_HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
-HEADS: Mapping[str, tuple[str, ...]] = {
-    HEAD: (
+LM_HEADS: Mapping[str, tuple[str, ...]] = {
+    LM_HEAD: (
         EMBEDDING, "transformer.wte.weight", "transformer.word_embeddings.weight", "model.decoder.embed_tokens.weight",
         "gpt_neox.embed_in.weight", "backbone.embeddings.weight", "model.embeddings.weight",
     ),
 }  # fmt: skip
 """lm_head → embeddings to which it may be tied; a tied lm_head is not stored."""
-EMBED_LM_HEAD = frozenset({*HEADS, *(embedding for embeddings in HEADS.values() for embedding in embeddings)})
+EMBED_LM_HEAD = frozenset({*LM_HEADS, *(embedding for embeddings in LM_HEADS.values() for embedding in embeddings)})
 """All embeddings and lm_heads."""
 
 
@@ -26,7 +26,7 @@ class Names:
     layers: str = "model.layers"
     """The list of decoder layers."""
     embedding: str = EMBEDDING
-    head: str = HEAD
+    lm_head: str = LM_HEAD
     others: Callable[[Mapping[str, Any]], Sequence[str]] = lambda config: [NORM]
     """Further tensors outside layers, by configuration: norms, learned positions, lm_head's bias."""
 
@@ -53,12 +53,12 @@ class Names:
             name = self.stored.get(name, name)
             if self.stored_base and name.startswith(self.stored_base):
                 return self.base + name.removeprefix(self.stored_base)
-            return self.base + name if short and name not in HEADS else name
+            return self.base + name if short and name not in LM_HEADS else name
 
         return {full(name): name for name in stored}
 
 
-GGUF_TOP = {"token_embd.weight": EMBEDDING, "output_norm.weight": NORM, "output.weight": HEAD}
+GGUF_TOP = {"token_embd.weight": EMBEDDING, "output_norm.weight": NORM, "output.weight": LM_HEAD}
 GGUF_LAYER = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",

@@ -82,7 +82,7 @@ def rules(
     in one.
     """
     layer = of_layer(names.layers)
-    vocabulary = "|".join(re.escape(name) for name in (names.embedding, names.head)) + r"|lm_head\.bias"
+    vocabulary = "|".join(re.escape(name) for name in (names.embedding, names.lm_head)) + r"|lm_head\.bias"
     mlp = (features, *_MLP[1:])
     split = [Rule("vocabulary", vocabulary, 0, *_VOCABULARY)]
     for name, modules, ends, dim, parts in (

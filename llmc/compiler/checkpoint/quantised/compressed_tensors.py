@@ -39,7 +39,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.compiler.architectures.shared.block_form import BlockForm
-from llmc.compiler.architectures.shared.names import EMBED_LM_HEAD, HEADS
+from llmc.compiler.architectures.shared.names import EMBED_LM_HEAD, LM_HEADS
 from llmc.compiler.checkpoint.base import FloatArray
 from llmc.compiler.checkpoint.quantised.base import (
     ACTIVATIONS,
@@ -133,7 +133,7 @@ class Schemes:
             raise self._stored.error(f"{module} is quantized, but quantization_config says to ignore it")
         target = _first(module, self._by_target)
         if target is None:
-            wanted = _EMBEDDING if f"{module}.weight" in EMBED_LM_HEAD - HEADS.keys() else "Linear"
+            wanted = _EMBEDDING if f"{module}.weight" in EMBED_LM_HEAD - LM_HEADS.keys() else "Linear"
             target = wanted if wanted in self._by_target else None
         if target is None:
             raise self._stored.error(f"{module} is quantized, but no group of quantization_config covers it")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from llmc.compiler.targets.calibration import HEAD_BITS, calibration_costs
+from llmc.compiler.targets.calibration import LM_HEAD_BITS, calibration_costs
 from llmc.compiler.targets.costs import Costs, Timing
 from llmc.compiler.targets.onnxruntime.formats import panel_bits
 from llmc.compiler.targets.onnxruntime.options import (
@@ -72,7 +72,7 @@ class OnnxRuntimeCosts(Costs):
             return super().weight_bits(options, weights)
         kept = weights.stored
         if kept is None or not keeps(str(options.quantize), kept, weights.embed_lm_head):
-            four = options.quantize == "int4" and not (weights.embed_lm_head and HEAD_BITS.of(options) != 4)
+            four = options.quantize == "int4" and not (weights.embed_lm_head and LM_HEAD_BITS.of(options) != 4)
             if ours(options):
                 return (4 if four else 8) + 16 * (1 + four) / (GROUP_SIZE.of(options) or BLOCK)
             return TWICE_BITS["q4" if four else "q8"]

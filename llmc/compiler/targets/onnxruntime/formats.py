@@ -58,7 +58,7 @@ class OnnxOptions:
 
         activations   whether matmuls quantize activations, in the weights' blocks; llmc's kernels always do
         block         the most inputs that share a scale; 0 keeps float32
-        bits          8 or 4, for matrices that are not kept; lm_head, embedding and adapters have `head_bits`,
+        bits          8 or 4, for matrices that are not kept; lm_head, embedding and adapters have `lm_head_bits`,
                       matrices of `wide` tensors 8
         stored        names of tensors whose own blocks are kept, each with its form; blocks larger than KEPT_BLOCK are
                       split, which changes no value
@@ -74,7 +74,7 @@ class OnnxOptions:
 
     block: int
     bits: int = 8
-    head_bits: int = 8
+    lm_head_bits: int = 8
     stored: Mapping[str, BlockForm] = field(default_factory=dict)
     wide: frozenset[str] = frozenset()
     fold: bool = False
@@ -90,7 +90,7 @@ class OnnxOptions:
         """Return the components of a lowering's key: blocks, and everything that differs from float32 and int8."""
         found: dict[str, Any] = {"block": self.block}
         if self.bits != 8:
-            found |= {"bits": self.bits, "head_bits": self.head_bits}
+            found |= {"bits": self.bits, "lm_head_bits": self.lm_head_bits}
         if self.stored:
             found["stored"] = forms_in_key(self.stored)
         if self.wide:
@@ -110,9 +110,9 @@ class OnnxOptions:
         most = min(self.block, self.normed) if normed else self.block
         return next((b for b in reversed(GROUP_SIZES) if b <= most and width % b == 0), min(most, 32))
 
-    def format(self, sources: Sequence[str], width: int, normed: bool = False, head: bool = False) -> MatrixFormat:
+    def format(self, sources: Sequence[str], width: int, normed: bool = False, lm_head: bool = False) -> MatrixFormat:
         """Return the format of the stacked matrix of `sources` with `width` inputs."""
-        bits = self.head_bits if head or of_adapters(sources) else self.bits
+        bits = self.lm_head_bits if lm_head or of_adapters(sources) else self.bits
         if not self.wide.isdisjoint(sources):
             bits = 8
         forms = [self.stored.get(name) for name in sources]
@@ -130,9 +130,9 @@ class OnnxOptions:
             kept = 6 if not four and all(map(_in_six, held)) else kept
         return MatrixFormat(f"kept{kept}", kept, block, offsets, offsets and zeros, order, reordered=reordered)
 
-    def runs(self, sources: Sequence[str], width: int, normed: bool = False, head: bool = False) -> list[int]:
+    def runs(self, sources: Sequence[str], width: int, normed: bool = False, lm_head: bool = False) -> list[int]:
         """Return run lengths of adjacent `sources` that share one matrix: equal bits and input order."""
-        alone = [self.format([name], width, normed, head) for name in sources]
+        alone = [self.format([name], width, normed, lm_head) for name in sources]
         return [len(list(alike)) for _, alike in groupby(alone, lambda held: (held.bits, held.table, held.order))]
 
     def expert_formats(self, into: str, out: str, width: int, features: int) -> tuple[MatrixFormat, MatrixFormat]:

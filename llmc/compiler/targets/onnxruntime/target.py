@@ -32,7 +32,7 @@ from llmc.compiler.stages import Stages, toolchain, version_of
 from llmc.compiler.targets.base import CompiledExecutable, Fixed, Lowered, Recorded, Resolved, Shape, Target, cache_for
 from llmc.compiler.targets.calibration import (
     CALIBRATE,
-    HEAD_BITS,
+    LM_HEAD_BITS,
     MAX_KL,
     calibrated,
     mixed_lines,
@@ -116,7 +116,7 @@ class OnnxRuntimeTarget(Target):
         default_quantize="int8",
         options=(
             KERNELS_OPTION, CPU_OPTION, GROUP_SIZE, KV_CACHE_DTYPE, PROMPT_DTYPE, ACTIVATIONS, CALIBRATE, MAX_KL,
-            HEAD_BITS,
+            LM_HEAD_BITS,
         ),
         selects_adapters=True,
         requirements=Requirements((*TRACING, "gguf", "onnx"), ("onnxruntime",)),
@@ -248,7 +248,7 @@ class OnnxRuntimeTarget(Target):
         own, (stages, mixed) = ours(options), calibrated(stages, options, ADDED_KL)
         formats = replace(
             self._onnx_options(stages, str(options.quantize), mixed.wide, panels=own),
-            head_bits=mixed.head_bits, activations=ACTIVATIONS.of(options) is None, cache=kept_in(options) or F16,
+            lm_head_bits=mixed.lm_head_bits, activations=ACTIVATIONS.of(options) is None, cache=kept_in(options) or F16,
             prompts=prompts_in(options),
         )  # fmt: skip
         formats = replace(formats, fold=formats.fold and formats.activations)

@@ -233,7 +233,7 @@ class _Model(Emitter):
         rows, width = (int(d) for d in weight.shape)
         sources = [self.graph.weights[weight]]
         # the format of lm_head, which it is tied to
-        held = self.options.format(sources, width, normed=True, head=True) if self.options.block else None
+        held = self.options.format(sources, width, normed=True, lm_head=True) if self.options.block else None
         if held is None or (width % held.block and not self.options.panels):
             self.add("Gather", [self.name(weight), ids], [node.out.name])
             return
@@ -281,13 +281,13 @@ class _Model(Emitter):
         biases = [v for v in node.inputs[1 + count :] if v is not None]
         sources = [self.graph.weights[w] for w in weights]
         rows, width = sum(int(w.shape[0]) for w in weights), int(weights[0].shape[1])
-        head = len(node.out.shape) == 2 and count == 1
+        lm_head = len(node.out.shape) == 2 and count == 1
         if self.options.block and not stay_floats(sources, self.options.stored):
-            self._quantised_linear(node, weights, biases, head and node.out is self.graph.outputs[0][1])
+            self._quantised_linear(node, weights, biases, lm_head and node.out is self.graph.outputs[0][1])
             return
         x, bias = self.name(node.inputs[0]), self._bias(biases, rows)
         out = f"{node.out.name}_product" if biases else node.out.name
-        if head:
+        if lm_head:
             self.add(
                 "Gemm", [x, self.dense(weights[0])], [out], transB=1
             )  # lm_head: shares its copy with the embedding
@@ -303,17 +303,17 @@ class _Model(Emitter):
         recipe = Recipe("+".join(names), "dense", tuple(names))
         return self.external(recipe, TensorProto.FLOAT, (rows,)) if names else ""
 
-    def _quantised_linear(self, node: Node, weights: list[Value], biases: list[Value], head: bool) -> None:
+    def _quantised_linear(self, node: Node, weights: list[Value], biases: list[Value], lm_head: bool) -> None:
         """One matmul with all matrices, or one with each run of equal bits."""
         sources, width = [self.graph.weights[w] for w in weights], int(weights[0].shape[1])
         normed, gated = node.inputs[0] in self.normed, node.op == "gated_linear"
-        runs = [len(sources)] if gated else self.options.runs(sources, width, normed, head)
+        runs = [len(sources)] if gated else self.options.runs(sources, width, normed, lm_head)
         outs, at = [], 0
         for i, count in enumerate(runs):
             each = slice(at, at := at + count)
             outs.append(node.out.name if len(runs) == 1 else f"{node.out.name}_{i}")
             rows, x = sum(int(w.shape[0]) for w in weights[each]), self.name(node.inputs[0])
-            held = self.options.format(sources[each], width, normed, head)
+            held = self.options.format(sources[each], width, normed, lm_head)
             if held.order:
                 x = self.add("Gather", [x, self.const(held.order)], [f"{outs[i]}_in_order"], axis=-1)
             one = Matmul(x, outs[i], sources[each], rows, width, self._bias(biases[each], rows), held)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from llmc.compiler.targets.calibration import CALIBRATE, HEAD_BITS, calibration_costs
+from llmc.compiler.targets.calibration import CALIBRATE, LM_HEAD_BITS, calibration_costs
 from llmc.compiler.targets.costs import Costs, S, Timing
 from llmc.compiler.targets.openvino.base_target import GROUP_SIZE, KV_CACHE_DTYPE, budget
 from llmc.compiler.targets.openvino.precision import PAGED_INT8
@@ -49,7 +49,7 @@ class OpenVinoCosts(Costs):
             bits = 4 if kept.table == "float4" else kept.bits
             return bits + (scale + (32 if kept.bits == 4 or kept.offsets else 0)) / kept.block
         stored = kept is not None and kept.bits == 4
-        four = quantize == "int4" and (not weights.embed_lm_head or HEAD_BITS.of(options) == 4 or stored)
+        four = quantize == "int4" and (not weights.embed_lm_head or LM_HEAD_BITS.of(options) == 4 or stored)
         requested = GROUP_SIZE.of(options)
         group = self._default_group(quantize) if requested is None else requested
         group = PAGED_INT8[0] if group is None else group

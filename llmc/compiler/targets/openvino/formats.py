@@ -196,16 +196,17 @@ class Int8(Compressed):
 class Int4(Compressed):
     """4-bit weights with zero points, and 8-bit ones for adapters, `wide` tensors, embedding and lm_head.
 
-    Embedding and lm_head have 4 bits if `head_bits` is 4 or `stored` has them in 4 bits.
+    Embedding and lm_head have 4 bits if `lm_head_bits` is 4 or `stored` has them in 4 bits.
     """
 
     def __init__(
-        self, constants: Constants, group: int, stored: Mapping[str, BlockForm], wide: Collection[str], head_bits: int
+        self, constants: Constants, group: int, stored: Mapping[str, BlockForm], wide: Collection[str],
+        lm_head_bits: int,
     ) -> None:  # fmt: skip
         super().__init__(constants)
         self.group = group
         self.stored = stored
-        self.eight = frozenset(wide) if head_bits == 4 else EMBED_LM_HEAD.union(wide)
+        self.eight = frozenset(wide) if lm_head_bits == 4 else EMBED_LM_HEAD.union(wide)
 
     def held(self, sources: Sequence[str], width: int) -> Held:
         """By name where the group fits the width, else 8 bits."""
@@ -270,14 +271,14 @@ Factory = Callable[[Constants], WeightFormat]
 
 def format_for(
     quantize: str, dtype: str = "f32", group: int | None = None, stored: Mapping[str, BlockForm] | None = None,
-    halves: Collection[str] = frozenset(), wide: Collection[str] = (), head_bits: int = 8,
+    halves: Collection[str] = frozenset(), wide: Collection[str] = (), lm_head_bits: int = 8,
 ) -> Factory:  # fmt: skip
     """Return the factory of the requested format; `group` None is the default of GROUPS.
 
         stored    names of tensors that the checkpoint holds in blocks → form (Checkpoint.stored_form), a tied lm_head
                   under its own name as well
         halves    names of those in 8-bit floats
-        wide      names of those that int4 holds in 8 bits, in addition to embedding and lm_head, which have `head_bits`
+        wide      names of those that int4 holds in 8 bits; embedding and lm_head have `lm_head_bits`
 
     Raises InputError, listing the offered combinations, for another one.
     """
@@ -288,7 +289,7 @@ def format_for(
     if quantize == "int8":
         return lambda constants: Int8(constants, group)
     if quantize == "int4":
-        return lambda constants: Int4(constants, group, stored or {}, wide, head_bits)
+        return lambda constants: Int4(constants, group, stored or {}, wide, lm_head_bits)
     if quantize == "keep":
         return lambda constants: Kept(constants, stored or {}, halves)
     return WeightFormat if dtype == "f32" else lambda constants: Half(constants, dtype)

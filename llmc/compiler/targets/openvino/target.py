@@ -31,7 +31,7 @@ from llmc.compiler.targets.base import (
 )
 from llmc.compiler.targets.calibration import (
     CALIBRATE,
-    HEAD_BITS,
+    LM_HEAD_BITS,
     MAX_KL,
     Mixed,
     calibrated,
@@ -96,7 +96,7 @@ class OpenVinoTarget(OpenVinoBase):
         OPENVINO,
         quantisations=("none", "int8", "int4", "keep"),
         dtypes=("f32", "bf16"),
-        options=(*OPENVINO.options, CALIBRATE, MAX_KL, HEAD_BITS),
+        options=(*OPENVINO.options, CALIBRATE, MAX_KL, LM_HEAD_BITS),
         listed=("", "GPU", "NPU"),
         selects_adapters=True,
         accelerators=(CPU,),
@@ -241,7 +241,7 @@ class OpenVinoTarget(OpenVinoBase):
         self, stages: Stages, programs: Sequence[Program], options: CompileOptions, models: Mapping[str, int | None],
         mixed: Mixed,
     ) -> Entry:  # fmt: skip
-        eight, head = mixed.wide, mixed.head_bits
+        eight, lm_head = mixed.wide, mixed.lm_head_bits
         stored = stored_forms(stages.checkpoint) if options.quantize in ("int4", "keep") else {}
         stored = {name: form for name, form in stored.items() if name not in eight}
         halves: list[str] = []
@@ -260,7 +260,7 @@ class OpenVinoTarget(OpenVinoBase):
             "fixed": " ".join(str(rows) for rows in models.values() if rows is not None),
             **({"halves": " ".join(halves)} if halves else {}),
             **({"wide": True} if wide else {}), **({"rings": json.dumps(rings)} if any(rings) else {}),
-            **({"eight": " ".join(sorted(eight))} if eight else {}), **({"head": head} if head == 4 else {}),
+            **({"eight": " ".join(sorted(eight))} if eight else {}), **({"head": lm_head} if lm_head == 4 else {}),
         }  # fmt: skip
         (program,) = programs
         assert isinstance(program, GraphProgram)
@@ -276,7 +276,7 @@ class OpenVinoTarget(OpenVinoBase):
             built = {}
             for name, rows in models.items():
                 group, _ = self._groups(options, rows)
-                weights = format_for(str(options.quantize), options.dtype, group, stored, halves, eight, head)(
+                weights = format_for(str(options.quantize), options.dtype, group, stored, halves, eight, lm_head)(
                     constants
                 )
                 paged = PagedModel(

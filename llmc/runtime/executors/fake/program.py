@@ -17,7 +17,7 @@ Floats: TypeAlias = "NDArray[np.float32]"
 Ints: TypeAlias = "NDArray[np.int64]"
 
 FORMAT = 1
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def of_adapter(name: str, number: int) -> str:
@@ -55,7 +55,7 @@ class FakeProgram:
             for name, tensor in fields["tensors"].items()
         }
         count = len(tensors) // 2
-        embeddings, heads = (tuple(tensors[of_adapter(n, i)] for i in range(count)) for n in (EMBEDDING, HEAD))
+        embeddings, heads = (tuple(tensors[of_adapter(n, i)] for i in range(count)) for n in (EMBEDDING, LM_HEAD))
         return cls(
             fields["batch"], fields["query"], fields["context"], float(fields["decay"]), int(fields["positions"]),
             embeddings, heads, int(fields.get("sample_top_k", 0)), fields.get("window"),

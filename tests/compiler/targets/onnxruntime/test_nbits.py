@@ -223,7 +223,7 @@ def test_groups_are_those_requested_also_where_hidden_states_are_normed() -> Non
 def test_the_key_of_a_lowering_reports_formats_apart() -> None:
     stored = {"a": BLOCK_TYPES["Q4_1"].form}
     options = [
-        OnnxOptions(0), OnnxOptions(32), OnnxOptions(32, bits=4), OnnxOptions(32, bits=4, head_bits=4),
+        OnnxOptions(0), OnnxOptions(32), OnnxOptions(32, bits=4), OnnxOptions(32, bits=4, lm_head_bits=4),
         OnnxOptions(32, stored=stored), OnnxOptions(32, stored=stored, fold=True),
         OnnxOptions(32, stored={"a": BLOCK_TYPES["Q4_0"].form}), OnnxOptions(32, bits=4, wide=frozenset({"a"})),
         OnnxOptions(32, bits=4, wide=frozenset({"a", "b"})), OnnxOptions(32, normed=16),

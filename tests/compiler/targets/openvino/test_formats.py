@@ -154,7 +154,7 @@ def test_embedding_and_head_stay_in_eight_bits_at_int4_unless_requested_or_store
         assert held(format_for("int4"), [name], 64) == Held("i8", 32)
         assert held(format_for("int4", stored={name: BLOCK_TYPES["Q4_0"].form}), [name], 64) == Held("u4", 32)
         assert held(format_for("int4", stored={name: BLOCK_TYPES["Q8_0"].form}), [name], 64) == Held("i8", 32)
-        assert held(format_for("int4", head_bits=4), [name], 64) == Held("u4", 32)
+        assert held(format_for("int4", lm_head_bits=4), [name], 64) == Held("u4", 32)
 
 
 def test_what_a_bound_widens_is_in_eight_bits_with_what_it_is_fused_with() -> None:

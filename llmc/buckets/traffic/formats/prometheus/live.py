@@ -23,7 +23,7 @@ CHUNK_BYTES = 1 << 16
 
 SCHEMES = ("http", "https")
 
-Report = Callable[[float, float, int], None]
+OnScrape = Callable[[float, float, int], None]
 """Called after each scrape with the elapsed seconds, the total seconds, and the requests seen so far."""
 
 
@@ -36,7 +36,7 @@ def sample(
     url: str,
     seconds: float,
     every: float,
-    report: Report = lambda *_: None,
+    report: OnScrape = lambda *_: None,
     *,
     answer_seconds: float = ANSWER_SECONDS,
     sleep: Callable[[float], None] = time.sleep,

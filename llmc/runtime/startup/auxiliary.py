@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmc.buckets.capture.auxiliary import SAMPLING, beside
+from llmc.buckets.capture.auxiliary import SAMPLING, auxiliary
 from llmc.buckets.lookup import prefill_path
 from llmc.errors import InputError
 from llmc.runtime.engine.requests import Request
@@ -30,7 +30,7 @@ MOVED_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
-class RanBeside:
+class AuxiliaryRun:
     """One auxiliary run: its name, its seconds, and the error it raised, if any."""
 
     name: str
@@ -38,7 +38,7 @@ class RanBeside:
     error: Exception | None = None
 
 
-class BesideWarming:
+class AuxiliaryWarming:
     """The auxiliary runs of a plan, over an engine of it; `run` does all `len` of them in order.
 
     It omits kinds of sampling that the engine refuses. Afterwards the slots hold arbitrary content.
@@ -51,7 +51,7 @@ class BesideWarming:
     def __len__(self) -> int:
         return len(self._runs)
 
-    def run(self) -> Iterator[RanBeside]:
+    def run(self) -> Iterator[AuxiliaryRun]:
         """Do the next run for each item requested."""
         for name, run in self._runs:
             began = time.perf_counter()
@@ -60,12 +60,12 @@ class BesideWarming:
                 run()
             except Exception as e:  # noqa: BLE001 - the caller reports it with the run's name
                 error = e
-            yield RanBeside(name, time.perf_counter() - began, error)
+            yield AuxiliaryRun(name, time.perf_counter() - began, error)
 
     def _all(self) -> Iterator[tuple[str, Callable[[], object]]]:
         if isinstance(self._executor, GeneratingExecutor):
             return  # this device samples and moves nothing
-        needed = beside(self._plan, self._executor.bundle.sample_top_k)
+        needed = auxiliary(self._plan, self._executor.bundle.sample_top_k)
         offered = {kind for kind in SAMPLING if self._is_offered(kind)}
         for one in needed.samples:
             if one.kind in offered:

@@ -12,8 +12,8 @@ from llmc.buckets.capture.auxiliary import SAMPLING
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.engine import LLMEngine
 from llmc.runtime.executors.fake.executor import FakeExecutor
-from llmc.runtime.startup import beside as module
-from llmc.runtime.startup.beside import BesideWarming
+from llmc.runtime.startup import auxiliary as module
+from llmc.runtime.startup.auxiliary import AuxiliaryWarming
 from llmc.runtime.startup.opening import EngineOptions, open_engine, open_executor
 from llmc.runtime.startup.warming import Warming
 from tests.devices import use
@@ -57,9 +57,9 @@ def engine(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> Iterator[LLMEngine]:
 
 
 def test_each_kind_of_sampling_is_run_at_each_decode_batch_and_each_move_is_built(engine: LLMEngine, toy: Toy) -> None:
-    beside = BesideWarming(engine, toy.plan)
-    ran = list(beside.run())
-    assert len(ran) == len(beside)
+    auxiliary = AuxiliaryWarming(engine, toy.plan)
+    ran = list(auxiliary.run())
+    assert len(ran) == len(auxiliary)
     assert [one for one in ran if one.error is not None] == []
     assert all(one.seconds > 0 for one in ran)
     names = {one.name for one in ran}
@@ -77,7 +77,7 @@ def test_a_prefix_that_is_too_large_for_the_host_is_moved_on_the_device_alone(
     engine: LLMEngine, toy: Toy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MOVED_BYTES", 0)
-    assert all(one.error is None for one in BesideWarming(engine, toy.plan).run())
+    assert all(one.error is None for one in AuxiliaryWarming(engine, toy.plan).run())
     executor = engine.core.executor
     assert isinstance(executor, Watched)
     longest = max(b.context for b in toy.plan.buckets if b.context <= toy.plan.limits.longest_prompt)
@@ -103,7 +103,7 @@ def test_graphs_that_return_the_largest_logits_are_requested_them(
     executor = open_executor(bundle, EngineOptions())
     engine = open_engine(bundle, executor, EngineOptions())
     list(Warming(executor, bundle.plan).run())
-    assert all(one.error is None for one in BesideWarming(engine, toy.plan).run())
+    assert all(one.error is None for one in AuxiliaryWarming(engine, toy.plan).run())
     assert rows == sorted({bucket.batch for bucket in toy.plan.buckets}, reverse=True)
     engine.close()
 
@@ -117,6 +117,6 @@ def test_what_fails_is_named_and_the_others_are_run(
         return np.zeros(0)
 
     monkeypatch.setattr(module, "sample", broken)
-    ran = list(BesideWarming(engine, toy.plan).run())
+    ran = list(AuxiliaryWarming(engine, toy.plan).run())
     failed = {one.name for one in ran if one.error is not None}
     assert failed == {f"sampling: {kind}, 1 rows" for kind in SAMPLING}
