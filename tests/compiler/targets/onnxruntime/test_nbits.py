@@ -202,10 +202,10 @@ KEEP = {
 def test_a_matrix_keeps_its_blocks_where_all_of_it_has_such(
     sources: str, keep: MatrixFormat, int4: MatrixFormat
 ) -> None:
-    names, head = sources.removeprefix("f-").split(), "head" in sources
+    names = sources.removeprefix("f-").split()
     own = {} if sources.startswith("f-") else KEEP
-    assert OnnxOptions(32, stored=own).format(names, 64, head=head) == keep
-    assert OnnxOptions(32, bits=4, stored=own).format(names, 64, head=head) == int4
+    assert OnnxOptions(32, stored=own).format(names, 64, lm_head="head" in sources) == keep
+    assert OnnxOptions(32, bits=4, stored=own).format(names, 64, lm_head="head" in sources) == int4
 
 
 def test_what_a_bound_widens_is_in_eight_bits_with_what_it_is_fused_with() -> None:
