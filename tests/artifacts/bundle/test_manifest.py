@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.artifacts.bundle import manifest_schema
-from llmc.artifacts.bundle.manifest import Manifest, manifest_components, read_manifest
+from llmc.artifacts.bundle.manifest import Manifest, flat_components, manifest_components, read_manifest
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import differences
 from llmc.errors import ArtifactError
@@ -264,3 +264,10 @@ def test_two_bundles_differ_in_named_components() -> None:
 def test_how_a_bundle_came_to_be_does_not_make_it_differ() -> None:
     other = manifest(provenance={"host": "ci-7"}, summary={}, verification={"state": "passed"})
     assert list(differences(manifest_components(manifest()), manifest_components(other))) == []
+
+
+def test_members_alone_have_the_names_that_a_manifest_s_components_have() -> None:
+    members = {"options": {"threads": 4, "deep": {"er": "x"}}, "plan": None, "isa": "avx2"}
+    assert flat_components(members) == {"options.threads": 4, "options.deep.er": "x", "plan": None, "isa": "avx2"}
+    of_one = manifest_components(one := manifest())
+    assert flat_components({"options": one.options}).items() <= of_one.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from llmc.buckets.optimise import serving as serving_module
 from llmc.buckets.optimise.bound import Dual
 from llmc.buckets.optimise.demand import Demand
 from llmc.buckets.optimise.gains import FacilityLines
@@ -83,6 +85,40 @@ def test_a_serving_kept_up_to_date_equals_one_built_anew(case, data):
         anew = Serving(instance, serving.buckets)  # which leaves out a second one of a required bucket
         if len(anew) == len(serving):
             assert serving.losses() == pytest.approx(anew.losses())
+
+
+def test_of_many_pairs_the_start_of_each_stretch_is_kept():
+    lines = FacilityLines(np.arange(1.0, 11.0), np.array([[0], [4]]), np.ones(2))
+    every = list(zip(*map(list, lines.cheaper_than(np.array([9.0, 9.0]), 100)), strict=True))
+    assert every == [*((at, 0) for at in range(8)), *((at, 1) for at in range(4, 8))]
+    assert list(zip(*map(list, lines.cheaper_than(np.array([9.0, 9.0]), 6)), strict=True)) == [
+        (0, 0), (1, 0), (2, 0), (4, 1), (5, 1), (6, 1),
+    ]  # fmt: skip
+
+
+def on_a_line(steps: int) -> Instance:
+    space = ProductSpace([range(1, steps + 1)], lambda points: points[:, 0].astype(float), None, [(steps,)])
+    return Instance.of(space, Demand([[step] for step in range(1, steps + 1)], np.ones(steps)))
+
+
+def test_a_client_whose_second_bucket_is_replaced_gets_another_second_one():
+    serving = Serving(on_a_line(8), np.array([[4], [6]]))
+    serving.replace(serving.buckets[:, 0].tolist().index(6), np.array([1]))
+    (four,) = np.flatnonzero(serving.buckets[:, 0] == 4)
+    # without bucket 4, clients 2, 3 and 4 are served by 8
+    assert serving.losses()[four] == 3 * (8 - 4)
+
+
+def test_pairs_of_buckets_and_clients_are_compared_in_parts(monkeypatch: pytest.MonkeyPatch):
+    instance, buckets = on_a_line(4000), np.arange(1, 401)[:, None] * 10
+    monkeypatch.setattr(serving_module, "TOGETHER", 1 << 16)
+    tracemalloc.start()
+    try:
+        Serving(instance, buckets)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 400 * 4000 / 2, "each pair is a byte; all together would be 1.6 MB"
 
 
 @FEWER

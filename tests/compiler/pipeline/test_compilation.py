@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import llmc as package
+from llmc.artifacts.local.precompiled import FOLDER_NAMES
 from llmc.buckets.encoding import encode_plan
 from llmc.cli.main import main
 from llmc.compiler.options import CompileOptions
@@ -48,7 +49,7 @@ def test_a_command_line_opens_its_target_once(
 def test_so_does_one_that_is_finished_here(toy: Toy, opened: list[FakeTarget], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fake_device, "here", fake_device.FakeGpu("fake-1"))
     result = package.compile(toy.model, toy.bundle, device="fake:portable", store=toy.store, max_model_len=32)
-    assert result.finished and len(opened) == 1
+    assert result.on_target and len(opened) == 1
 
 
 def test_its_key_dry_run_programs_and_bundle_share_a_target(toy: Toy, opened: list[FakeTarget]) -> None:
@@ -82,3 +83,11 @@ def test_a_plan_may_be_a_file_and_is_of_the_models_task(toy: Toy, tmp_path: Path
     assert requested.plan == toy.plan
     with pytest.raises(InputError, match="the plan is for the task embed"):
         Compilation.of(toy.model, options, toy.store, Settings(), plan=encode_plan("embed", 32))
+
+
+def test_a_device_with_a_folder_of_its_own_compiles_into_it(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = package.prepare(toy.model, device="fake", store=toy.store, plan=toy.plan)
+    assert (elsewhere.location, elsewhere.default_output.suffix) == (None, ".llmc")
+    monkeypatch.setitem(FOLDER_NAMES, "fake", "fake-artifacts")
+    requested = package.prepare(toy.model, device="fake", store=toy.store, plan=toy.plan)
+    assert requested.location == requested.default_output == toy.model / "fake-artifacts"

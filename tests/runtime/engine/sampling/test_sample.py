@@ -212,6 +212,13 @@ def test_a_repetition_penalty_is_that_of_transformers():
     np.testing.assert_allclose(found, expected.numpy()[0], rtol=1e-6)
 
 
+@pytest.mark.parametrize(("penalty", "limit"), [(1e-35, 1e-30), (1e-30, 1e-30), (1e30, 1e30), (1e35, 1e30)])
+def test_penalties_are_clipped_to_what_float32_divides_and_multiplies_by(penalty, limit):
+    row = np.array([2.0, -3.0], np.float32)
+    found = sampler(vocab=2, prompt=[0, 1], repetition_penalty=penalty)._adjusted(row)
+    assert found.tolist() == [row[0] / np.float32(limit), row[1] * np.float32(limit)]
+
+
 @pytest.mark.parametrize("penalty", [1e-300, 1e-38, 1e38, 1e300])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_no_penalty_breaks_a_batch(penalty, temperature):

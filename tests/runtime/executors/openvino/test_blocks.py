@@ -10,10 +10,11 @@ import pytest
 from llmc.errors import DeviceError, InputError
 from llmc.runtime.cache_shape import CacheShape, key_value
 from llmc.runtime.executors.openvino.blocks import BLOCK, PRECISIONS, BlockCache, block_bytes, held_widths
-from llmc.runtime.executors.openvino.paged_cache import GIB, pool_blocks
+from llmc.runtime.executors.openvino.paged_cache import GIB, PagedCache, pool_blocks
 
 HEADS, SIZE, NARROW = 3, 16, 12
 KEPT = (*key_value(0, HEADS, SIZE), *key_value(1, HEADS, SIZE, NARROW))
+SHAPE = CacheShape(2, KEPT)
 ALLOWED = {"f32": 0.0, "bf16": 0.02, "u8": 0.03}
 
 
@@ -99,3 +100,17 @@ def test_a_space_beyond_the_memory_of_the_host_says_what_would_fit(monkeypatch: 
     monkeypatch.setattr(paged_cache, "available_memory", lambda: 1 << 20)
     with pytest.raises(DeviceError, match=r"does not fit: .* GiB of memory are free here; ask for at most"):
         pool_blocks("f32", CacheShape.plain(30, 8, 128).kv, 8, 4096, 4)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("gib", [None, 0.5])
+def test_a_cache_has_the_blocks_of_all_slots_where_they_fit(precision: str, gib: float | None) -> None:
+    cache = PagedCache(precision, SHAPE, 2, 4 * BLOCK - 3, gib)
+    assert (cache.tokens, cache.shared, cache.nbytes) == (8 * BLOCK, False, 8 * block_bytes(precision, KEPT))
+
+
+def test_a_space_is_in_units_of_two_to_the_thirty() -> None:
+    assert GIB == 1024**3
+    size = block_bytes("f32", KEPT)
+    cache = PagedCache("f32", SHAPE, 2, 4 * BLOCK, 5 * size / 1024**3)
+    assert (cache.tokens, cache.shared, cache.nbytes) == (5 * BLOCK, True, 5 * size)
