@@ -106,6 +106,18 @@ def test_a_group_of_one_user_alone_is_that_user(location: Path, give: Give, monk
     ownership._is_private_group.cache_clear()
 
 
+@pytest.mark.parametrize(("members", "trusted"), [([], True), (["root"], True), (["root", "somebody"], False)])
+def test_root_s_group_is_root_as_long_as_nobody_else_is_in_it(
+    monkeypatch: pytest.MonkeyPatch, members: list[str], trusted: bool
+) -> None:
+    import grp
+
+    ownership._is_private_group.cache_clear()
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: SimpleNamespace(gr_name="root", gr_mem=members))
+    assert ownership._is_private_group(0, 1000) is trusted
+    ownership._is_private_group.cache_clear()
+
+
 def test_in_a_sticky_folder_it_counts_whose_the_entry_is(location: Path, give: Give) -> None:
     """As in /tmp: others may add entries, and cannot replace those of this user."""
     location.parent.chmod(0o1777)

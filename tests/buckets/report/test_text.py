@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan, Provenance
 from llmc.buckets.planner.planner import make_plan
+from llmc.buckets.report import traffic_view
 from llmc.buckets.report.text import dimension_rows, plan_text
 from llmc.settings import Settings
 
@@ -41,3 +44,11 @@ def test_the_text_says_what_was_counted_added_and_dropped():
 def test_a_plan_without_parameters_can_be_reported():
     plan = Plan(Limits(8, 1), (Bucket("prompt", 1, 8, 0), Bucket("decode", 1, 1, 8)), Provenance("by hand"))
     assert "buckets: 1 prompt, 1 decode" in plan_text(plan)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.5, "0.5 s"), (119.6, "120 s"), (120, "0:02:00"), (120.4, "0:02:00"), (3725, "1:02:05"), (90_061, "25:01:01")],
+)
+def test_seconds_are_readable_from_half_a_second_to_a_day(seconds: float, text: str) -> None:
+    assert traffic_view._seconds(seconds) == text
