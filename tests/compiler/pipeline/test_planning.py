@@ -46,7 +46,7 @@ def test_a_configuration_that_does_not_say_its_cache_keeps_contexts(tmp_path: Pa
 
 @pytest.mark.parametrize(("unit", "scale"), [(None, 1), ("tokens", 1), ("blocks", 128)])
 def test_ranges_of_contexts_are_in_their_unit(unit: str | None, scale: int) -> None:
-    ranges = {"prompt_context": "0,64,192", "decode_seq": "64,64,256"}
+    ranges = {"prompt_context": (0, 64, 192), "decode_seq": (64, 64, 256)}
     plan = plan_for(None, max_model_len=512 * scale, max_num_seqs=2, block_size=128, context_unit=unit, **ranges)
     assert {bucket.context for bucket in plan.prompt} >= {0, 64 * scale, 192 * scale}
     assert {bucket.context for bucket in plan.decode} >= {64 * scale, 256 * scale}
