@@ -254,8 +254,8 @@ SCENES: Mapping[str, Scene] = {
     ),
     "docs/accelerators.md": Scene(
         brief=SMALL,
-        anew={"--no-finish": {"bundle": of_device("hpu")}},
-        host={"--no-finish": partial(gaudi_host, lazy=True)},
+        anew={"--no-compile": {"bundle": of_device("hpu")}},
+        host={"--no-compile": partial(gaudi_host, lazy=True)},
     ),
     "docs/disaggregated.md": Scene(prefill_hosts),
     "docs/cuda.md#aotinductor": Scene(brief=SMALL),
