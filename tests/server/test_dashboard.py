@@ -1,4 +1,4 @@
-"""The dashboard in a browser: what it shows, what it asks for, and that no name becomes markup."""
+"""The dashboard in a browser: what it shows, what it requests, and that no name becomes markup."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ def test_the_grid_shows_what_ran(built: Invented, open_page: Callable[..., Page]
     decode = page.locator("td[aria-label^='decode 4×1+16:']")
     expect(decode).to_have_text("25%")
     expect(decode).to_have_attribute(
-        "title", re.compile(r"10 steps, 3\.0 live rows per step, 25% padding, 67% of the time")
+        "title", re.compile(r"10 steps, 3\.0 live rows per step, 25% padding, 67% of the step time")
     )
     expect(page.locator("td[aria-label^='prompt 1×16+0:']")).to_have_text("44%")
-    unused = page.locator("td[aria-label='decode 1×1+8: not used']")
+    unused = page.locator("td[aria-label='decode 1×1+8: unused']")
     expect(unused).to_have_text("")
     assert _background(page, "td[aria-label^='decode 4×1+16:']") != _background(page, "td[aria-label^='decode 1×1+8:']")
-    expect(page.get_by_role("heading", name="Prompt, after 24 cached tokens")).to_be_visible()
+    expect(page.get_by_role("heading", name="Prompt with 24 cached tokens")).to_be_visible()
     expect(page.locator("#detail-decode")).to_have_text("1 of 5 buckets used")
     assert _tile(page, "Generated") == "7"
     assert (_tile(page, "Running"), _tile(page, "Waiting")) == ("1", "2")
@@ -129,7 +129,7 @@ def test_a_server_that_drains_or_died_says_so(built: Invented, open_page: Callab
     expect(page.locator("#phase")).to_have_text("draining")
     built.engine.error = RuntimeError("boom")
     expect(page.locator("#phase")).to_have_text("dead")
-    expect(page.locator("#loading")).to_contain_text("stopped on an error")
+    expect(page.locator("#loading")).to_contain_text("An error stopped the server.")
 
 
 def test_a_compilation_while_serving_is_red(built: Invented, open_page: Callable[..., Page]) -> None:
@@ -181,7 +181,7 @@ def test_what_another_plan_would_save(built: Invented, open_page: Callable[..., 
     expect(page.locator("#replan")).to_be_hidden()
     built.load(20)
     page.get_by_role("button", name="Compute").click()
-    expect(page.locator("#replan-text")).to_contain_text("Of 20 requests", timeout=30_000)
+    expect(page.locator("#replan-text")).to_contain_text("from 20 requests", timeout=30_000)
     cells = page.locator("#replan-table tbody tr").first.locator("td").all_text_contents()
     assert int(cells[0].removesuffix("%")) > int(cells[1].removesuffix("%"))
     assert cells[3] == "6"
@@ -210,7 +210,7 @@ def test_cells_are_reached_by_keyboard(built: Invented, open_page: Callable[...,
     expect(grid).to_be_visible()
     assert grid.locator("td[tabindex='0']").count() == 1
     grid.locator("td[tabindex='0']").focus()
-    expect(page.locator("#detail-decode")).to_have_text("decode 1×1+8: not used")
+    expect(page.locator("#detail-decode")).to_have_text("decode 1×1+8: unused")
     for key in ("ArrowDown", "ArrowDown", "ArrowRight", "ArrowUp", "ArrowUp", "ArrowUp", "ArrowDown", "ArrowDown"):
         page.keyboard.press(key)
     expect(page.locator("#detail-decode")).to_contain_text("decode 4×1+16: 2 steps, 3.0 live rows per step")
@@ -246,7 +246,7 @@ def test_the_key_is_requested(built: Invented, browser: Browser) -> None:
         expect(page.locator("#key")).to_be_hidden()
         keys[:] = ["second"]
         expect(page.get_by_label("API key", exact=True)).to_be_visible()
-        expect(page.locator("#phase")).to_have_text("key needed")
+        expect(page.locator("#phase")).to_have_text("API key required")
         page.get_by_label("API key", exact=True).fill("second")
         page.get_by_role("button", name="Show").click()
         expect(page.locator("#phase")).to_have_text("ready")

@@ -1,15 +1,16 @@
 #!/bin/sh
-# Written by `llmc deploy opea`. The parameters of OPEA's launch_vllm_service.sh, in its order, "" for the bundle's own:
+# Written by `llmc deploy opea`. The parameters and their order are those of OPEA's launch_vllm_service.sh. Give "" to use
+# the bundle's value:
 #
 #   sh launch_vllm_service.sh [port [model_name [hw_mode [parallel_number [block_size [max_num_seqs [max_seq_len_to_capture]]]]]]]
 set -eu
 
 port=${1:-8008}
-case $port in *[!0-9]* | "") echo "port $port is no number" >&2; exit 2 ;; esac
+case $port in *[!0-9]* | "") echo "port '$port' is not a number; give a TCP port, such as 8008" >&2; exit 2 ;; esac
 
 compiled() { # NAME GIVEN COMPILED
     if [ -n "$2" ] && [ "$2" != "$3" ]; then
-        echo "$1 $2: the bundle was compiled for $3; compile again for another: llmc compile --help" >&2
+        echo "$1 $2: the bundle was compiled for $3; give \"\" for $1, or compile a bundle for $2 (llmc compile --help)" >&2
         exit 2
     fi
 }

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Compile vLLM Neuron's graphs for {{ chip }} on a host without NeuronCores, and pack its compile cache into llmc's store:
+# Compiles vLLM Neuron's graphs for {{ chip }} on a host without NeuronCores, and packs vLLM's compile cache into llmc's store:
 #
 #     sh cpu-compile.sh MODEL                      prints the key of the packed cache
-#     llmc cache unpack KEY                        on the Neuron host; then serve with arguments and environment here
+#     llmc cache unpack KEY                        run on the Neuron host, then serve with `arguments` and `environment`
 #
-# Needs vLLM with its Neuron plug-in, neuronx-cc and llmc in one Python environment. If it is interrupted, run it again:
-# graphs that are complete stay.
+# Install vLLM with its Neuron plug-in, neuronx-cc and llmc in one Python environment. After an interrupt, run the script
+# again. It keeps the graphs that are complete.
 set -eu
 model=${1:?usage: sh cpu-compile.sh MODEL}
 export VLLM_NEURON_CPU_COMPILE=1
