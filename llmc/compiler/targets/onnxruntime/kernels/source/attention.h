@@ -5,12 +5,12 @@
 #include "cache_lines.h"
 #include "operators.h"
 #include "rows.h"
-#include "tiles.h"
+#include "attention_blocks.h"
 
 enum {
   ROWS = 48, /* query rows of a job: tokens times heads of a group */
   FEW_ROWS = 4,
-  MOST_DIM = 512,
+  MAX_DIM = 512,
   PART = 512, /* keys, a multiple of KEYS */
 };
 
@@ -29,8 +29,8 @@ typedef struct {
 typedef struct {
   const Attention *op;
   const float *q, *k, *v, *cos, *sin, *sinks, *slopes;
-  int64_t q_stride, k_stride, v_stride, turned; /* floats from token to token; half of the values that turn */
-  int64_t places;                               /* that slopes have each a number for, or 0 */
+  int64_t q_stride, k_stride, v_stride, rotary_half; /* floats from token to token; half of the values that turn */
+  int64_t positions;                               /* that slopes have each a number for, or 0 */
   uint8_t *keys, *values;
   float *y, *partial;
   const Row *rows;
@@ -57,7 +57,7 @@ typedef struct {
 
 static Piece piece_of(const Run *run, int64_t at) {
   const int64_t heads = run->op->heads / run->op->kv_heads, skip = at % run->pieces * run->group;
-  return (Piece){at / run->pieces, at / run->pieces * heads + skip, least(run->group, heads - skip)};
+  return (Piece){at / run->pieces, at / run->pieces * heads + skip, min64(run->group, heads - skip)};
 }
 
 /* What a job does: a piece of a unit, its query rows, token by token, and which keys they see, or share of them. */
@@ -75,7 +75,7 @@ static Job job_of(const Run *run, int64_t at) {
   const Piece piece = piece_of(run, at / parts % pieces);
   const Unit unit = run->units[at / parts / pieces];
   const Row row = run->rows[unit.row];
-  const int64_t skip = unit.block * run->tokens, tokens = least(run->tokens, row.count - skip), past = row.past + skip;
+  const int64_t skip = unit.block * run->tokens, tokens = min64(run->tokens, row.count - skip), past = row.past + skip;
   Job job = {
       .piece = piece, .group = piece.count, .rows = tokens * piece.count, .first = row.first + skip, .past = past,
       .seen = oldest_key(run->op, past), .base = (row.slot * run->op->kv_heads + piece.kv_head) * run->capacity,
@@ -84,14 +84,14 @@ static Job job_of(const Run *run, int64_t at) {
   if (run->parts) {
     const int64_t start = (job.seen / PART + at % parts) * PART;
     job.from = job.from > start ? job.from : start;
-    job.end = least(job.end, start + PART);
+    job.end = min64(job.end, start + PART);
   }
   return job;
 }
 
 /* A head with its first values turned, and zeros up to whole registers. */
-static void turn(const Run *run, const float *from, int64_t position, float *to) {
-  const int64_t half = run->turned, dim = run->op->dim;
+static void rotate(const Run *run, const float *from, int64_t position, float *to) {
+  const int64_t half = run->rotary_half, dim = run->op->dim;
   const float *cos = run->cos + position * half, *sin = run->sin + position * half;
   for (int64_t i = 0; i < half; i++) {
     float a = from[i], b = from[i + half];
@@ -99,7 +99,7 @@ static void turn(const Run *run, const float *from, int64_t position, float *to)
     to[i + half] = b * cos[i] + a * sin[i];
   }
   for (int64_t i = 2 * half; i < dim; i++) to[i] = from[i];
-  for (int64_t i = dim; i < whole(dim); i++) to[i] = 0.0f;
+  for (int64_t i = dim; i < pad_lanes(dim); i++) to[i] = 0.0f;
 }
 
 /* Results over some of a row's keys: their maximum, the sum of weights, and [dim] the sum of weighted values. */
@@ -108,30 +108,30 @@ typedef struct {
 } Result;
 
 /* Put the results over the keys that come next to those over the keys so far. */
-static void join(Result so_far, Result next, int64_t dim) {
-  const float higher = *so_far.most > *next.most ? *so_far.most : *next.most;
-  if (higher == -__builtin_inff()) { /* no key yet */
+static void merge(Result so_far, Result next, int64_t dim) {
+  const float highest = *so_far.most > *next.most ? *so_far.most : *next.most;
+  if (highest == -__builtin_inff()) { /* no key yet */
     *so_far.total += *next.total;
     return;
   }
-  const Floats a = exp16(filled(*so_far.most - higher)), b = exp16(filled(*next.most - higher));
-  *so_far.most = higher;
+  const Floats a = exp16(splat(*so_far.most - highest)), b = exp16(splat(*next.most - highest));
+  *so_far.most = highest;
   *so_far.total = __builtin_fmaf(*so_far.total, a[0], *next.total * b[0]);
   for (int64_t d = 0; d < dim; d += LANES) {
     const Floats later = load(next.sums + d) * b;
-    store(so_far.sums + d, fused(load(so_far.sums + d), a, later));
+    store(so_far.sums + d, fma16(load(so_far.sums + d), a, later));
   }
 }
 
-static void begin(Result result, int64_t dim) {
+static void clear_result(Result result, int64_t dim) {
   *result.most = -__builtin_inff();
   *result.total = 0.0f;
-  for (int64_t d = 0; d < dim; d += LANES) store(result.sums + d, filled(0.0f));
+  for (int64_t d = 0; d < dim; d += LANES) store(result.sums + d, splat(0.0f));
 }
 
 /* Begin with a head's sink, where there are sinks. */
-static void begin_head(const Run *run, Result result, int64_t head, int64_t dim) {
-  begin(result, dim);
+static void clear_with_sink(const Run *run, Result result, int64_t head, int64_t dim) {
+  clear_result(result, dim);
   if (run->sinks) *result.most = run->sinks[head], *result.total = 1.0f;
 }
 
@@ -145,11 +145,11 @@ static Result result_of(Result first, int64_t r, int64_t wide) {
   return (Result){first.most + r, first.total + r, first.sums + r * wide};
 }
 
-static void begin_row(const Run *run, const Job *job, const Results *of, int64_t r) {
-  begin(result_of(of->part, r, of->wide), of->wide);
+static void start_row(const Run *run, const Job *job, const Results *of, int64_t r) {
+  clear_result(result_of(of->part, r, of->wide), of->wide);
   const Result all = result_of(of->all, r, of->wide);
-  if (run->parts) begin(all, of->wide); /* combine has the sinks */
-  else begin_head(run, all, job->piece.first + r % job->group, of->wide);
+  if (run->parts) clear_result(all, of->wide); /* combine has the sinks */
+  else clear_with_sink(run, all, job->piece.first + r % job->group, of->wide);
 }
 
 /* After the block of keys from `at` on: where a part of the keys ends, put it to those before it. */
@@ -157,22 +157,22 @@ static void end_block(const Job *job, const Results *of, int64_t at) {
   if ((at + KEYS) % PART && at + KEYS < job->end) return;
   for (int64_t r = 0; r < job->rows; r++) {
     const Result part = result_of(of->part, r, of->wide);
-    join(result_of(of->all, r, of->wide), part, of->wide);
-    begin(part, of->wide);
+    merge(result_of(of->all, r, of->wide), part, of->wide);
+    clear_result(part, of->wide);
   }
 }
 
-static void finish(const Run *run, Result result, int64_t token, int64_t head) {
+static void normalise_row(const Run *run, Result result, int64_t token, int64_t head) {
   const int64_t dim = run->op->value_dim;
-  const Floats over = filled(1.0f / *result.total);
+  const Floats over = splat(1.0f / *result.total);
   float *y = run->y + (token * run->op->heads + head) * dim;
   for (int64_t d = 0; d < dim; d += LANES)
     store_lanes(y + d, first_lanes(dim - d), load(result.sums + d) * over);
 }
 
 /* Memory of one row's result over one part, where parts are shared out. */
-static Result shared(const Run *run, int64_t job, int64_t r) {
-  const int64_t size = whole(run->op->value_dim) + LANES;
+static Result partial_result(const Run *run, int64_t job, int64_t r) {
+  const int64_t size = pad_lanes(run->op->value_dim) + LANES;
   float *at = run->partial + (job * run->group + r) * size;
   return (Result){at, at + 1, at + LANES};
 }
@@ -180,11 +180,11 @@ static Result shared(const Run *run, int64_t job, int64_t r) {
 /* The results of a job's row over all of its keys. */
 static void finish_row(const Run *run, const Job *job, int64_t at, int64_t r, Result one) {
   if (!run->parts) {
-    finish(run, one, job->first + r / job->group, job->piece.first + r % job->group);
+    normalise_row(run, one, job->first + r / job->group, job->piece.first + r % job->group);
     return;
   }
-  begin(shared(run, at, r), whole(run->op->value_dim));
-  join(shared(run, at, r), one, whole(run->op->value_dim));
+  clear_result(partial_result(run, at, r), pad_lanes(run->op->value_dim));
+  merge(partial_result(run, at, r), one, pad_lanes(run->op->value_dim));
 }
 
 /* KEYS keys of a job and their values, or as many as there are. */
@@ -195,9 +195,9 @@ typedef struct {
 /* The block from key `at` on, an empty one behind the job's keys. */
 static Block block_of(const Run *run, const Job *job, int64_t at) {
   const Attention *op = run->op;
-  const int64_t place = job->base + at % run->capacity, count = at < job->end ? least(job->end - at, KEYS) : 0;
-  return (Block){{run->keys + place * op->key_bytes, op->key_bytes, count},
-                 {run->values + place * op->value_bytes, op->value_bytes, count}};
+  const int64_t token_slot = job->base + at % run->capacity, count = at < job->end ? min64(job->end - at, KEYS) : 0;
+  return (Block){{run->keys + token_slot * op->key_bytes, op->key_bytes, count},
+                 {run->values + token_slot * op->value_bytes, op->value_bytes, count}};
 }
 
 /* What is read after that block: the job's next one, or the next job's first one. */

@@ -11,8 +11,8 @@ extern const Operator linear_operator, embedding_operator, attention_operator, c
     adapted_operator;
 
 /* Keep a kernel's attributes, `bytes` from `made` on, until `release`. */
-Status *keep(Api api, const void *made, size_t bytes, void **kernel);
-void release(void *kernel);
+Status *keep_kernel(Api api, const void *from, size_t bytes, void **kernel);
+void release_kernel(void *kernel);
 
 /* A matrix of attributes rows, width, group, bits, offsets and table, checked. */
 Status *matrix_attributes(Api api, const void *info, Matrix *out);
@@ -20,12 +20,12 @@ Status *matrix_attributes(Api api, const void *info, Matrix *out);
 Status *check_matrix(Api api, const Matrix *out);
 
 /* How many of the first of `rows` rows decode: what input `at`, int64 [1], says, all of them where it is not there. */
-static inline Status *decoding_input(Api api, const Context *context, size_t at, int64_t rows, int64_t *decoding) {
-  Tensor given;
-  TRY(optional_input(api, context, at, &given));
-  if (given.there && (given.rank != 1 || given.dims[0] != 1)) return fail(api, "llmc: `decoding` is one number");
-  *decoding = given.there ? *(const int64_t *)given.data : rows;
-  return *decoding < 0 || *decoding > rows ? fail(api, "llmc: more rows decode than there are") : NULL;
+static inline Status *decode_rows_input(Api api, const Context *context, size_t at, int64_t rows, int64_t *decode_rows) {
+  Tensor count;
+  TRY(optional_input(api, context, at, &count));
+  if (count.present && (count.rank != 1 || count.dims[0] != 1)) return fail(api, "llmc: `decoding` is one number");
+  *decode_rows = count.present ? *(const int64_t *)count.data : rows;
+  return *decode_rows < 0 || *decode_rows > rows ? fail(api, "llmc: more rows decode than there are") : NULL;
 }
 
 const char *any_provider(const Operator *self);

@@ -92,7 +92,7 @@ static inline Status *float_attribute(Api api, const void *info, const char *nam
 enum { MAX_RANK = 6 };
 
 typedef struct {
-  int there; /* 0 for an optional tensor that is not */
+  int present; /* 0 for an optional tensor that is not */
   void *data;
   size_t rank;
   int64_t dims[MAX_RANK];
@@ -103,7 +103,7 @@ static inline Status *optional_input(Api api, const Context *context, size_t at,
   const Value *value = NULL;
   ShapeInfo *shape = NULL;
   TRY(((Status * (*)(const Context *, size_t, const Value **)) api[CONTEXT_INPUT])(context, at, &value));
-  *out = (Tensor){.there = value != NULL};
+  *out = (Tensor){.present = value != NULL};
   if (!value) return NULL;
   TRY(((Status * (*)(const Value *, void **)) api[TENSOR_DATA])(value, &out->data));
   TRY(((Status * (*)(const Value *, ShapeInfo **)) api[SHAPE])(value, &shape));
@@ -122,7 +122,7 @@ static inline Status *input(Api api, const Context *context, size_t at, size_t r
 }
 
 /* Whether a tensor is as another but for the last dimension, which is `width`. */
-static inline int is_beside(const Tensor *tensor, const Tensor *other, int64_t width) {
+static inline int same_but_last(const Tensor *tensor, const Tensor *other, int64_t width) {
   if (!tensor->rank || tensor->rank != other->rank || tensor->dims[tensor->rank - 1] != width) return 0;
   for (size_t i = 0; i + 1 < tensor->rank; i++)
     if (tensor->dims[i] != other->dims[i]) return 0;
@@ -138,20 +138,20 @@ static inline int64_t lines_of(const Tensor *tensor) {
 
 /* An output of the running node, made with the given shape, if anybody asked for it. */
 static inline Status *optional_output(Api api, Context *context, size_t at, const int64_t *dims, size_t rank,
-                                      int *asked, void **data) {
+                                      int *requested, void **data) {
   Value *value = NULL;
   *data = NULL;
   TRY(((Status * (*)(Context *, size_t, const int64_t *, size_t, Value **)) api[CONTEXT_OUTPUT])(context, at, dims,
                                                                                                rank, &value));
-  *asked = value != NULL;
+  *requested = value != NULL;
   return value ? ((Status * (*)(Value *, void **)) api[TENSOR_DATA])(value, data) : NULL;
 }
 
 /* An output that has to be asked for. */
 static inline Status *output(Api api, Context *context, size_t at, const int64_t *dims, size_t rank, void **data) {
-  int asked;
-  TRY(optional_output(api, context, at, dims, rank, &asked, data));
-  return asked ? NULL : fail(api, "llmc: an output has no name");
+  int requested;
+  TRY(optional_output(api, context, at, dims, rank, &requested, data));
+  return requested ? NULL : fail(api, "llmc: an output has no name");
 }
 
 /* Run job(data, 0 … count − 1) on the session's threads. */

@@ -4,17 +4,17 @@
 extern void *malloc(size_t);
 extern void free(void *);
 
-enum { MOST_ROWS = 1 << 28, MOST_GROUP = 1 << 14 }; /* products of these, and sums in 32 bits, stay in range */
+enum { MAX_ROWS = 1 << 28, MAX_GROUP = 1 << 14 }; /* products of these, and sums in 32 bits, stay in range */
 
-Status *keep(Api api, const void *made, size_t bytes, void **kernel) {
+Status *keep_kernel(Api api, const void *from, size_t bytes, void **kernel) {
   uint8_t *kept = malloc(bytes);
   if (!kept) return fail(api, "llmc: out of memory");
-  for (size_t i = 0; i < bytes; i++) kept[i] = ((const uint8_t *)made)[i];
+  for (size_t i = 0; i < bytes; i++) kept[i] = ((const uint8_t *)from)[i];
   *kernel = kept;
   return NULL;
 }
 
-void release(void *kernel) { free(kernel); }
+void release_kernel(void *kernel) { free(kernel); }
 
 Status *matrix_attributes(Api api, const void *info, Matrix *out) {
   TRY(int_attribute(api, info, "rows", &out->rows));
@@ -27,8 +27,8 @@ Status *matrix_attributes(Api api, const void *info, Matrix *out) {
 }
 
 Status *check_matrix(Api api, const Matrix *out) {
-  if (out->rows < 1 || out->rows > MOST_ROWS || out->width < 1 || out->width > MOST_ROWS || out->group < 8 ||
-      out->group > MOST_GROUP || out->group % (out->bits == SIX ? 16 : 8) || out->offsets < 0 || out->offsets > ZEROS ||
+  if (out->rows < 1 || out->rows > MAX_ROWS || out->width < 1 || out->width > MAX_ROWS || out->group < 8 ||
+      out->group > MAX_GROUP || out->group % (out->bits == SIX ? 16 : 8) || out->offsets < 0 || out->offsets > ZEROS ||
       (out->bits != FOUR && out->bits != SIX && out->bits != EIGHT) || (out->bits == SIX && out->offsets == ZEROS) ||
       out->table < 0 || out->table >= TABLE_COUNT || (out->table && (out->bits != FOUR || out->offsets)))
     return fail(api, "llmc: a matrix needs rows, width, 4, 6 or 8 bits, a group that is a multiple of 8, or 16 with 6 "

@@ -34,7 +34,7 @@ enum { FUTEX = 202 };
 enum { FUTEX = 98 };
 #endif
 
-enum { MOST_THREADS = 256, MOST_CLAIMS = 0xFFFF /* of a part */ };
+enum { MAX_THREADS = 256, MAX_CLAIMS = 0xFFFF /* of a part */ };
 enum { PAUSES = 32, YIELDING = 100 * 1000, SLEEPING = 1000 * 1000 /* nanoseconds */ };
 
 typedef struct {
@@ -42,7 +42,7 @@ typedef struct {
   _Alignas(64) _Atomic uint64_t done; /* the region · 2³² + claims done by this member, of any part */
 } Member;
 
-static Member members[MOST_THREADS];
+static Member members[MAX_THREADS];
 static struct {
   _Alignas(64) _Atomic uint32_t region; /* counts them */
   _Atomic uint32_t parts, asleep, ending;
@@ -52,7 +52,7 @@ static struct {
   _Alignas(64) atomic_flag busy; /* who has it may change what is not atomic */
   _Atomic uint32_t size;
   int process;
-  Thread threads[MOST_THREADS];
+  Thread threads[MAX_THREADS];
 } team = {.busy = ATOMIC_FLAG_INIT};
 
 static int64_t nanoseconds(void) {
@@ -94,15 +94,15 @@ static size_t part_at(uint32_t part, uint32_t parts) { return team.claims * part
 /* Do what is left of a region, one's own part first. Returns how many claims. */
 static uint32_t work_on(uint32_t region, uint32_t own) {
   const uint32_t parts = atomic_load_explicit(&team.parts, memory_order_relaxed);
-  uint32_t did = 0;
+  uint32_t claimed = 0;
   for (uint32_t i = 0; i < parts && own < parts; i++) {
     const uint32_t part = own + i < parts ? own + i : own + i - parts;
-    for (size_t at; claim(members + part, region, &at); did++) {
+    for (size_t at; claim(members + part, region, &at); claimed++) {
       at += part_at(part, atomic_load_explicit(&team.parts, memory_order_relaxed));
       for (size_t n = at * team.each; n < team.count && n < (at + 1) * team.each; n++) team.job(team.data, n);
     }
   }
-  return did;
+  return claimed;
 }
 
 /* The number of a region after `seen`, once there is one. */
@@ -123,15 +123,15 @@ static void *member(void *at) {
   for (uint32_t region = 0;;) {
     region = region_after(region);
     if (atomic_load_explicit(&team.ending, memory_order_relaxed)) return NULL;
-    const uint32_t did = work_on(region, own);
-    if (did) atomic_store_explicit(&members[own].done, (uint64_t)region << 32 | did, memory_order_release);
+    const uint32_t claimed = work_on(region, own);
+    if (claimed) atomic_store_explicit(&members[own].done, (uint64_t)region << 32 | claimed, memory_order_release);
   }
 }
 
 static uint32_t next_region(void) {
   const uint32_t region = atomic_load_explicit(&team.region, memory_order_relaxed) + 1;
   atomic_store(&team.region, region);
-  if (atomic_load(&team.asleep)) syscall(FUTEX, &team.region, FUTEX_WAKE_PRIVATE, MOST_THREADS, NULL, NULL, 0);
+  if (atomic_load(&team.asleep)) syscall(FUTEX, &team.region, FUTEX_WAKE_PRIVATE, MAX_THREADS, NULL, NULL, 0);
   return region;
 }
 
@@ -139,7 +139,7 @@ static void run(size_t count, void (*job)(void *, size_t), void *data) {
   const uint32_t parts = count < team.size ? (uint32_t)count : team.size;
   const uint64_t region = (uint64_t)(atomic_load_explicit(&team.region, memory_order_relaxed) + 1) << 32;
   team.job = job, team.data = data, team.count = count;
-  team.each = 1 + (count - 1) / ((size_t)parts * MOST_CLAIMS);
+  team.each = 1 + (count - 1) / ((size_t)parts * MAX_CLAIMS);
   team.claims = 1 + (count - 1) / team.each;
   for (uint32_t i = 0; i < parts; i++)
     atomic_store_explicit(&members[i].part, region | (part_at(i + 1, parts) - part_at(i, parts)), memory_order_release);
@@ -192,7 +192,7 @@ __attribute__((visibility("default"))) uint32_t SetThreads(uint32_t threads) {
   Signals all, before;
   for (int i = 0; i < 16; i++) all.words[i] = ~0ull;
   pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for the process's other threads */
-  while (team.size < threads && team.size < MOST_THREADS &&
+  while (team.size < threads && team.size < MAX_THREADS &&
          !pthread_create(team.threads + team.size, NULL, member, (void *)(uintptr_t)team.size))
     team.size++;
   pthread_sigmask(SIG_SETMASK, &before, NULL);

@@ -49,7 +49,7 @@ All give the same bits: products that are added are fused, sums have one order. 
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("clang loop unroll(full)") /* arrays indexed in the loop are to be registers */
 
-enum { LANES = 16, TOGETHER = 8 /* activations that lie together (panels.h) */ };
+enum { LANES = 16, PACKED_ROWS = 8 /* activations that lie together (panels.h) */ };
 enum { TABLED = 1, FOUR = 4, SIX = 6, EIGHT = 8 /* how codes lie (panels.h): 4 bits for values of a table, or bits */ };
 
 typedef float Floats __attribute__((vector_size(64)));
@@ -60,11 +60,11 @@ typedef float FloatsAnywhere __attribute__((vector_size(64), aligned(1), may_ali
 typedef uint32_t WordsAnywhere __attribute__((vector_size(64), aligned(1), may_alias));
 typedef uint16_t HalvesAnywhere __attribute__((vector_size(32), aligned(1), may_alias));
 
-INLINE Floats filled(float x) { return (Floats){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
-INLINE Ints filled_ints(int32_t x) { return (Ints){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
-INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE Floats splat(float x) { return (Floats){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+INLINE Ints splat_ints(int32_t x) { return (Ints){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 /* `count` rounded up to whole registers. */
-INLINE int64_t whole(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
+INLINE int64_t pad_lanes(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
 INLINE Floats load(const float *from) { return *(const FloatsAnywhere *)from; }
 INLINE void store(float *to, Floats x) { *(FloatsAnywhere *)to = x; }
 INLINE Floats load_aligned(const float *from) { return *(const Floats *)from; }
@@ -79,22 +79,22 @@ INLINE float one_from_half(uint16_t x) {
 INLINE Halves load_halves(const void *from) { return *(const HalvesAnywhere *)from; }
 
 /* Steps of four inputs whose codes share bytes. */
-INLINE int sharing(int coding) { return coding == EIGHT ? 1 : coding == SIX ? 4 : 2; }
+INLINE int packed_steps(int format) { return format == EIGHT ? 1 : format == SIX ? 4 : 2; }
 
 /* Fetch what lies `ahead` bytes on from the bytes of step `k` and of those that share them; nothing for 0. */
-INLINE void fetch_step(const int coding, const uint8_t *from, int64_t k, int64_t ahead) {
-  const int lines = coding == SIX ? 3 : 1;
+INLINE void fetch_step(const int format, const uint8_t *from, int64_t k, int64_t ahead) {
+  const int lines = format == SIX ? 3 : 1;
   if (!ahead) return;
   UNROLL
   for (int i = 0; i < lines; i++) __builtin_prefetch(from + 64 * (lines * k + i) + ahead, 0, 2);
 }
 
 /* a · b + c, rounded once */
-INLINE Floats fused(Floats a, Floats b, Floats c) { return __builtin_elementwise_fma(a, b, c); }
-INLINE Floats magnitude(Floats x) { return (Floats)((Ints)x & filled_ints(0x7FFFFFFF)); }
+INLINE Floats fma16(Floats a, Floats b, Floats c) { return __builtin_elementwise_fma(a, b, c); }
+INLINE Floats abs16(Floats x) { return (Floats)((Ints)x & splat_ints(0x7FFFFFFF)); }
 INLINE Floats to_floats(Ints x) { return __builtin_convertvector(x, Floats); }
-INLINE Floats nearest(Floats x) { return __builtin_elementwise_roundeven(x); }
-INLINE Floats roots(Floats x) { return __builtin_elementwise_sqrt(x); }
+INLINE Floats round16(Floats x) { return __builtin_elementwise_roundeven(x); }
+INLINE Floats sqrt16(Floats x) { return __builtin_elementwise_sqrt(x); }
 
 #if defined(__AVX512VNNI__)
 #include "isa/avx512.h"
@@ -116,7 +116,7 @@ enum { TILE_ROWS = 16 };
 #endif
 
 /* Over all lanes: halves of halves. */
-#define HALVED(x, what)                                                                          \
+#define REDUCE(x, what)                                                                          \
   const __auto_type by8_ = what(__builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7),           \
                                 __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15));    \
   const __auto_type by4_ = what(__builtin_shufflevector(by8_, by8_, 0, 1, 2, 3),                 \
@@ -124,11 +124,11 @@ enum { TILE_ROWS = 16 };
   const __auto_type by2_ = what(__builtin_shufflevector(by4_, by4_, 0, 1),                       \
                                 __builtin_shufflevector(by4_, by4_, 2, 3));                      \
   return what(by2_[0], by2_[1]);
-#define ADDED(a, b) ((a) + (b))
-INLINE float sum_of(Floats x) { HALVED(x, ADDED) }
+#define SUM(a, b) ((a) + (b))
+INLINE float sum_of(Floats x) { REDUCE(x, SUM) }
 
 /* Over the lanes of each of LANES vectors: lane i of x[0] becomes what is over those of x[i]. */
-#define EACH_LANES(x, what)                                                       \
+#define REDUCE_LANES(x, what)                                                       \
   MERGED(8, x, what, (0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),    \
          (8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))          \
   MERGED(4, x, what, (0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27),  \

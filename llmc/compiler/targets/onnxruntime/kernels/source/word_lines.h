@@ -32,52 +32,52 @@ An instruction set that multiplies bfloat16 has a file in isa/ with these, where
 /* Query row `r` of a job, turned and scaled, as words [deep(dim) / 2]. */
 static void query_words(const Run *run, const Job *job, int64_t r, float *to) {
   const Attention *op = run->op;
-  const int64_t token = r / job->group, head = job->piece.first + r % job->group, line = whole(op->dim);
-  float turned[MOST_DIM] __attribute__((aligned(64)));
-  turn(run, run->q + (job->first + token) * run->q_stride + head * op->dim, job->past + token, turned);
-  for (int64_t d = 0; d < line; d += LANES) store_aligned(turned + d, load_aligned(turned + d) * filled(op->scale));
-  narrow_line(turned, to, line);
+  const int64_t token = r / job->group, head = job->piece.first + r % job->group, line = pad_lanes(op->dim);
+  float rotated[MAX_DIM] __attribute__((aligned(64)));
+  rotate(run, run->q + (job->first + token) * run->q_stride + head * op->dim, job->past + token, rotated);
+  for (int64_t d = 0; d < line; d += LANES) store_aligned(rotated + d, load_aligned(rotated + d) * splat(op->scale));
+  narrow_line(rotated, to, line);
 }
 
 /* The keys of a block and how far apart they are, [KEYS, deep(dim)]: those of the cache, or copies with zeros behind them. */
-static const uint8_t *hold_keys(int64_t dim, Lines keys, float *copies, int64_t *apart) {
-  const int64_t wide = deep(dim);
+static const uint8_t *load_keys(int64_t dim, Lines keys, float *copies, int64_t *stride) {
+  const int64_t wide = pad_depth(dim);
   const uint16_t *from = (const uint16_t *)keys.from;
-  *apart = keys.bytes;
+  *stride = keys.bytes;
   if (keys.count == KEYS && dim == wide) return keys.from;
-  *apart = 2 * wide;
+  *stride = 2 * wide;
   for (int64_t k = 0; k < KEYS; k++)
     for (int64_t d = 0; d < wide; d += DEPTH)
-      store_aligned(copies + (k * wide + d) / 2, first_words(from + k * dim + d, k < keys.count ? dim - d : 0));
+      store_aligned(copies + (k * wide + d) / 2, load_words(from + k * dim + d, k < keys.count ? dim - d : 0));
   return (const uint8_t *)copies;
 }
 
 /* Values as words of two keys, [KEYS / 2, deep(dim)], zeros for the first `gone`, which no row sees (read_values); what comes
 `after` is fetched meanwhile. */
-static void hold_values(int64_t dim, Lines values, int64_t gone, Lines after, float *to) {
-  const int64_t wide = deep(dim), count = values.count;
+static void load_values(int64_t dim, Lines values, int64_t masked, Lines after, float *to) {
+  const int64_t wide = pad_depth(dim), count = values.count;
   const uint16_t *from = (const uint16_t *)values.from;
   for (int64_t k = 0; k < KEYS; k += 2) {
     fetch(after, k, 2);
     for (int64_t d = 0; d < wide; d += DEPTH) {
       const uint16_t *two = from + k * dim + d;
-      const Floats first = first_words(two, k >= gone && k < count ? dim - d : 0);
-      const Floats second = first_words(two + dim, k + 1 >= gone && k + 1 < count ? dim - d : 0);
+      const Floats first = load_words(two, k >= masked && k < count ? dim - d : 0);
+      const Floats second = load_words(two + dim, k + 1 >= masked && k + 1 < count ? dim - d : 0);
       pair_lines(first, second, to + k / 2 * wide + d);
     }
   }
 }
 
 /* sums [LANES, wide] grow by weights [LANES, KEYS / 2] times values [KEYS / 2, wide], words; see gather_words. */
-INLINE void gather_line(int64_t rows, const float *weights, const float *values, int64_t wide, float *sums) {
+INLINE void weighted_sum_line(int64_t rows, const float *weights, const float *values, int64_t wide, float *sums) {
   int64_t d = 0;
-  for (; d + 2 * DEPTH <= wide; d += 2 * DEPTH) gather_words(4, rows, weights, values + d, KEYS, wide, sums + d);
-  if (d < wide) gather_words(2, rows, weights, values + d, KEYS, wide, sums + d);
+  for (; d + 2 * DEPTH <= wide; d += 2 * DEPTH) weighted_sum_words(4, rows, weights, values + d, KEYS, wide, sums + d);
+  if (d < wide) weighted_sum_words(2, rows, weights, values + d, KEYS, wide, sums + d);
 }
 
 /* The results of a job's rows over all of its keys, whose sums are in the order of pair_lines. */
-static void finish_words(const Run *run, const Job *job, int64_t at, const Results *of) {
-  float sums[MOST_DIM] __attribute__((aligned(64)));
+static void finish_rows(const Run *run, const Job *job, int64_t at, const Results *of) {
+  float sums[MAX_DIM] __attribute__((aligned(64)));
   for (int64_t r = 0; r < job->rows; r++) {
     const Result all = result_of(of->all, r, of->wide);
     for (int64_t d = 0; d < of->wide; d += DEPTH) in_order(all.sums + d, sums + d);

@@ -1,6 +1,6 @@
 /* Blocks of keys, scores and values, as attention works them off: KEYS at a time, in rows of whole registers. */
-#ifndef LLMC_TILES_H
-#define LLMC_TILES_H
+#ifndef LLMC_ATTENTION_BLOCKS_H
+#define LLMC_ATTENTION_BLOCKS_H
 
 #include "panels.h"
 #include "vector_math.h"
@@ -14,7 +14,7 @@ INLINE void score(const int rows, const float *q, const float *keys, int64_t dim
     UNROLL
     for (int r = 0; r < rows; r++) {
       UNROLL
-      for (int n = 0; n < SCORED; n++) s[r][n] = filled(0.0f);
+      for (int n = 0; n < SCORED; n++) s[r][n] = splat(0.0f);
     }
     for (int64_t d = 0; d < dim; d++) {
       Floats k[SCORED];
@@ -22,29 +22,29 @@ INLINE void score(const int rows, const float *q, const float *keys, int64_t dim
       for (int n = 0; n < SCORED; n++) k[n] = load_aligned(keys + d * KEYS + n * LANES);
       UNROLL
       for (int r = 0; r < rows; r++) {
-        const Floats x = filled(q[r * dim + d]);
+        const Floats x = splat(q[r * dim + d]);
         UNROLL
-        for (int n = 0; n < SCORED; n++) s[r][n] = fused(x, k[n], s[r][n]);
+        for (int n = 0; n < SCORED; n++) s[r][n] = fma16(x, k[n], s[r][n]);
       }
     }
     UNROLL
     for (int r = 0; r < rows; r++) {
       UNROLL
-      for (int n = 0; n < SCORED; n++) store_aligned(to + r * KEYS + n * LANES, s[r][n] * filled(scale));
+      for (int n = 0; n < SCORED; n++) store_aligned(to + r * KEYS + n * LANES, s[r][n] * splat(scale));
     }
   }
 }
 
 /* sums [rows, width] · shrink [rows] + weights [rows, KEYS] · values [count, width], of rows `dim` floats apart and
 width = 16 · lines. */
-INLINE void gather_lines(const int rows, const int lines, const float *weights, const float *values, int64_t count,
-                         int64_t dim, const float *shrink, float *sums) {
+INLINE void weighted_sum_lines(const int rows, const int lines, const float *weights, const float *values, int64_t count,
+                         int64_t dim, const float *rescale, float *sums) {
   Floats s[6][SCORED];
   UNROLL
   for (int r = 0; r < rows; r++) {
     UNROLL
     for (int n = 0; n < lines; n++)
-      s[r][n] = load_aligned(sums + r * dim + n * LANES) * filled(shrink[r]);
+      s[r][n] = load_aligned(sums + r * dim + n * LANES) * splat(rescale[r]);
   }
   for (int64_t k = 0; k < count; k++) {
     Floats v[SCORED];
@@ -52,9 +52,9 @@ INLINE void gather_lines(const int rows, const int lines, const float *weights, 
     for (int n = 0; n < lines; n++) v[n] = load(values + k * dim + n * LANES);
     UNROLL
     for (int r = 0; r < rows; r++) {
-      const Floats x = filled(weights[r * KEYS + k]);
+      const Floats x = splat(weights[r * KEYS + k]);
       UNROLL
-      for (int n = 0; n < lines; n++) s[r][n] = fused(x, v[n], s[r][n]);
+      for (int n = 0; n < lines; n++) s[r][n] = fma16(x, v[n], s[r][n]);
     }
   }
   UNROLL
@@ -64,27 +64,27 @@ INLINE void gather_lines(const int rows, const int lines, const float *weights, 
   }
 }
 
-INLINE void gather(const int rows, const float *weights, const float *values, int64_t count, int64_t dim,
-                   const float *shrink, float *sums) {
+INLINE void weighted_sum(const int rows, const float *weights, const float *values, int64_t count, int64_t dim,
+                   const float *rescale, float *sums) {
   int64_t d = 0;
   for (; d + SCORED * LANES <= dim; d += SCORED * LANES)
-    gather_lines(rows, SCORED, weights, values + d, count, dim, shrink, sums + d);
-  for (; d < dim; d += LANES) gather_lines(rows, 1, weights, values + d, count, dim, shrink, sums + d);
+    weighted_sum_lines(rows, SCORED, weights, values + d, count, dim, rescale, sums + d);
+  for (; d < dim; d += LANES) weighted_sum_lines(rows, 1, weights, values + d, count, dim, rescale, sums + d);
 }
 
 /* Functions of their own for each number of rows: inlined into one caller, their sums would not stay in registers. */
-#define TILES(T)                                                                                                   \
+#define ROW_KERNELS(T)                                                                                                   \
   static __attribute__((noinline)) void score_##T(const float *q, const float *keys, int64_t dim, float scale,     \
                                                   float *to) {                                                     \
     score(T, q, keys, dim, scale, to);                                                                             \
   }                                                                                                                \
-  static __attribute__((noinline)) void gather_##T(const float *weights, const float *values, int64_t count,       \
-                                                   int64_t dim, const float *shrink, float *sums) {                \
-    gather(T, weights, values, count, dim, shrink, sums);                                                          \
+  static __attribute__((noinline)) void weighted_sum_##T(const float *weights, const float *values, int64_t count,       \
+                                                   int64_t dim, const float *rescale, float *sums) {                \
+    weighted_sum(T, weights, values, count, dim, rescale, sums);                                                          \
   }
-TILES(1) TILES(2) TILES(3) TILES(4) TILES(6)
+ROW_KERNELS(1) ROW_KERNELS(2) ROW_KERNELS(3) ROW_KERNELS(4) ROW_KERNELS(6)
 
-#define EACH_TILE(what, count, ...)                                      \
+#define EACH_ROWS(what, count, ...)                                      \
   for (int64_t r = 0, left = (count); left > 0; left = (count)-r) {      \
     if (left >= 6) what##_6(__VA_ARGS__), r += 6;                        \
     else if (left >= 4) what##_4(__VA_ARGS__), r += 4;                   \
@@ -95,28 +95,28 @@ TILES(1) TILES(2) TILES(3) TILES(4) TILES(6)
 
 /* cap · tanh(scores / cap) */
 INLINE void cap_scores(float *scores, float cap) {
-  const Floats one = filled(1.0f), two = filled(2.0f), most = filled(cap);
+  const Floats one = splat(1.0f), two = splat(2.0f), most = splat(cap);
   UNROLL
   for (int n = 0; n < 4; n++) {
-    const Floats twice = exp16(load_aligned(scores + n * LANES) * filled(2.0f / cap));
+    const Floats twice = exp16(load_aligned(scores + n * LANES) * splat(2.0f / cap));
     const Floats tanh = one - two / (twice + one);
     store_aligned(scores + n * LANES, tanh * most);
   }
 }
 
 /* Add `slope` for each place of a key, the first one of this block being at `place`. */
-INLINE void lean_scores(float *scores, float slope, int64_t place) {
+INLINE void add_alibi(float *scores, float slope, int64_t position) {
   const Floats lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   UNROLL
   for (int n = 0; n < 4; n++) {
-    const Floats at = lane + filled((float)(place + n * LANES));
-    const Floats leant = fused(at, filled(slope), load_aligned(scores + n * LANES));
-    store_aligned(scores + n * LANES, leant);
+    const Floats at = lane + splat((float)(position + n * LANES));
+    const Floats biased = fma16(at, splat(slope), load_aligned(scores + n * LANES));
+    store_aligned(scores + n * LANES, biased);
   }
 }
 
 /* Add what each of the first `count` keys of this block has. */
-INLINE void raise_scores(float *scores, const float *by, int64_t count) {
+INLINE void add_bias_table(float *scores, const float *by, int64_t count) {
   for (int64_t n = 0; n < count; n += LANES) {
     const Floats more = load_lanes(first_lanes(count - n), by + n);
     store_aligned(scores + n, load_aligned(scores + n) + more);
@@ -124,36 +124,36 @@ INLINE void raise_scores(float *scores, const float *by, int64_t count) {
 }
 
 /* One row's weights e^(score − maximum), with bf16 those that are to be rounded, of the keys from … end − 1 of this block; returns what older sums shrink by. */
-INLINE float weigh(const int bf16, float *scores, int64_t from, int64_t end, float *most, float *total) {
-  const Floats none = filled(-__builtin_inff());
+INLINE float online_softmax(const int bf16, float *scores, int64_t from, int64_t end, float *most, float *total) {
+  const Floats none = splat(-__builtin_inff());
   Floats s[4], top = none;
   UNROLL
   for (int n = 0; n < 4; n++) {
-    s[n] = between(from - n * LANES, end - n * LANES, load_aligned(scores + n * LANES), none);
-    top = higher(top, s[n]);
+    s[n] = select_lanes(from - n * LANES, end - n * LANES, load_aligned(scores + n * LANES), none);
+    top = max16(top, s[n]);
   }
-  float highest = greatest(top);
+  float highest = max_of(top);
   if (highest < *most) highest = *most;
   if (highest == -__builtin_inff()) { /* no key yet, unless maxima passed over what is no number */
     UNROLL
     for (int n = 0; n < 4; n++) {
       if (__builtin_reduce_or(s[n] != s[n])) *total = __builtin_nanf("");
-      store_aligned(scores + n * LANES, filled(0.0f));
+      store_aligned(scores + n * LANES, splat(0.0f));
     }
     return 1.0f;
   }
-  const Floats maximum = filled(highest);
-  Floats sum = filled(0.0f);
+  const Floats maximum = splat(highest);
+  Floats sum = splat(0.0f);
   UNROLL
   for (int n = 0; n < 4; n++) {
     Floats e = bf16 ? short_exp16(s[n] - maximum) : exp16(s[n] - maximum);
     store_aligned(scores + n * LANES, e);
     sum = sum + e;
   }
-  float shrink = exp16(filled(*most - highest))[0];
-  *total = __builtin_fmaf(*total, shrink, sum_of(sum));
+  float rescale = exp16(splat(*most - highest))[0];
+  *total = __builtin_fmaf(*total, rescale, sum_of(sum));
   *most = highest;
-  return shrink;
+  return rescale;
 }
 
 #endif

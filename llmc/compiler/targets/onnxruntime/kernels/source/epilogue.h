@@ -1,0 +1,61 @@
+/* What becomes of a product's sums: biases and gates, and where they are written. */
+#ifndef LLMC_EPILOGUE_H
+#define LLMC_EPILOGUE_H
+
+#include "strips.h"
+#include "vector_math.h"
+#include "words.h"
+
+INLINE void write_lanes(float *y, Floats value, int64_t left) {
+  if (left > 0) store_lanes(y, first_lanes(left), value);
+}
+
+/* silu(gate) · other of one pair of panels; sums of neighbouring rows are `step` apart. */
+INLINE void write_gated(const int rows, const Matmul *p, int64_t pair, int64_t row, const Floats *gate,
+                        const Floats *other, const int step) {
+  const int64_t width = p->matrix->rows / 2, column = pair * LANES;
+  UNROLL
+  for (int r = 0; r < rows; r++) {
+    const Floats value = silu16(gate[r * step]) * other[r * step];
+    if (p->words) *(HalvesAnywhere *)words_at(p->words, width, row + r, column) = to_bf16(value);
+    else write_lanes(p->y + (row + r) * width + column, value, width - column);
+  }
+}
+
+/* share · sum to each row's line; sums of neighbouring rows are `step` apart. */
+INLINE void add_routed(const int rows, const Matmul *p, int64_t column, int64_t left, int64_t row, const Floats *sums,
+                       const int step) {
+  const Lanes lanes = first_lanes(left);
+  UNROLL
+  for (int r = 0; r < rows; r++) {
+    float *y = p->y + p->y_rows[row + r] * p->matrix->rows + column;
+    const Floats weight = splat(p->routing_weights[row + r]);
+    write_lanes(y, fma16(weight, sums[r * step], load_lanes(lanes, y)), left);
+  }
+}
+
+/* Write sums[rows · panels] of `panels` panels from `first` on, whole pairs with a gate, and activations from `row` on. */
+INLINE void epilogue(const int rows, const int panels, const Matmul *p, int64_t first, int64_t row, const Floats *sums) {
+  const Matrix *m = p->matrix;
+  if (p->gated) {
+    UNROLL
+    for (int pair = 0; pair < panels / 2; pair++)
+      write_gated(rows, p, first / 2 + pair, row, sums + 2 * pair, sums + 2 * pair + 1, panels);
+    return;
+  }
+  UNROLL
+  for (int n = 0; n < panels; n++) {
+    int64_t column = (first + n) * LANES, left = m->rows - column;
+    if (p->y_rows) {
+      add_routed(rows, p, column, left, row, sums + n, panels);
+      continue;
+    }
+    Lanes lanes = first_lanes(left);
+    Floats bias = p->bias ? load_lanes(lanes, p->bias + column) : splat(0.0f);
+    UNROLL
+    for (int r = 0; r < rows; r++)
+      write_lanes(p->y + (row + r) * m->rows + column, sums[r * panels + n] + bias, left);
+  }
+}
+
+#endif
