@@ -1,13 +1,20 @@
 /* Adapted(base float [.., N], x float [.., K], adapters int64 [..], low uint8 [R, K'], high uint8 [R, N'],
-scales float [R], ends int64 [A + 1]) → (y float [.., N], scratch): base, and what each token's LoRA adapter adds to it.
+  scales float [R], ends int64 [A + 1]) → (y float [.., N], scratch)
 
-Of R ranks adapter a has ends[a − 1] … ends[a] − 1, and adapter 0 none: y = base + Σ (low_r · x) · scales_r · high_r over
-these; no others are read. `low` and `high` are signed codes; K' and N' are K and N up to whole vectors, with codes of 0.
-The second output is memory for (low_r · x) · scales_r. */
+Adds each token's LoRA update to `base`. `low` holds the quantized A matrices and `high` the quantized B matrices.
+
+All adapters share the R ranks. Adapter a owns ranks ends[a − 1] … ends[a] − 1; adapter 0 owns none. A token of adapter
+a gets y = base + Σ (low_r · x) · scales_r · high_r over the ranks of a. The kernel reads no other ranks.
+
+`low` and `high` are signed 8-bit values. K' and N' are K and N rounded up to a multiple of LANES; the padding is 0. The
+second output is scratch memory for (low_r · x) · scales_r. */
 #include "operators.h"
 #include "strips.h"
 
-enum { FEW = 4 /* ranks, or vectors of y, whose sums registers hold */, WEIGHT_BYTES = 4 /* of a code here, in bytes of panels */ };
+enum {
+  FEW = 4 /* ranks, or vectors of y, whose sums fit in registers */,
+  WEIGHT_BYTES = 4 /* cost of an 8-bit weight here, in bytes of panels */
+};
 
 typedef int8_t Int8x16 __attribute__((vector_size(16), aligned(1), may_alias));
 
@@ -19,7 +26,7 @@ typedef struct {
   const float *base, *x, *scales;
   const int64_t *adapters, *ends;
   const uint8_t *low, *high;
-  float *y, *projected; /* products [tokens, most] */
+  float *y, *projected; /* projected [tokens, most] */
   int64_t tokens, rows, width, most, shares;
 } Step;
 
@@ -31,7 +38,7 @@ static inline int64_t count_of(const Step *s, int64_t token) {
   return s->adapters[token] ? s->ends[s->adapters[token]] - first_of(s, token) : 0;
 }
 
-/* Products of FEW ranks from `rank` on, of the token's own. */
+/* Project x onto up to FEW of the token's ranks, from `rank` on. */
 static void project_low(const Step *s, int64_t token, int64_t rank) {
   const int64_t line = pad_lanes(s->width), left = count_of(s, token) - rank, first = first_of(s, token) + rank;
   if (left <= 0) return;
@@ -49,7 +56,7 @@ static void project_low(const Step *s, int64_t token, int64_t rank) {
     s->projected[token * s->most + rank + i] = sum_of(sums[i]) * s->scales[first + i];
 }
 
-/* FEW vectors of y from column `column` on. */
+/* Add the projected values to up to FEW vectors of y, from `column` on. */
 static void add_high(const Step *s, int64_t token, int64_t column) {
   const int64_t line = pad_lanes(s->rows), count = count_of(s, token), at = token * s->rows + column;
   const int64_t vectors = ceil_div(s->rows - column, LANES);
@@ -78,17 +85,19 @@ static void low_share(void *data, size_t share) {
 
 static void high_share(void *data, size_t share) {
   const Step *s = data;
-  const int64_t each = ceil_div(s->rows, FEW * LANES), all = s->tokens * each, end = share_at(all, s->shares, share + 1);
+  const int64_t each = ceil_div(s->rows, FEW * LANES), all = s->tokens * each,
+                end = share_at(all, s->shares, share + 1);
   for (int64_t i = share_at(all, s->shares, share); i < end; i++) add_high(s, i / each, i % each * FEW * LANES);
 }
 
-/* Whether tokens choose from adapters that lie within the ranks; the most ranks that one of them has. */
+/* Check the adapter numbers and rank ranges, and set s->most to the largest rank count of any token. */
 static Status *check(const Adapted *op, Step *s, int64_t adapters, int64_t ranks) {
   for (int64_t a = 0; a < adapters; a++)
     if (s->ends[a] < 0 || s->ends[a + 1] < s->ends[a] || s->ends[a + 1] > ranks)
       return fail(op->api, "llmc.Adapted: the ranks of an adapter are not among those of the matrices");
   for (int64_t t = 0; t < s->tokens; t++) {
-    if (s->adapters[t] < 0 || s->adapters[t] > adapters) return fail(op->api, "llmc.Adapted: there is no adapter of this number");
+    if (s->adapters[t] < 0 || s->adapters[t] > adapters)
+      return fail(op->api, "llmc.Adapted: there is no adapter of this number");
     if (count_of(s, t) > s->most) s->most = count_of(s, t);
   }
   return NULL;
@@ -112,8 +121,9 @@ static Status *compute(void *kernel, Context *context) {
   const int64_t ranks = scales.dims[0];
   if (adapters.rank >= MAX_RANK) return fail(op->api, "llmc.Adapted: adapters have too many dimensions");
   adapters.dims[adapters.rank++] = s.width;
-  if (!same_but_last(&x, &base, s.width) || !same_but_last(&x, &adapters, s.width) || !s.rows || !s.width || !ends.dims[0] ||
-      low.dims[0] != ranks || high.dims[0] != ranks || low.dims[1] != pad_lanes(s.width) || high.dims[1] != pad_lanes(s.rows))
+  if (!same_but_last(&x, &base, s.width) || !same_but_last(&x, &adapters, s.width) || !s.rows || !s.width ||
+      !ends.dims[0] || low.dims[0] != ranks || high.dims[0] != ranks || low.dims[1] != pad_lanes(s.width) ||
+      high.dims[1] != pad_lanes(s.rows))
     return fail(op->api, "llmc.Adapted: inputs of shapes that do not belong together");
   TRY(check(op, &s, ends.dims[0] - 1, ranks));
   void *y, *scratch;

@@ -1,4 +1,4 @@
-/* Embedding(ids int64 [..], panels uint8) → y float [.., K]: rows of a matrix that Linear can take too.
+/* Embedding(ids int64 [..], panels uint8) → y float [.., K]: rows of a matrix in the format of Linear (panels.h).
 
 Attributes: rows (N), width (K), group, bits, offsets, table. */
 #include "operators.h"
@@ -9,7 +9,7 @@ typedef struct {
   Matrix matrix;
 } Embedding;
 
-/* The code of input k of a row in a group. */
+/* The quantized weight of input k of a group. */
 static int32_t quantized_at(const Matrix *m, const uint8_t *quantized, int64_t lane, int64_t k) {
   const int64_t steps = m->group / 4, step = k / 4, byte = lane * 4 + k % 4;
   if (m->bits == EIGHT) return quantized[step * 64 + byte];

@@ -1,4 +1,4 @@
-/* What becomes of a product's sums: biases and gates, and where they are written. */
+/* The epilogue of a matmul: adds biases, applies gates or routing weights, and writes y. */
 #ifndef LLMC_EPILOGUE_H
 #define LLMC_EPILOGUE_H
 
@@ -10,7 +10,7 @@ INLINE void write_lanes(float *y, Floats value, int64_t left) {
   if (left > 0) store_lanes(y, first_lanes(left), value);
 }
 
-/* silu(gate) · other of one pair of panels; sums of neighbouring rows are `step` apart. */
+/* Write silu(gate) · other for one pair of panels. Sums of neighbouring rows are `step` apart. */
 INLINE void write_gated(const int rows, const Matmul *p, int64_t pair, int64_t row, const Floats *gate,
                         const Floats *other, const int step) {
   const int64_t width = p->matrix->rows / 2, column = pair * LANES;
@@ -22,7 +22,7 @@ INLINE void write_gated(const int rows, const Matmul *p, int64_t pair, int64_t r
   }
 }
 
-/* share · sum to each row's line; sums of neighbouring rows are `step` apart. */
+/* Add routing weight · sum to the row of y that each row belongs to. Sums of neighbouring rows are `step` apart. */
 INLINE void add_routed(const int rows, const Matmul *p, int64_t column, int64_t left, int64_t row, const Floats *sums,
                        const int step) {
   const Lanes lanes = first_lanes(left);
@@ -34,8 +34,10 @@ INLINE void add_routed(const int rows, const Matmul *p, int64_t column, int64_t 
   }
 }
 
-/* Write sums[rows · panels] of `panels` panels from `first` on, whole pairs with a gate, and activations from `row` on. */
-INLINE void epilogue(const int rows, const int panels, const Matmul *p, int64_t first, int64_t row, const Floats *sums) {
+/* Write sums[rows · panels] of `panels` panels from `first` on, for activations from `row` on. With a gate, panels come
+in pairs. */
+INLINE void epilogue(const int rows, const int panels, const Matmul *p, int64_t first, int64_t row,
+                     const Floats *sums) {
   const Matrix *m = p->matrix;
   if (p->gated) {
     UNROLL

@@ -1,7 +1,7 @@
-/* Tokens in the order of the experts chosen for them: what Experts and ExpertLinear have in common.
+/* Tokens batched by expert, for Experts and ExpertLinear.
 
-A pair is a token and one of its experts, token · chosen + k. The panels of an expert that was chosen are read once for
-all of its pairs, and others not at all. */
+A pair is a token and one of its experts, with the number token · top_k + k. Batching reads the panels of each chosen
+expert once for all its pairs, and does not read the others. */
 #ifndef LLMC_EXPERT_BATCHES_H
 #define LLMC_EXPERT_BATCHES_H
 
@@ -11,19 +11,19 @@ all of its pairs, and others not at all. */
 enum { MAX_EXPERTS = 1 << 16 };
 
 typedef struct {
-  int64_t expert, row, last; /* a chosen expert, and the rows of its pairs: `row` is a multiple of TOGETHER */
+  int64_t expert, row, last; /* a chosen expert and its range of rows; `row` is a multiple of PACKED_ROWS */
 } ExpertBatch;
 
 typedef struct {
-  int64_t experts;   /* that there are */
-  int64_t most_rows; /* that `rows` may become */
+  int64_t experts;   /* experts of the layer */
+  int64_t most_rows; /* upper bound of `rows` */
   ExpertBatch *each;
   int64_t count, rows;
-  int64_t *pairs; /* [rows] the pair of each row, −1 of those between two experts */
+  int64_t *pairs; /* [rows] the pair of each row, −1 for padding between experts */
   int64_t *ends;  /* [experts] */
 } ExpertBatches;
 
-/* How many rows and bytes these pairs of so many experts need at the most; nothing is laid out yet. */
+/* Compute upper bounds of rows and bytes for these pairs. Memory is laid out later, by sort_pairs. */
 static inline ExpertBatches batches_of(int64_t pairs, int64_t experts) {
   const int64_t most = pairs < experts ? pairs : experts;
   return (ExpertBatches){.experts = experts, .most_rows = pairs + most * (PACKED_ROWS - 1)};
@@ -32,7 +32,7 @@ static inline int64_t batches_bytes(const ExpertBatches *t) {
   return pad_line(8 * t->experts) + pad_line((int64_t)sizeof(ExpertBatch) * t->experts) + pad_line(8 * t->most_rows);
 }
 
-/* Lay out at `at`, and sort pairs by their experts `ids`, each one that there is. Returns where the memory ends. */
+/* Lay out the memory at `at`, and sort the pairs by their experts `ids`. Returns the end of the memory. */
 static inline uint8_t *sort_pairs(ExpertBatches *t, const int64_t *ids, int64_t pairs, uint8_t *at) {
   t->ends = (int64_t *)at;
   t->each = (ExpertBatch *)(at += pad_line(8 * t->experts));
@@ -50,8 +50,7 @@ static inline uint8_t *sort_pairs(ExpertBatches *t, const int64_t *ids, int64_t 
   return at + pad_line(8 * t->most_rows);
 }
 
-/* Quantise share `at` of the rows that are pairs for `product`: of x, a line of which `together` pairs have in common,
-or, with 0, each row its own. */
+/* Quantize share `at` of the rows that are pairs. `together` pairs share a row of x; with 0, each row has its own. */
 static inline void quantize_pairs(const ExpertBatches *t, const Matmul *matmul, const float *x, int64_t together,
                                   int64_t pieces, size_t at) {
   const Matrix *m = matmul->matrix;
@@ -62,14 +61,14 @@ static inline void quantize_pairs(const ExpertBatches *t, const Matmul *matmul, 
   }
 }
 
-/* The product with one expert's matrix, of those that lie one after the other. */
+/* The matmul with one expert's matrix. The matrices of all experts are consecutive. */
 static inline Matmul matmul_of_expert(const Matmul *all, int64_t expert) {
   Matmul one = *all;
   one.panels += expert * panels_of(all->matrix) * panel_bytes(all->matrix);
   return one;
 }
 
-/* Whether panels hold a matrix for each expert. */
+/* Whether the panels hold one matrix for each expert. */
 static inline int holds_experts(const Tensor *panels, int64_t experts, const Matrix *m) {
   const int64_t each = panels_of(m) * panel_bytes(m);
   return panels->dims[0] / each == experts && panels->dims[0] % each == 0;

@@ -1,9 +1,10 @@
-/* ExpertLinear(x float [T, K] or [T, C, K], ids int64 [T, C], panels uint8, bias float [E, N]?) → y float [T, C, N]:
-y[t, c] = x[t] or x[t, c] · W[e]ᵀ + bias[e], where e = ids[t, c]. Experts whose gates Experts does not know are two of
-these and what lies between.
+/* ExpertLinear(x float [T, K] or [T, C, K], ids int64 [T, C], panels uint8, bias float [E, N]?) → y float [T, C, N]
 
-Attributes: experts (E), rows (N), width (K), group, bits, offsets, table. panels holds E matrices [N, K] one after the
-other. */
+y[t, c] = x[t] · W[e]ᵀ + bias[e], or x[t, c] · W[e]ᵀ + bias[e], where e = ids[t, c]. Layers whose activation Experts
+does not support use two of these, with other operators in between.
+
+Attributes: experts (E), rows (N), width (K), group, bits, offsets, table. panels holds E consecutive matrices [N,
+K]. */
 #include "expert_batches.h"
 
 extern void *malloc(size_t);
@@ -19,7 +20,7 @@ typedef struct {
   const ExpertLinear *op;
   const float *x, *bias;
   const int64_t *ids;
-  int64_t pairs, share; /* T · C, and how many pairs have one line of x: C or 1 */
+  int64_t pairs, share; /* T · C; pairs that share a row of x: C or 1 */
   Matmul matmul;
   ExpertBatches batches;
   int64_t pieces;
@@ -30,7 +31,7 @@ static void quantize_share(void *data, size_t at) {
   quantize_pairs(&s->batches, &s->matmul, s->x, s->share, s->pieces, at);
 }
 
-/* A share of the panels of every chosen expert: they are added to the biases, or to zeros. */
+/* Multiply a share of the panels of every chosen expert. Results are added to the biases, or to 0. */
 static void multiply_share(void *data, size_t at) {
   const Step *s = data;
   const Matrix *m = s->matmul.matrix;

@@ -1,10 +1,14 @@
-/* Experts(x float [T, H], ids int64 [T, K], shares float [T, K], gate_up uint8, down uint8) → y float [T, H]:
-Σ over k of shares[t, k] · (silu(gate) · up) · down[e]ᵀ, where e = ids[t, k] and gate ‖ up = x[t] · gate_up[e]ᵀ.
+/* Experts(x float [T, H], ids int64 [T, K], shares float [T, K], gate_up uint8, down uint8) → y float [T, H]
+
+y[t] = Σ over k of shares[t, k] · (silu(gate) · up) · down[e]ᵀ, where e = ids[t, k] and gate ‖ up = x[t] · gate_up[e]ᵀ.
+The input `shares` holds the routing weights.
 
 Attributes: experts (E), hidden (H), features (I, a multiple of 16), group and down_group of the two matrices, bits,
-offsets, table. gate_up holds E matrices [2 · I, H] one after the other, the panels of gate and up in turn; down E [H, I].
+offsets, table. gate_up holds E consecutive matrices [2 · I, H] that alternate panels of gate and up. down holds E
+consecutive matrices [H, I].
 
-Tokens are put in the order of their experts (expert_batches.h). A token's sum is in the order of its experts' numbers, whatever other tokens there are. */
+Tokens are batched by expert (expert_batches.h). A token adds its experts in ascending order of their numbers, so its
+result does not depend on other tokens. */
 #include "expert_batches.h"
 
 extern void *malloc(size_t);
@@ -26,9 +30,9 @@ typedef struct {
   Matmul gate_up, down;
   ExpertBatches batches;
   int64_t pieces;
-  int64_t *y_rows;    /* [rows] the token of each row, −1 of those between two experts */
+  int64_t *y_rows;    /* [rows] the token of each row, −1 for padding between experts */
   float *row_weights; /* [rows] */
-  float *features;   /* [rows, I] */
+  float *features;    /* [rows, I] */
 } Step;
 
 static void quantize_tokens(void *data, size_t at) {
@@ -41,11 +45,12 @@ static void quantize_features(void *data, size_t at) {
   quantize_pairs(&s->batches, &s->down, s->features, 0, s->pieces, at);
 }
 
-/* A share of the pairs of panels of all chosen experts, end to end. */
+/* Multiply a share of the panel pairs of all chosen experts, which form one sequence. */
 static void multiply_gate_up(void *data, size_t at) {
   const Step *s = data;
   const int64_t each = panels_of(s->gate_up.matrix) / 2;
-  int64_t first = share_at(s->batches.count * each, s->pieces, at), end = share_at(s->batches.count * each, s->pieces, at + 1);
+  int64_t first = share_at(s->batches.count * each, s->pieces, at),
+          end = share_at(s->batches.count * each, s->pieces, at + 1);
   while (first < end) {
     const ExpertBatch *batch = s->batches.each + first / each;
     const int64_t from = first % each, to = from + end - first < each ? from + end - first : each;
@@ -55,7 +60,7 @@ static void multiply_gate_up(void *data, size_t at) {
   }
 }
 
-/* The same panels of every chosen expert, so that no other thread adds to what these add to. */
+/* Multiply the same panels of every chosen expert, so that no two threads add to the same values of y. */
 static void multiply_down(void *data, size_t at) {
   const Step *s = data;
   const Matrix *m = s->down.matrix;
@@ -75,7 +80,8 @@ static Status *in_pieces(const Step *s, Context *context, void (*job)(void *, si
 
 static Status *run(Step *s, Context *context) {
   const Matrix *gate_up = s->gate_up.matrix, *down = s->down.matrix;
-  const int64_t gate_up_size = panels_of(gate_up) * panel_bytes(gate_up), down_size = panels_of(down) * panel_bytes(down);
+  const int64_t gate_up_size = panels_of(gate_up) * panel_bytes(gate_up),
+                down_size = panels_of(down) * panel_bytes(down);
   s->pieces = shares_of(s->batches.rows * gate_up->width * QUANTIZE_BYTES, s->batches.rows);
   TRY(in_pieces(s, context, quantize_tokens));
   s->pieces = shares_of(s->batches.count * gate_up_size, s->batches.count * panels_of(gate_up) / 2);
@@ -86,21 +92,24 @@ static Status *run(Step *s, Context *context) {
   return in_pieces(s, context, multiply_down);
 }
 
-/* Lay memory out and run. It is not ONNX Runtime's: that would keep every layer's until the step ends. */
+/* Lay out memory and run. ONNX Runtime would keep its scratch memory of every layer until the step ends, so this uses
+malloc. */
 static Status *in_memory(Step *s, Context *context) {
   const Matrix *gate_up = s->gate_up.matrix, *down = s->down.matrix;
   const int64_t pairs = s->tokens * s->top_k;
   s->batches = batches_of(pairs, s->op->experts);
   const int64_t rows = s->batches.most_rows, features = pad_line(4 * rows * down->width);
-  const int64_t gate_up_bytes = pad_line(activation_bytes(gate_up, rows)), down_bytes = pad_line(activation_bytes(down, rows));
-  const int64_t bytes = 64 + batches_bytes(&s->batches) + 2 * pad_line(8 * rows) + features + (gate_up_bytes > down_bytes ? gate_up_bytes : down_bytes);
+  const int64_t gate_up_bytes = pad_line(activation_bytes(gate_up, rows)),
+                down_bytes = pad_line(activation_bytes(down, rows));
+  const int64_t bytes = 64 + batches_bytes(&s->batches) + 2 * pad_line(8 * rows) + features +
+                        (gate_up_bytes > down_bytes ? gate_up_bytes : down_bytes);
   uint8_t *memory = malloc((size_t)bytes), *at = (uint8_t *)pad_line((int64_t)memory);
   if (!memory) return fail(s->op->api, "llmc.Experts: out of memory");
   at = sort_pairs(&s->batches, s->ids, pairs, at);
   s->y_rows = (int64_t *)at;
   s->row_weights = (float *)(at += pad_line(8 * rows));
   s->features = (float *)(at += pad_line(8 * rows));
-  at += features; /* what is left holds the tokens' activations, and then the features' */
+  at += features; /* the rest holds the quantized tokens, and later the quantized features */
   for (int64_t row = 0; row < s->batches.rows; row++) {
     const int64_t pair = s->batches.pairs[row];
     s->y_rows[row] = pair < 0 ? -1 : pair / s->top_k;
@@ -129,7 +138,12 @@ static Status *compute(void *kernel, Context *context) {
     return fail(op->api, "llmc.Experts: ids and shares are not of the tokens of x");
   if (!holds_experts(&gate_up, op->experts, &op->gate_up) || !holds_experts(&down, op->experts, &op->down))
     return fail(op->api, "llmc.Experts: panels of other matrices");
-  Step s = {.op = op, .x = x.data, .routing_weights = routing_weights.data, .ids = ids.data, .tokens = x.dims[0], .top_k = ids.dims[1]};
+  Step s = {.op = op,
+            .x = x.data,
+            .routing_weights = routing_weights.data,
+            .ids = ids.data,
+            .tokens = x.dims[0],
+            .top_k = ids.dims[1]};
   TRY(check_ids(op->api, s.ids, s.tokens * s.top_k, op->experts));
   void *y;
   TRY(output(op->api, context, 0, x.dims, 2, &y));
@@ -152,7 +166,8 @@ static Status *create(const Operator *self, Api api, const void *info, void **ke
   TRY(int_attribute(api, info, "bits", &gate_up->bits));
   TRY(int_attribute(api, info, "offsets", &gate_up->offsets));
   TRY(int_attribute(api, info, "table", &gate_up->table));
-  if (op.experts < 1 || op.experts > MAX_EXPERTS || down->width < 1 || down->width > MAX_FEATURES || down->width % LANES)
+  if (op.experts < 1 || op.experts > MAX_EXPERTS || down->width < 1 || down->width > MAX_FEATURES ||
+      down->width % LANES)
     return fail(api, "llmc.Experts: there are 1 to 65536 experts, of a multiple of 16 features");
   gate_up->rows = 2 * down->width, down->rows = gate_up->width;
   down->bits = gate_up->bits, down->offsets = gate_up->offsets, down->table = gate_up->table;

@@ -1,13 +1,15 @@
-/* Linear(x float [.., K], panels uint8, bias float [N]?, decoding int64 [1]?, words uint16 [..]?) → (y float [.., N],
-scratch, words uint16 [..]?): x · Wᵀ + bias.
+/* Linear(x float [.., K], panels uint8, bias float [N]?, decoding int64 [1]?, words uint16 [..]?)
+  → (y float [.., N], scratch, words uint16 [..]?)
 
-Of the rows of x the first `decoding` are quantised to 8 bits, all of them where it is not there; the others, tokens of
-prompts, are rounded to bfloat16 as the matrix is (rounded_matmul.h), or are those of the input `words`, which are
-rounded already (words.h), and x is not read for them. Where the output `words` is asked for, which takes a gate of a multiple
-of 32 numbers, results of prompts go there, and not to y.
+Computes x · Wᵀ + bias. The first `decoding` rows of x are decode rows, or all rows if that input is absent. Activations
+of decode rows are quantized to 8 bits. The other rows are prefill rows, for which activations and weights are rounded
+to bfloat16 (rounded_matmul.h).
 
-Attributes: rows (N), width (K), group, bits, offsets, table, and gated: with 1 panels are those of a gate and of what it lets
-through in turn, and y [.., N / 2] is silu(gate) · other. The second output is memory for activations. */
+The input `words` replaces the prefill rows of x with activations that are already rounded (words.h). If the output
+`words` is requested, results of prefill rows go there instead of to y. It needs a gate whose width is a multiple of 32.
+
+Attributes: rows (N), width (K), group, bits, offsets, table, gated. With gated = 1, panels alternate between the gate
+and the other factor, and y [.., N / 2] is silu(gate) · other. The output `scratch` is memory for activations. */
 #include "operators.h"
 #include "rounded_matmul.h"
 
@@ -18,11 +20,11 @@ typedef struct {
 } Linear;
 
 typedef struct {
-  Matmul decode_matmul, prefill_matmul; /* those of the first `decoding` rows, and of the others */
+  Matmul decode_matmul, prefill_matmul; /* for the first `decode_rows` rows, and for the others */
   const float *x;
   uint16_t *words; /* rounded activations */
   int64_t rows, decode_rows, prepared, shares;
-  int64_t unit; /* panels that shares end between */
+  int64_t unit; /* panels; shares end at multiples of it */
 } Step;
 
 static void prepare_share(void *data, size_t share) {
@@ -36,7 +38,7 @@ static void prepare_share(void *data, size_t share) {
   }
 }
 
-enum { SHARES_OF_EACH = 3 /* of a thread, so that all end at about the same time */ };
+enum { SHARES_OF_EACH = 3 /* of each thread, so that all threads end at about the same time */ };
 
 static int64_t unit_of(const Step *s) {
   if (s->rows == s->decode_rows) return panels_at_once(&s->decode_matmul, s->rows);
@@ -75,7 +77,8 @@ static Status *compute(void *kernel, Context *context) {
   const int64_t prefill_rows = s.rows - s.decode_rows, numbers = rounded_numbers(m->width, prefill_rows);
   if (words_in.present && (words_in.rank != 1 || words_in.dims[0] != numbers))
     return fail(op->api, "llmc.Linear: words of other tokens, or of another width");
-  const int64_t quantized_bytes = pad_line(activation_bytes(m, s.decode_rows)), results = rounded_numbers(m->rows / 2, prefill_rows);
+  const int64_t quantized_bytes = pad_line(activation_bytes(m, s.decode_rows)),
+                results = rounded_numbers(m->rows / 2, prefill_rows);
   const int64_t bytes = quantized_bytes + (words_in.present ? 0 : 2 * numbers) + 64;
   int requested;
   TRY(output(op->api, context, 0, x.dims, x.rank, &y));

@@ -1,4 +1,3 @@
-/* See rounded_matmul.h. */
 #include "rounded_matmul.h"
 #include "epilogue.h"
 #if defined(__AMX_BF16__)
@@ -6,16 +5,17 @@
 #endif
 
 enum {
-  ROWS_AT_ONCE = 512,      /* whose sums the second-level cache holds beside the panels */
-  INPUTS_AT_ONCE = 1024,   /* of two panels, unpacked */
-  TILE_PAIR_ROWS = 2 * WORD_ROWS,    /* rows of two tiles */
-  EPILOGUE_ROWS = 8,            /* rows that are finished at once */
-  MAX_PANELS = 8,       /* panels that are multiplied with the same inputs of all rows before the next inputs */
-  SHARED_INPUTS = 256,   /* of so many panels; the first-level cache holds two of these beside rows */
-  L2_ACTIVATIONS = 3 * (1 << 18)     /* activations that the second-level cache holds */
+  ROWS_AT_ONCE = 512,             /* rows whose sums fit in the L2 cache with the panels */
+  INPUTS_AT_ONCE = 1024,          /* inputs of two panels that are unpacked at once */
+  TILE_PAIR_ROWS = 2 * WORD_ROWS, /* rows of two tiles */
+  EPILOGUE_ROWS = 8,              /* rows in one call of the epilogue */
+  MAX_PANELS = 8,                 /* most panels that multiply the same inputs of all rows before the next inputs */
+  SHARED_INPUTS = 256, /* inputs at once with more panels: the L1 cache holds two unpacked panels and the rows */
+  L2_ACTIVATIONS = 3 * (1 << 18) /* activations that fit in the L2 cache */
 };
 
-/* The second-level cache holds activations from one pair of panels to the next, or else of some inputs at a time. */
+/* If the activations fit in the L2 cache, they stay there from one pair of panels to the next. Otherwise more panels
+multiply each slice of inputs. */
 int64_t panels_together(const Matrix *m, int64_t rows) {
   return min64(rows, ROWS_AT_ONCE) * m->width > L2_ACTIVATIONS ? MAX_PANELS : PANELS_AT_ONCE;
 }
@@ -23,10 +23,11 @@ int64_t panels_together(const Matrix *m, int64_t rows) {
 void round_row(const Matrix *m, const float *x, uint16_t *to, int64_t row) {
   const int64_t width = m->width;
   for (int64_t k = 0; k < width; k += DEPTH)
-    store((float *)words_at(to, width, row, k), to_bf16_pair(load_first(x + k, width - k), load_first(x + k + LANES, width - k - LANES)));
+    store((float *)words_at(to, width, row, k),
+          to_bf16_pair(load_first(x + k, width - k), load_first(x + k + LANES, width - k - LANES)));
 }
 
-/* The codes of one step of a group, four bytes of each of 16 rows. */
+/* Unpack one step of a group: four bytes of each of 16 rows. */
 INLINE Words unpack_step(const int format, const int8_t *values, int64_t steps, const uint8_t *from, int64_t step) {
 #define BYTES(k) *(const WordsAnywhere *)(from + 64 * (k))
   if (format == EIGHT) return BYTES(step);
@@ -38,15 +39,16 @@ INLINE Words unpack_step(const int format, const int8_t *values, int64_t steps, 
 #undef BYTES
 }
 
-/* Inputs first … first + depth − 1 of a panel, both multiples of DEPTH, as words of two: to [depth / 2]. What lies
-`ahead` bytes on is fetched, nothing for 0. */
-INLINE void unpack(const int format, const int offsets, const Matrix *m, const uint8_t *panel, int64_t first, int64_t depth,
-                   int64_t ahead, Floats *to) {
+/* Unpack inputs first … first + depth − 1 of a panel to words: to [depth / 2]. `first` and `depth` are multiples of
+DEPTH. Prefetches what is `ahead` bytes after each read; 0 prefetches nothing. */
+INLINE void unpack(const int format, const int offsets, const Matrix *m, const uint8_t *panel, int64_t first,
+                   int64_t depth, int64_t ahead, Floats *to) {
   const int64_t group = m->group, groups = groups_of(m), end = first + depth, steps = group / 4;
   const int8_t *values = TABLES[format == TABLED ? m->table : 0];
   const Floats unit = splat(1.0f / SCALE_UNIT), zero = splat((float)-zero_of(format, offsets));
   for (int64_t g = first / group; g < groups && g * group < end; g++) {
-    const uint8_t *header = panel + g * (offsets ? 64 : 32), *quantized = panel + header_bytes(m) + g * group * LANES * m->bits / 8;
+    const uint8_t *header = panel + g * (offsets ? 64 : 32),
+                  *quantized = panel + header_bytes(m) + g * group * LANES * m->bits / 8;
     const Floats scale = from_half(load_halves(header)) * unit;
     Floats offset = offsets ? from_half(load_halves(header + 32)) : zero;
     if (offsets != OFFSETS) offset = offset * scale;
@@ -66,10 +68,10 @@ INLINE void unpack(const int format, const int offsets, const Matrix *m, const u
 }
 
 typedef void Unpack(const Matrix *m, const uint8_t *panel, int64_t first, int64_t depth, int64_t ahead, Floats *to);
-#define UNPACK_OF(format, offsets)                                                                                      \
-  static __attribute__((noinline)) void unpack_##format##_##offsets(const Matrix *m, const uint8_t *panel, int64_t first, \
-                                                                    int64_t depth, int64_t ahead, Floats *to) {         \
-    unpack(format, offsets, m, panel, first, depth, ahead, to);                                                         \
+#define UNPACK_OF(format, offsets)                                                                      \
+  static __attribute__((noinline)) void unpack_##format##_##offsets(                                    \
+      const Matrix *m, const uint8_t *panel, int64_t first, int64_t depth, int64_t ahead, Floats *to) { \
+    unpack(format, offsets, m, panel, first, depth, ahead, to);                                         \
   }
 UNPACK_OF(EIGHT, 2) UNPACK_OF(EIGHT, 1) UNPACK_OF(EIGHT, 0) UNPACK_OF(FOUR, 2) UNPACK_OF(FOUR, 1) UNPACK_OF(FOUR, 0)
 UNPACK_OF(SIX, 1) UNPACK_OF(SIX, 0) UNPACK_OF(TABLED, 0)
@@ -78,19 +80,20 @@ static Unpack *const unpacks[EIGHT + 1][3] = {
     [SIX] = {unpack_SIX_0, unpack_SIX_1}, [TABLED] = {unpack_TABLED_0},
 };
 
-/* Two tiles of rows at most, `apart` numbers apart, times two panels at most, INPUTS_AT_ONCE / 2 words apart: sums
-[rows][2], those of before with `again`. */
-typedef void Dots(int tiles, int panels, const uint16_t *x, int64_t stride, const Floats *w, int64_t depth, int accumulate,
-                  Floats *sums);
+/* Multiply up to two row tiles (`stride` numbers apart) by up to two panels (INPUTS_AT_ONCE / 2 vectors apart). Writes
+sums [rows][2], or adds to them with `accumulate`. */
+typedef void Dots(int tiles, int panels, const uint16_t *x, int64_t stride, const Floats *w, int64_t depth,
+                  int accumulate, Floats *sums);
 
-enum { REGISTER_ROWS = STRIP_ROWS == 8 ? 8 : 2 /* whose sums of even and of odd places registers hold */ };
+enum { REGISTER_ROWS = STRIP_ROWS == 8 ? 8 : 2 /* rows whose even and odd sums fit in registers */ };
 
-/* The numbers of each word below and above. */
+/* The low and the high bfloat16 of each word, as float32. */
 INLINE Floats low_bf16(Words words) { return (Floats)(words << 16); }
 INLINE Floats high_bf16(Words words) { return (Floats)(words & 0xFFFF0000); }
 
-/* SOME_ROWS rows, of each 16 numbers of even places and 16 of odd ones in turn, times one panel. */
-INLINE void register_dots(const float (*x)[INPUTS_AT_ONCE], const Floats *w, int64_t depth, int accumulate, Floats *sums) {
+/* Multiply REGISTER_ROWS rows by one panel. Rows of x alternate 16 values of even index and 16 of odd index. */
+INLINE void register_dots(const float (*x)[INPUTS_AT_ONCE], const Floats *w, int64_t depth, int accumulate,
+                          Floats *sums) {
   Floats all[REGISTER_ROWS];
   UNROLL
   for (int r = 0; r < REGISTER_ROWS; r++) all[r] = accumulate ? sums[2 * r] : splat(0.0f);
@@ -112,8 +115,8 @@ INLINE void register_dots(const float (*x)[INPUTS_AT_ONCE], const Floats *w, int
   for (int r = 0; r < REGISTER_ROWS; r++) sums[2 * r] = all[r];
 }
 
-static void portable_dots(int tiles, int panels, const uint16_t *x, int64_t stride, const Floats *w, int64_t depth, int accumulate,
-                     Floats *sums) {
+static void portable_dots(int tiles, int panels, const uint16_t *x, int64_t stride, const Floats *w, int64_t depth,
+                          int accumulate, Floats *sums) {
   float wide[REGISTER_ROWS][INPUTS_AT_ONCE] __attribute__((aligned(64)));
   for (int row = 0; row < tiles * WORD_ROWS; row += REGISTER_ROWS) {
     const uint16_t *from = x + row / WORD_ROWS * stride + row % WORD_ROWS * DEPTH;
@@ -123,7 +126,8 @@ static void portable_dots(int tiles, int panels, const uint16_t *x, int64_t stri
         store_aligned(wide[r] + k, low_bf16(words));
         store_aligned(wide[r] + k + LANES, high_bf16(words));
       }
-    for (int n = 0; n < panels; n++) register_dots(wide, w + n * INPUTS_AT_ONCE / 2, depth, accumulate, sums + 2 * row + n);
+    for (int n = 0; n < panels; n++)
+      register_dots(wide, w + n * INPUTS_AT_ONCE / 2, depth, accumulate, sums + 2 * row + n);
   }
 }
 
@@ -139,7 +143,7 @@ static void tile_dots_rounded(int tiles, int panels, const uint16_t *x, int64_t 
 }
 #endif
 
-/* Of `count` rows from `row` on: sums [count][2] of so many panels. */
+/* Run the epilogue for `count` rows from `row` on, with sums [count][2] of one or two panels. */
 static void epilogue_rows(const Matmul *p, int panels, int64_t panel, int64_t row, int64_t count, const Floats *sums) {
   int64_t r = 0;
   if (panels == 2)
@@ -153,7 +157,8 @@ static void epilogue_rows(const Matmul *p, int panels, int64_t panel, int64_t ro
 void multiply_rounded(const Matmul *p, const uint16_t *x, int64_t first, int64_t end, int64_t rows) {
   const Matrix *m = p->matrix;
   const int64_t width = pad_depth(m->width), stride = WORD_ROWS * width, size = panel_bytes(m);
-  const int64_t together = panels_together(m, rows), at_once = together > PANELS_AT_ONCE ? SHARED_INPUTS : INPUTS_AT_ONCE;
+  const int64_t together = panels_together(m, rows),
+                at_once = together > PANELS_AT_ONCE ? SHARED_INPUTS : INPUTS_AT_ONCE;
   Unpack *const unpack_panel = unpacks[format_of(m)][m->offsets];
   Dots *dots = portable_dots;
   Floats all[MAX_PANELS / 2][2 * ROWS_AT_ONCE], w[INPUTS_AT_ONCE];
@@ -165,15 +170,18 @@ void multiply_rounded(const Matmul *p, const uint16_t *x, int64_t first, int64_t
       for (int64_t k = 0; k < width; k += at_once)
         for (int64_t panel = begin; panel < min64(begin + together, end); panel += 2) {
           const int panels = (int)min64(2, end - panel);
-          const int64_t block_rows = min64(rows - row, ROWS_AT_ONCE), depth = min64(width - k, at_once), ends = k + depth == width;
+          const int64_t block_rows = min64(rows - row, ROWS_AT_ONCE), depth = min64(width - k, at_once),
+                        ends = k + depth == width;
           Floats *sums = all[(panel - begin) / 2];
           for (int n = 0; n < panels; n++)
             unpack_panel(m, p->panels + (panel + n) * size, k, depth, row ? 0 : 2 * size, w + n * INPUTS_AT_ONCE / 2);
           for (int64_t r = 0; r < block_rows; r += TILE_PAIR_ROWS) {
             const uint16_t *from = x + (row + r) * width + k * WORD_ROWS;
             dots(block_rows - r > WORD_ROWS ? 2 : 1, panels, from, stride, w, depth, k > 0, sums + 2 * r);
-            /* what a tile stores is not at hand to those that read it right behind */
-            if (ends && r) epilogue_rows(p, panels, panel, row + r - TILE_PAIR_ROWS, TILE_PAIR_ROWS, sums + 2 * (r - TILE_PAIR_ROWS));
+            /* one pair of tiles later: loads stall on sums that a tile just stored */
+            if (ends && r)
+              epilogue_rows(p, panels, panel, row + r - TILE_PAIR_ROWS, TILE_PAIR_ROWS,
+                            sums + 2 * (r - TILE_PAIR_ROWS));
           }
           const int64_t left = (block_rows - 1) / TILE_PAIR_ROWS * TILE_PAIR_ROWS;
           if (ends) epilogue_rows(p, panels, panel, row + left, block_rows - left, sums + 2 * left);

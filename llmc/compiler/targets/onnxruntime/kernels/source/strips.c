@@ -1,4 +1,3 @@
-/* See strips.h. */
 #include "epilogue.h"
 #include "strips.h"
 #include "team.h"
@@ -7,12 +6,13 @@
 #endif
 
 enum {
-  BLOCK_BYTES = 3 << 17, /* bytes of quantised activations that stay in the second-level cache while panels go by */
-  SHARE_BYTES = 1 << 16, /* bytes of panels that are worth a thread's turn */
+  BLOCK_BYTES = 3 << 17, /* bytes of quantized activations that stay in the L2 cache while panels stream through */
+  SHARE_BYTES = 1 << 16, /* bytes of panels that justify waking a thread */
   MAX_SHARES = 256,
 };
 
-/* `panels` panels from `first` on, or a pair where one is gated, for activations row … row + rows − 1; see tile. */
+/* Multiply `panels` panels from `first` on (one gated pair if panels is 1) by activations row … row + rows − 1. See
+multiply_panels. */
 INLINE void strip(const int rows, const int panels, const int format, const int offsets, const Matmul *p, int64_t first,
                   int64_t row, int64_t ahead) {
   const Matrix *m = p->matrix;
@@ -28,14 +28,15 @@ INLINE void strip(const int rows, const int panels, const int format, const int 
   epilogue(rows, panels, p, first, row, sums);
 }
 
-/* Functions of their own: inlined into one caller, they would take minutes to compile. */
-#define STRIP(rows, panels, format, offsets)                                                                  \
-  static __attribute__((noinline)) void strip_##rows##_##panels##_##format##_##offsets(                       \
-      const Matmul *p, int64_t first, int64_t row, int64_t ahead) {                                          \
-    strip(rows, panels, format, offsets, p, first, row, ahead);                                               \
+/* One function for each shape: inlining them into one caller would take minutes to compile. */
+#define STRIP(rows, panels, format, offsets)                                                                           \
+  static __attribute__((noinline)) void strip_##rows##_##panels##_##format##_##offsets(const Matmul *p, int64_t first, \
+                                                                                       int64_t row, int64_t ahead) {   \
+    strip(rows, panels, format, offsets, p, first, row, ahead);                                                        \
   }
 #if STRIP_ROWS == 8
-#define MORE_ROWS(what, format, offsets) what(5, 1, format, offsets) what(6, 1, format, offsets) what(7, 1, format, offsets) what(8, 1, format, offsets)
+#define MORE_ROWS(what, format, offsets) \
+  what(5, 1, format, offsets) what(6, 1, format, offsets) what(7, 1, format, offsets) what(8, 1, format, offsets)
 #define TWO_PANELS(what, format, offsets) what(8, 2, format, offsets)
 #else
 #define MORE_ROWS(what, format, offsets)
@@ -50,26 +51,27 @@ STRIPS(SIX, 1) STRIPS(SIX, 0) STRIPS(TABLED, 0)
 
 typedef void Strip(const Matmul *p, int64_t first, int64_t row, int64_t ahead);
 
-/* Those of one format, by rows: of one panel or a gated pair, and of two and four panels. */
+/* The strips of one format by row count: for one panel or gated pair, for two panels, and for four. */
 typedef struct {
   Strip *one[STRIP_ROWS + 1], *two[STRIP_ROWS + 1], *four[STRIP_ROWS + 1];
 } Strips;
 
 #define NAMED(rows, panels, format, offsets) [rows] = strip_##rows##_##panels##_##format##_##offsets,
-#define OF_FORMAT(c, o)                                                                                       \
+#define OF_FORMAT(c, o)                                                                                              \
   [c][o] = {.one = {NAMED(1, 1, c, o) NAMED(2, 1, c, o) NAMED(3, 1, c, o) NAMED(4, 1, c, o) MORE_ROWS(NAMED, c, o)}, \
-            .two = {NAMED(3, 2, c, o) NAMED(4, 2, c, o) TWO_PANELS(NAMED, c, o)},                                   \
+            .two = {NAMED(3, 2, c, o) NAMED(4, 2, c, o) TWO_PANELS(NAMED, c, o)},                                    \
             .four = {NAMED(1, 4, c, o) NAMED(2, 4, c, o)}}
 static const Strips formats[EIGHT + 1][3] = {
     OF_FORMAT(FOUR, 0), OF_FORMAT(FOUR, 1), OF_FORMAT(FOUR, 2), OF_FORMAT(EIGHT, 0), OF_FORMAT(EIGHT, 1),
     OF_FORMAT(EIGHT, 2), OF_FORMAT(SIX, 0), OF_FORMAT(SIX, 1), OF_FORMAT(TABLED, 0),
 };
 
-/* Panels first … end − 1 for activations row … last − 1: as many at once as registers hold. What comes next is fetched
-beyond `end`, too: the next share is mostly the same thread's. */
+/* Multiply panels first … end − 1 by activations row … last − 1, as many at a time as registers hold. Prefetches beyond
+`end`, because the next share usually goes to the same thread. */
 static void multiply_block(const Matmul *p, int64_t first, int64_t end, int64_t row, int64_t last) {
   const Strips *of = &formats[format_of(p->matrix)][p->matrix->offsets];
-  const int64_t unit = 1 + p->gated, rows = last - row, size = panel_bytes(p->matrix), at_once = panels_at_once(p, rows);
+  const int64_t unit = 1 + p->gated, rows = last - row, size = panel_bytes(p->matrix),
+                at_once = panels_at_once(p, rows);
   Strip *const *many = rows < 3 ? of->four : two_at_once(rows) ? of->two : of->one;
   for (int64_t panel = first, count; panel < end; panel += count) {
     count = panel + at_once <= end ? at_once : unit;
@@ -84,7 +86,7 @@ static void multiply_block(const Matmul *p, int64_t first, int64_t end, int64_t 
 }
 
 #ifdef HAS_TILES
-/* Panels first … end − 1 for activations row … row + rows − 1, at most TILED_ROWS. */
+/* Multiply panels first … end − 1 by activations row … row + rows − 1; rows is at most TILED_ROWS. */
 INLINE void tiled(const int format, const int offsets, const Matmul *p, int64_t first, int64_t end, int64_t row,
                   int64_t rows) {
   const Matrix *m = p->matrix;
@@ -93,7 +95,8 @@ INLINE void tiled(const int format, const int offsets, const Matmul *p, int64_t 
   if (TILES_READ_PANELS && format == EIGHT && rows <= TILE_ROWS) {
     for (const int64_t unit = 1 + p->gated; panel < end; panel += unit) {
       for (int64_t n = 0; n < unit; n++)
-        multiply_one_tile(offsets, m, p->panels + (panel + n) * panel_bytes(m), &p->activations, row, sums + n * TILE_ROWS);
+        multiply_one_tile(offsets, m, p->panels + (panel + n) * panel_bytes(m), &p->activations, row,
+                          sums + n * TILE_ROWS);
       for (int64_t r = 0; r < rows; r++) {
         if (p->gated) write_gated(1, p, panel / 2, row + r, sums + r, sums + TILE_ROWS + r, 1);
         else epilogue(1, 1, p, panel, row + r, sums + r);
@@ -112,10 +115,10 @@ INLINE void tiled(const int format, const int offsets, const Matmul *p, int64_t 
 }
 
 typedef void Tiled(const Matmul *p, int64_t first, int64_t end, int64_t row, int64_t rows);
-#define TILED_OF(format, offsets)                                                                                      \
-  static __attribute__((noinline)) void tiled_##format##_##offsets(const Matmul *p, int64_t first, int64_t end,       \
-                                                                   int64_t row, int64_t rows) {                        \
-    tiled(format, offsets, p, first, end, row, rows);                                                                  \
+#define TILED_OF(format, offsets)                                                                               \
+  static __attribute__((noinline)) void tiled_##format##_##offsets(const Matmul *p, int64_t first, int64_t end, \
+                                                                   int64_t row, int64_t rows) {                 \
+    tiled(format, offsets, p, first, end, row, rows);                                                           \
   }
 TILED_OF(EIGHT, 2) TILED_OF(EIGHT, 1) TILED_OF(EIGHT, 0) TILED_OF(FOUR, 2) TILED_OF(FOUR, 1) TILED_OF(FOUR, 0)
 TILED_OF(SIX, 1) TILED_OF(SIX, 0) TILED_OF(TABLED, 0)

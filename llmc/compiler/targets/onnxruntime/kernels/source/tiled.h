@@ -1,4 +1,4 @@
-/* Panels times whole tiles of activations; the bits are those of `tile` (panels.h). */
+/* Multiplication of panels by whole tiles of activations. Results are bit-identical to multiply_panels (panels.h). */
 #ifndef LLMC_TILED_H
 #define LLMC_TILED_H
 
@@ -6,14 +6,14 @@
 
 enum {
   MAX_TILED_GROUP = 256,
-  MIN_TILED_ROWS = 16, /* activations that are worth a tile */
-  TILED_ROWS = 128, /* activations whose sums with two panels stay in the first-level cache */
-  NEAR_BYTES = 1 << 11,   /* bytes from what is read to what is brought to that cache */
-  DELAY = 2,        /* groups: what a tile stores is not at hand to those that read it right behind */
-  DOTS_BUFFERS = 4,        /* more than that, a power of two */
+  MIN_TILED_ROWS = 16,  /* activations that justify a tile */
+  TILED_ROWS = 128,     /* activations whose sums with two panels stay in the L1 cache */
+  NEAR_BYTES = 1 << 11, /* distance of the prefetch to the L1 cache */
+  DELAY = 2,            /* groups between a tile's store and the load of its sums, which would stall earlier */
+  DOTS_BUFFERS = 4,     /* a power of two above DELAY */
 };
 
-/* Have bytes `ahead` of a group of a panel brought to the second-level cache, and what is read soon nearer. */
+/* Prefetch a group of a panel: `ahead` bytes ahead to the L2 cache, and NEAR_BYTES ahead to the L1 cache. */
 INLINE void fetch_group(const uint8_t *from, int64_t bytes, int64_t ahead) {
   for (int64_t i = 0; i < bytes; i += 64) {
     __builtin_prefetch(from + ahead + i, 0, 2);
@@ -21,17 +21,17 @@ INLINE void fetch_group(const uint8_t *from, int64_t bytes, int64_t ahead) {
   }
 }
 
-/* Scales of a group, and its offsets as they are added. */
+/* Read a group's scales, and its offsets as float32. */
 INLINE void read_header(const int offsets, const uint8_t *header, Floats *scale, Floats *offset) {
   *scale = from_half(load_halves(header));
   if (offsets) *offset = from_half(load_halves(header + 32));
   if (offsets == ZEROS) *offset = *offset * *scale * splat(1.0f / SCALE_UNIT);
 }
 
-/* Products of activations row … row + rows − 1, at most TILED_ROWS, `row` a multiple of TILE_ROWS, with `panels` panels
-from `at` on: sums[rows · panels]. */
-INLINE void multiply_panels_tiled(const int panels, const int format, const int offsets, const Matrix *m, const uint8_t *at,
-                  const Activations *a, int64_t row, int64_t rows, Floats *sums) {
+/* Multiply activations row … row + rows − 1 by `panels` panels from `at` on: sums[rows · panels]. rows is at most
+TILED_ROWS, and `row` is a multiple of TILE_ROWS. */
+INLINE void multiply_panels_tiled(const int panels, const int format, const int offsets, const Matrix *m,
+                                  const uint8_t *at, const Activations *a, int64_t row, int64_t rows, Floats *sums) {
   const int64_t groups = groups_of(m), stride = panel_bytes(m), bytes = m->group * LANES * m->bits / 8;
   const int8_t *values = TABLES[format == TABLED ? m->table : 0];
   _Alignas(64) uint8_t buffers[2][MAX_TILED_GROUP * LANES];
@@ -42,15 +42,17 @@ INLINE void multiply_panels_tiled(const int panels, const int format, const int 
     const uint8_t *quantized[2];
     UNROLL
     for (int n = 0; n < panels; n++) {
-      const uint8_t *header = at + n * stride + g * (offsets ? 64 : 32), *from = at + n * stride + header_bytes(m) + g * bytes;
+      const uint8_t *header = at + n * stride + g * (offsets ? 64 : 32),
+                    *from = at + n * stride + header_bytes(m) + g * bytes;
       read_header(offsets, header, scale + n, offset + n);
       fetch_group(from, bytes, panels * stride);
       quantized[n] = tile_weights(format, values, zero_of(format, offsets), m->group / 4, from, buffers[n]);
     }
-    /* all tiles first: what they store is not at hand to those that read it right behind */
+    /* run all tiles before reading sums: loads stall on sums that a tile just stored */
     const int8_t *activations = a->quantized + (row * groups + g * TILE_ROWS) * m->group;
     for (int64_t t = 0; t * TILE_ROWS < rows; t++)
-      tile_dots(panels, !offsets, m->group, activations + t * TILE_ROWS * groups * m->group, quantized, t != 0, dots[t]);
+      tile_dots(panels, !offsets, m->group, activations + t * TILE_ROWS * groups * m->group, quantized, t != 0,
+                dots[t]);
     for (int64_t first = 0; first < rows; first += PACKED_ROWS) {
       const int64_t index = (row + first) * groups + g * PACKED_ROWS;
       const int64_t left = rows - first < PACKED_ROWS ? rows - first : PACKED_ROWS;
@@ -69,10 +71,10 @@ INLINE void multiply_panels_tiled(const int panels, const int format, const int 
   }
 }
 
-/* The same of one tile of activations, from `row` on, with the panel `at`, whose codes of 8 bits are taken as they lie:
-sums[TILE_ROWS], which registers hold. */
+/* The same for one tile of activations, from `row` on, and one 8-bit panel, which needs no unpacking. Registers hold
+sums[TILE_ROWS]. */
 INLINE void multiply_one_tile(const int offsets, const Matrix *m, const uint8_t *at, const Activations *a, int64_t row,
-                     Floats *sums) {
+                              Floats *sums) {
   const int64_t groups = groups_of(m), bytes = m->group * LANES;
   _Alignas(64) int32_t dots[DOTS_BUFFERS][TILE_ROWS * LANES];
   Floats totals[TILE_ROWS];
@@ -82,7 +84,8 @@ INLINE void multiply_one_tile(const int offsets, const Matrix *m, const uint8_t 
     if (g < groups) {
       const uint8_t *quantized = at + header_bytes(m) + g * bytes;
       fetch_group(quantized, bytes, panel_bytes(m));
-      tile_dots(1, 0, m->group, a->quantized + (row * groups + g * TILE_ROWS) * m->group, &quantized, 0, dots + g % DOTS_BUFFERS);
+      tile_dots(1, 0, m->group, a->quantized + (row * groups + g * TILE_ROWS) * m->group, &quantized, 0,
+                dots + g % DOTS_BUFFERS);
     }
     const int64_t previous = g - DELAY;
     if (previous < 0) continue;
