@@ -1,12 +1,13 @@
-/* Attention of a few query rows to a cache in bfloat16, where IN_DOTS (word_lines.h): scores are [rows, KEYS], so that a
-lane is a key and not a query, of which there are not as many. Bits are those of attend_lanes.h. */
+/* Attention of up to FEW_ROWS query rows to a bfloat16 cache, on ISA variants with HAS_WORD_DOTS (word_lines.h). Few
+queries would leave most lanes of attend_lanes.h empty, so here each lane is a key and scores are [rows, KEYS]. The
+results are bit-identical to those of attend_lanes.h. */
 #ifndef LLMC_ATTEND_FEW_H
 #define LLMC_ATTEND_FEW_H
 
 #include "attend_rows.h"
 #include "word_lines.h"
 
-/* Of each row its query, as words, and its results: of this part of the keys, and in all. */
+/* For each row: the query as words, the results over the current part of the keys, and the results over all parts. */
 typedef struct {
   float q[FEW_ROWS * MAX_DIM / 2], sums[FEW_ROWS * MAX_DIM], all[FEW_ROWS * MAX_DIM];
   float scores[FEW_ROWS * KEYS], weights[FEW_ROWS * KEYS / 2];
@@ -14,7 +15,7 @@ typedef struct {
   float most[FEW_ROWS], total[FEW_ROWS], all_most[FEW_ROWS], all_total[FEW_ROWS];
 } FewBuffers __attribute__((aligned(64)));
 
-/* Scores of `rows` queries; what comes `after` the keys is fetched meanwhile. */
+/* Compute the scores of `rows` queries, and prefetch the next keys (`after`) meanwhile. */
 static void score_few(int64_t dim, int64_t rows, FewBuffers *b, Lines keys, Lines after) {
   const int64_t words = pad_depth(dim) / 2;
   int64_t stride;
@@ -28,7 +29,7 @@ static void score_few(int64_t dim, int64_t rows, FewBuffers *b, Lines keys, Line
   weighted_sum_words(4, rows, b->q, b->keys, 2 * words, KEYS, b->scores);
 }
 
-/* Turn the scores of a row into weights, as words, and let its older sums shrink. */
+/* Turn a row's scores into softmax weights (as words), and rescale its earlier sums. */
 static void online_softmax_few(const Run *run, const Job *job, FewBuffers *b, int64_t r, int64_t at, int64_t count) {
   const int64_t last = job->past + r / job->group, wide = pad_depth(run->op->value_dim);
   float *scores = b->scores + r * KEYS;

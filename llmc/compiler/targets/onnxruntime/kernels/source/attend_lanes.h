@@ -1,5 +1,5 @@
-/* Attention to a cache in bfloat16. Scores are [keys, LANES], a query row in each lane: keys are multiplied as they lie in
-the cache, and nothing is summed across a vector. */
+/* Attention to a bfloat16 cache. Scores are [keys, LANES] with one query row in each lane. Thus keys need no transpose,
+and no sum crosses the lanes of a vector. */
 #ifndef LLMC_ATTEND_LANES_H
 #define LLMC_ATTEND_LANES_H
 
@@ -7,29 +7,32 @@ the cache, and nothing is summed across a vector. */
 
 enum { LANE_ROWS = 96 /* query rows of a job */, GROUPS = LANE_ROWS / LANES };
 
-/* Of each row its results so far: of this part of the keys, and in all; value_dim numbers are in the order of pair_lines.
-Scores and weights are those of two groups, the even and the odd one, so that they stay in the first-level cache. */
+/* For each row: the results over the current part of the keys, and over all parts. The value_dim sums are in the order
+of pair_lines. `scores` and `weights` cover only two groups (even and odd), to stay in the L1 cache. */
 typedef struct {
   float q[GROUPS * MAX_DIM / 2 * LANES], scores[2][KEYS * LANES], weights[2][KEYS / 2 * LANES];
   float sums[LANE_ROWS * MAX_DIM], all[LANE_ROWS * MAX_DIM];
   float keys[KEYS * MAX_DIM / 2], values[KEYS * MAX_DIM / 2];
   float most[LANE_ROWS], total[LANE_ROWS], all_most[LANE_ROWS], all_total[LANE_ROWS];
-  Ints first[GROUPS], end[GROUPS]; /* the keys that each row sees */
+  Ints first[GROUPS], end[GROUPS]; /* the range of keys that each row sees */
 } LaneBuffers __attribute__((aligned(64)));
 
-/* Query words of group `g`, [deep(dim) / 2, LANES]. */
-INLINE float *queries_of(const Attention *op, LaneBuffers *b, int g) { return b->q + g * pad_depth(op->dim) / 2 * LANES; }
+/* Query words of group `g`: [pad_depth(dim) / 2, LANES]. */
+INLINE float *queries_of(const Attention *op, LaneBuffers *b, int g) {
+  return b->q + g * pad_depth(op->dim) / 2 * LANES;
+}
 
 INLINE Floats blend_lanes(Ints first, Floats a, Floats b) { return (Floats)((first & (Ints)a) | (~first & (Ints)b)); }
 
-/* Over 16 vectors, as over the lanes of one: halves of halves. */
+/* Reduce 16 vectors lane by lane, in the same order in which REDUCE adds the lanes of one vector. */
 #define REDUCE_VECTORS(x, what)                                 \
   for (int step = LANES / 2; step; step /= 2)                   \
     for (int i = 0; i < step; i++) x[i] = what(x[i], x[i + step])
 
-/* The weights [LANES, KEYS / 2], as words, of a block's keys, of which lanes see first … end − 1, all of them with
-`all_seen`; returns what older sums shrink by. See weigh. */
-INLINE Floats online_softmax_lanes(const int all_seen, Ints first, Ints end, float *scores, float *most, float *total, float *weights) {
+/* Compute a block's softmax weights [LANES, KEYS / 2], as words. A lane sees keys first … end − 1, or all keys with
+`all_seen`. Returns the factor by which to rescale earlier sums. See online_softmax. */
+INLINE Floats online_softmax_lanes(const int all_seen, Ints first, Ints end, float *scores, float *most, float *total,
+                                   float *weights) {
   const Floats none = splat(-__builtin_inff()), before = load_aligned(most);
   Floats top[LANES], sum[LANES];
   float words[KEYS / 2 * LANES] __attribute__((aligned(64)));
@@ -45,7 +48,7 @@ INLINE Floats online_softmax_lanes(const int all_seen, Ints first, Ints end, flo
   }
   REDUCE_VECTORS(top, max16);
   const Floats highest = blend_lanes(top[0] < before, before, top[0]);
-  const Ints unseen = highest == none; /* no key yet: weights become zero, or no number */
+  const Ints unseen = highest == none; /* no key yet: weights become 0, or NaN */
   const Floats maximum = blend_lanes(unseen, splat(0.0f), highest);
   for (int l = 0; l < LANES; l += 2) {
     sum[l] = sum[l + 1] = splat(0.0f);
@@ -58,15 +61,17 @@ INLINE Floats online_softmax_lanes(const int all_seen, Ints first, Ints end, flo
     }
   }
   REDUCE_VECTORS(sum, SUM);
-  for (int pair = 0; pair < KEYS / 2; pair += LANES) transpose(words + pair * LANES, LANES, LANES, weights + pair, KEYS / 2);
+  for (int pair = 0; pair < KEYS / 2; pair += LANES)
+    transpose(words + pair * LANES, LANES, LANES, weights + pair, KEYS / 2);
   const Floats rescale = blend_lanes(unseen, splat(1.0f), exp16(before - maximum));
   store_aligned(total, fma16(load_aligned(total), rescale, sum[0]));
   store_aligned(most, highest);
   return rescale;
 }
 
-/* Let scores of `count` keys from place `at` on grow as the slope of each lane's head, or its table, says. */
-static void add_position_bias_lanes(const Run *run, const Job *job, int64_t first_row, int64_t rows, int64_t at, int64_t count, float *scores) {
+/* Add the position bias (slope or table) of each lane's head to the scores of `count` keys from position `at` on. */
+static void add_position_bias_lanes(const Run *run, const Job *job, int64_t first_row, int64_t rows, int64_t at,
+                                    int64_t count, float *scores) {
   const float *of[LANES];
   float by[LANES] __attribute__((aligned(64))) = {0.0f};
   const int64_t each = run->positions ? run->positions : 1;
@@ -85,7 +90,8 @@ static void add_position_bias_lanes(const Run *run, const Job *job, int64_t firs
   }
 }
 
-/* Have the query rows of group `g` turned, and in lanes, and results begun; those of no row stay without a key. */
+/* Load the query rows of group `g`: rotate them, transpose them into lanes and clear their results. Lanes without a row
+see no key. */
 static void load_queries(const Run *run, const Job *job, LaneBuffers *b, const Results *results, int g) {
   const Attention *op = run->op;
   const int64_t words = pad_depth(op->dim) / 2, first_row = g * LANES, rows = min64(job->rows - first_row, LANES);
@@ -102,7 +108,7 @@ static void load_queries(const Run *run, const Job *job, LaneBuffers *b, const R
   for (int64_t d = 0; d < words; d += LANES) transpose(lines + d, words, rows, queries_of(op, b, g) + d * LANES, LANES);
 }
 
-/* Turn the scores of group `g` into weights, and let its older sums shrink. */
+/* Turn the scores of group `g` into weights, and rescale its earlier sums. */
 static void online_softmax_group(const Run *run, const Job *job, LaneBuffers *b, int g, int64_t at, int64_t count) {
   float *scores = b->scores[g % 2];
   const int64_t first_row = g * LANES, rows = min64(job->rows - first_row, LANES), wide = pad_depth(run->op->value_dim);
@@ -122,11 +128,12 @@ static void online_softmax_group(const Run *run, const Job *job, LaneBuffers *b,
 
 /* Add a block's weighted values to the sums of group `g`. */
 static void weighted_sum_group(const Job *job, LaneBuffers *b, int g, int64_t wide) {
-  weighted_sum_line(min64(job->rows - g * LANES, LANES), b->weights[g % 2], b->values, wide, b->sums + g * LANES * wide);
+  weighted_sum_line(min64(job->rows - g * LANES, LANES), b->weights[g % 2], b->values, wide,
+                    b->sums + g * LANES * wide);
 }
 
-/* Steps alternate so that tiles read what was written a while ago: what was just written is not at hand to them, nor
-what they write to others. Where there is work for several groups it hides where keys come from, and fetching costs more. */
+/* The three steps of different groups are interleaved: an AMX tile load stalls on data that was just stored. With
+several groups, this work hides the latency of the keys, and prefetching only costs time. */
 static void attend_lanes(const Run *run, int64_t number, Job job) {
   const Attention *op = run->op;
   const int64_t wide = pad_depth(op->value_dim);
@@ -138,7 +145,7 @@ static void attend_lanes(const Run *run, int64_t number, Job job) {
   for (int64_t at = job.from; at < job.end; at += KEYS) {
     const Block block = block_of(run, &job, at), after = block_of(run, &job, at + KEYS);
     const int64_t count = block.keys.count;
-    /* tokens before this block's first key see none of it */
+    /* tokens before this block's first key see none of its keys */
     const int masked_groups = at > job.past ? (int)((at - job.past) * job.group / LANES) : 0;
     int64_t stride;
     if (groups == 1) fetch(block.values, 0, KEYS);

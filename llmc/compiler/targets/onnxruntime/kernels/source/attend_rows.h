@@ -1,25 +1,26 @@
-/* Attention over rows of scores: products of floats (attention_blocks.h), or of what is rounded (rounded.h). */
+/* Attention with one row of scores per query, in float32 (attention_blocks.h) or rounded to bfloat16 (rounded.h). */
 #ifndef LLMC_ATTEND_ROWS_H
 #define LLMC_ATTEND_ROWS_H
 
 #include "attention.h"
 
-/* Let a head's scores of `count` keys from place `at` on grow as its slope, or its table, says. */
+/* Add a head's position bias (its slope or table) to the scores of `count` keys from position `at` on. */
 static void add_position_bias(const Run *run, float *scores, int64_t head, int64_t at, int64_t count) {
   if (run->positions) add_bias_table(scores, run->slopes + head * run->positions + at, count);
   else add_alibi(scores, run->slopes[head], at);
 }
 
-/* Read values, and zeros for the first `gone`. A ring's place before the window may hold a later token, or nobody's: 0 times
-what is no number is none. */
+/* Read values, with zeros for the first `masked`. In a ring buffer, a token slot before the window may hold a later
+token or stale data, and 0 · NaN would be NaN. */
 static void read_values(const Attention *op, Lines values, int64_t masked, Lines after, float *to) {
   read_lines(op->kind, values, op->value_dim, after, to);
   const int64_t zeros = min64(masked, values.count) * pad_lanes(op->value_dim);
   for (int64_t i = 0; i < zeros; i++) to[i] = 0.0f;
 }
 
-/* Scores of `rows` queries with a block's turned keys. */
-INLINE void score_rows(const Attention *op, const float *q, const float *transposed, int64_t wide, int64_t rows, float *to) {
+/* Scores of `rows` queries with a block's transposed keys. */
+INLINE void score_rows(const Attention *op, const float *q, const float *transposed, int64_t wide, int64_t rows,
+                       float *to) {
   if (!is_rounded(op)) {
     EACH_ROWS(score, rows, q + r * wide, transposed, wide, op->scale, to + r * KEYS)
     return;
@@ -27,9 +28,9 @@ INLINE void score_rows(const Attention *op, const float *q, const float *transpo
   for (int64_t r = 0; r < rows; r++) score_rounded(q + r * wide, transposed, wide, to + r * KEYS);
 }
 
-/* sums · shrink + weights · values of `rows` rows. */
+/* For `rows` rows: sums · rescale + weights · values. */
 INLINE void weighted_sum_rows(const Attention *op, float *weights, float *values, int64_t count, const float *rescale,
-                        int64_t rows, float *sums) {
+                              int64_t rows, float *sums) {
   const int64_t wide = pad_lanes(op->value_dim);
   if (!is_rounded(op)) {
     EACH_ROWS(weighted_sum, rows, weights + r * KEYS, values, count, wide, rescale + r, sums + r * wide)
@@ -48,7 +49,8 @@ static void attend_rows(const Run *run, int64_t number, Job job) {
   const Attention *op = run->op;
   const int64_t rows = job.rows, group = job.group;
   const int rounds = is_rounded(op);
-  const int64_t line = pad_lanes(op->dim), value_line = pad_lanes(op->value_dim), wide = rounds ? pad_depth(op->dim) : line;
+  const int64_t line = pad_lanes(op->dim), value_line = pad_lanes(op->value_dim),
+                wide = rounds ? pad_depth(op->dim) : line;
   float q[ROWS * MAX_DIM] __attribute__((aligned(64))), sums[ROWS * MAX_DIM] __attribute__((aligned(64)));
   float lines[KEYS * MAX_DIM] __attribute__((aligned(64))), transposed[KEYS * MAX_DIM] __attribute__((aligned(64)));
   float scores[ROWS * KEYS] __attribute__((aligned(64))), all[ROWS * MAX_DIM] __attribute__((aligned(64)));
@@ -69,8 +71,9 @@ static void attend_rows(const Run *run, int64_t number, Job job) {
     if (at == job.from) fetch(block.values, 0, KEYS);
     read_lines(op->kind, block.keys, op->dim, after.keys, lines);
     for (int64_t k = 0; k < KEYS; k += LANES)
-      for (int64_t d = 0; d < line; d += LANES) transpose(lines + k * line + d, line, count - k, transposed + d * KEYS + k, KEYS);
-    /* tokens before this block's first key see none of it */
+      for (int64_t d = 0; d < line; d += LANES)
+        transpose(lines + k * line + d, line, count - k, transposed + d * KEYS + k, KEYS);
+    /* tokens before this block's first key see none of its keys */
     const int64_t masked_rows = at > job.past ? (at - job.past) * group : 0;
     score_rows(op, q + masked_rows * wide, transposed, wide, rows - masked_rows, scores + masked_rows * KEYS);
     for (int64_t r = masked_rows; r < rows; r++) {
@@ -82,7 +85,8 @@ static void attend_rows(const Run *run, int64_t number, Job job) {
                            : online_softmax(0, scores + r * KEYS, first, end, most + r, total + r);
     }
     read_values(op, block.values, job.seen - at, after.values, lines);
-    weighted_sum_rows(op, scores + masked_rows * KEYS, lines, count, rescale + masked_rows, rows - masked_rows, sums + masked_rows * value_line);
+    weighted_sum_rows(op, scores + masked_rows * KEYS, lines, count, rescale + masked_rows, rows - masked_rows,
+                      sums + masked_rows * value_line);
     end_block(&job, &results, at);
   }
   for (int64_t r = 0; r < rows; r++) finish_row(run, &job, number, r, result_of(results.all, r, value_line));

@@ -1,26 +1,34 @@
-/* Attention, RoundedAttention, CodedAttention(q, k?, v?, past k, past v, rows int64 [N, 4], cos?, sin?, sinks?, slopes?) → (y, present k,
-present v, scratch).
+/* Attention, RoundedAttention, CodedAttention(q, k?, v?, past k, past v, rows int64 [N, 4], cos?, sin?, sinks?,
+  slopes?) → (y, present k, present v, scratch)
 
-Rotary embedding, appending to the cache, and causal attention in groups of query heads, for rows of any lengths that
-lie end to end. q is [.., heads · D], T tokens in all, with k [.., kv_heads · D] and v [.., kv_heads · V], or all three
-in one, [.., heads · D + kv_heads · (D + V)], without k and v. The cache is float16, [slots, kv_heads, S, D] of keys
-and [slots, kv_heads, S, V] of values; RoundedAttention's is uint16, the bits of bfloat16, and CodedAttention's uint8, of
-D + SCALE_BYTES and V + SCALE_BYTES (cache_lines.h); present is past where both are one buffer, and else becomes a copy first. With a
-window it is a ring: token p lies at place p mod S, and what a row may see of its past and its new tokens have to fit
-together. A row is (slot, tokens in the cache, its first token of T, how many it has); y [.., heads · V] is zero for
-tokens of no row. cos and sin are [positions, D' / 2] for the first D' values of a head, which turn in halves. A score
-is q · k · scale, then softcap · tanh(score / softcap) unless that is 0, then more by slopes: [heads] for each place of
-its key (ALiBi), or [heads, P] for its place. sinks [heads] are scores of a key more, which has no value. A token sees
-the `window` keys that end with its own (0: all). RoundedAttention rounds q · scale and
-weights to bfloat16, too (rounded.h). Attributes: heads, kv_heads, head_dim D, value_dim V, window, scale, softcap. D and
-V are at most MOST_DIM.
+Applies rotary embedding, appends keys and values to the cache, and computes causal grouped-query attention for a ragged
+batch of rows.
 
-Scores are taken for KEYS keys at a time, with a running maximum (Milakov and Gimelshein 2018, "Online normalizer
-calculation for softmax"; Dao et al. 2022, "FlashAttention"). Every PART keys begin anew, and results of parts are put
-together in order; where few heads have many keys, threads share the parts (Dao et al. 2023, "Flash-Decoding").
+Inputs. q is [.., heads · D] for T tokens; k is [.., kv_heads · D] and v is [.., kv_heads · V]. Without k and v, q holds
+all three: [.., heads · D + kv_heads · (D + V)]. A row is (cache slot, cached tokens, first token of T, token count). y
+is [.., heads · V], and 0 for tokens of no row.
 
-Blocks and parts begin at multiples of KEYS and PART, and all sums have one order: what a token gets does not depend on
-which tokens, and how many, it is computed with. */
+Cache. Keys are [slots, kv_heads, S, D] and values are [slots, kv_heads, S, V], with S token slots for each sequence.
+Attention stores float16; RoundedAttention stores bfloat16 bits as uint16. CodedAttention stores uint8, with D +
+SCALE_BYTES and V + SCALE_BYTES (cache_lines.h). Present and past may share a buffer; otherwise the kernel copies past
+first.
+
+Window. With `window`, the cache is a ring buffer: token p uses token slot p mod S. S must hold the keys that a row may
+see and its new tokens. A token sees the `window` latest keys, including its own (0: all keys).
+
+Scores. cos and sin are [positions, D' / 2] and rotate the first D' values of a head, in halves. The score is q · k ·
+scale, then softcap · tanh(score / softcap) unless softcap is 0. `slopes` then adds a position bias: [heads] is the
+slope per key position (ALiBi), and [heads, P] is a table. sinks [heads] are scores of one extra key without a value.
+RoundedAttention also rounds q · scale and the softmax weights to bfloat16 (rounded.h).
+
+Attributes: heads, kv_heads, head_dim D, value_dim V, window, scale, softcap. D and V are at most MAX_DIM.
+
+Scores are computed for KEYS keys at a time with an online softmax (Milakov and Gimelshein 2018, "Online normalizer
+calculation for softmax"; Dao et al. 2022, "FlashAttention"). Every PART keys start new sums, which are merged in order.
+With few heads and many keys, threads share the parts (Dao et al. 2023, "Flash-Decoding").
+
+Blocks and parts start at multiples of KEYS and PART, and every sum has one fixed order. Therefore a token's result does
+not depend on the tokens it is batched with. */
 #include "attend_rows.h"
 #if defined(__AMX_BF16__) || defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 #include "attend_few.h"
@@ -34,8 +42,8 @@ static void attend_few(const Run *run, int64_t number, Job job) { (void)run, (vo
 
 enum {
   MAX_HEADS = 1 << 16,
-  MAX_TOKENS = 1 << 30, /* of a sequence, where its keys are in a ring */
-  FEW_TOKENS = 16,  /* that are appended faster than threads are told to */
+  MAX_TOKENS = 1 << 30, /* of a sequence whose keys are in a ring buffer */
+  FEW_TOKENS = 16,      /* tokens that one thread appends faster than it can start others */
   WANTED_JOBS = 8,
   FEW_KEYS = 384,
 };
@@ -57,15 +65,19 @@ static void append(void *data, size_t job) {
   }
 }
 
-/* Few queries fill few lanes, which pays where there are many keys alone, if there is another way with the same bits. */
+/* Few query rows leave most lanes of attend_lanes empty, which pays off only with many keys. With fewer keys,
+attend_rows runs if it gives the same bits. */
 static void attend(void *data, size_t number) {
   const Run *run = data;
   const Job job = job_of(run, (int64_t)number);
   const int few = job.rows <= FEW_ROWS, rows = ROWS_GIVE_SAME_BITS && few && job.end - job.from <= FEW_KEYS;
-  (!run->lanes ? attend_rows : HAS_WORD_DOTS && few ? attend_few : rows ? attend_rows : attend_lanes)(run, (int64_t)number, job);
+  (!run->lanes            ? attend_rows
+   : HAS_WORD_DOTS && few ? attend_few
+   : rows                 ? attend_rows
+                          : attend_lanes)(run, (int64_t)number, job);
 }
 
-/* Put the parts of the keys of one piece and row, which has one token, together. */
+/* Merge the parts of the keys of one piece and row. The row has one token. */
 static void merge_parts(const Run *run, int64_t at) {
   float sums[MAX_DIM], most, total;
   const Result all = {&most, &total, sums};
@@ -73,12 +85,14 @@ static void merge_parts(const Run *run, int64_t at) {
   const Piece piece = piece_of(run, at % pieces);
   for (int64_t r = 0; r < piece.count; r++) {
     clear_with_sink(run, all, piece.first + r, pad_lanes(run->op->value_dim));
-    for (int64_t p = 0; p < run->parts; p++) merge(all, partial_result(run, at * run->parts + p, r), pad_lanes(run->op->value_dim));
+    for (int64_t p = 0; p < run->parts; p++)
+      merge(all, partial_result(run, at * run->parts + p, r), pad_lanes(run->op->value_dim));
     normalise_row(run, all, run->rows[run->units[at / pieces].row].first, piece.first + r);
   }
 }
 
-/* Fill in how the work is shared out: the units, in `units` where that is not NULL, and the parts. Returns how many. */
+/* Plan the jobs: count the units (and list them in `units` unless it is NULL), and set run->parts. Returns the unit
+count. */
 static int64_t plan(Run *run, Unit *units) {
   int64_t count = 0, parts = 0, most = 0;
   for (int64_t n = 0; n < run->count; n++) {
@@ -119,7 +133,8 @@ static Status *compute(void *kernel, Context *context) {
   if (!packed && (!same_but_last(&k, &q, k_width) || !same_but_last(&v, &q, v_width)))
     return fail(api, "llmc.Attention: k and v have not the tokens of q, or not the width of their heads");
   const int64_t scale_bytes = op->kind == IN_INT8 ? SCALE_BYTES : 0;
-  if (past_k.dims[1] != op->kv_heads || past_k.dims[3] != dim + scale_bytes || !same_but_last(&past_v, &past_k, value_dim + scale_bytes))
+  if (past_k.dims[1] != op->kv_heads || past_k.dims[3] != dim + scale_bytes ||
+      !same_but_last(&past_v, &past_k, value_dim + scale_bytes))
     return fail(api, "llmc.Attention: the caches have not the heads of k and v, or differ");
   if (has_rotary && (cos.rank != 2 || 2 * cos.dims[1] > dim || !same_but_last(&sin, &cos, cos.dims[1])))
     return fail(api, "llmc.Attention: rotary tables are wider than a head, or differ");
@@ -127,10 +142,22 @@ static Status *compute(void *kernel, Context *context) {
       (slopes.present && (slopes.rank < 1 || slopes.rank > 2 || slopes.dims[0] != op->heads)))
     return fail(api, "llmc.Attention: sinks and slopes have not one number for each head");
   Run run = {
-      .op = op, .lanes = is_rounded(op) && words_allowed(), .q = q.data, .k = k.data, .v = v.data, .cos = cos.data, .sin = sin.data,
-      .sinks = sinks.present ? sinks.data : NULL, .slopes = slopes.present ? slopes.data : NULL,
-      .q_stride = q.dims[q.rank - 1], .k_stride = k_width, .v_stride = v_width, .rotary_half = has_rotary ? cos.dims[1] : 0,
-      .positions = slopes.present && slopes.rank == 2 ? slopes.dims[1] : 0, .capacity = past_k.dims[2], .pieces = (heads + ROWS - 1) / ROWS,
+      .op = op,
+      .lanes = is_rounded(op) && words_allowed(),
+      .q = q.data,
+      .k = k.data,
+      .v = v.data,
+      .cos = cos.data,
+      .sin = sin.data,
+      .sinks = sinks.present ? sinks.data : NULL,
+      .slopes = slopes.present ? slopes.data : NULL,
+      .q_stride = q.dims[q.rank - 1],
+      .k_stride = k_width,
+      .v_stride = v_width,
+      .rotary_half = has_rotary ? cos.dims[1] : 0,
+      .positions = slopes.present && slopes.rank == 2 ? slopes.dims[1] : 0,
+      .capacity = past_k.dims[2],
+      .pieces = (heads + ROWS - 1) / ROWS,
   };
   if (packed) {
     run.k = run.q + width;
@@ -149,7 +176,7 @@ static Status *compute(void *kernel, Context *context) {
   }
   run.rows = rows.each, run.count = rows.count;
   run.group = (heads + run.pieces - 1) / run.pieces;
-  run.pieces = (heads + run.group - 1) / run.group; /* none is empty */
+  run.pieces = (heads + run.group - 1) / run.group; /* no piece is empty */
   run.tokens = (run.lanes ? LANE_ROWS : ROWS) / run.group;
   const int64_t units = plan(&run, NULL), jobs = units * op->kv_heads * run.pieces;
   run.jobs = jobs * (run.parts ? run.parts : 1);
@@ -201,7 +228,8 @@ static Status *create(const Operator *self, Api api, const void *info, void **ke
 }
 
 static const char *name(const Operator *self) {
-  static const char *const names[] = {[IN_FLOAT16] = "Attention", [IN_BFLOAT16] = "RoundedAttention", [IN_INT8] = "CodedAttention"};
+  static const char *const names[] = {
+      [IN_FLOAT16] = "Attention", [IN_BFLOAT16] = "RoundedAttention", [IN_INT8] = "CodedAttention"};
   return names[kind_of(self)];
 }
 static size_t inputs(const Operator *self) { return (void)self, 10; }
@@ -218,11 +246,23 @@ static int input_kind(const Operator *self, size_t at) {
 }
 static int output_type(const Operator *self, size_t at) { return at == 1 || at == 2 ? cache_type(self) : FLOAT32; }
 
-#define ATTENTION                                                                                                   \
-  {                                                                                                                 \
-      .version = ABI_VERSION, .create_or_fail = create, .name = name, .provider = any_provider, .inputs = inputs,    \
-      .input_type = input_type, .input_kind = input_kind, .input_memory = default_memory, .outputs = outputs,        \
-      .output_type = output_type, .output_kind = required, .compute_or_fail = compute, .destroy = release_kernel,           \
-      .first_version = version_one, .last_version = any_version,                                                    \
+#define ATTENTION                     \
+  {                                   \
+      .version = ABI_VERSION,         \
+      .create_or_fail = create,       \
+      .name = name,                   \
+      .provider = any_provider,       \
+      .inputs = inputs,               \
+      .input_type = input_type,       \
+      .input_kind = input_kind,       \
+      .input_memory = default_memory, \
+      .outputs = outputs,             \
+      .output_type = output_type,     \
+      .output_kind = required,        \
+      .compute_or_fail = compute,     \
+      .destroy = release_kernel,      \
+      .first_version = version_one,   \
+      .last_version = any_version,    \
   }
-const Operator attention_operator = ATTENTION, coded_attention_operator = ATTENTION, rounded_attention_operator = ATTENTION;
+const Operator attention_operator = ATTENTION, coded_attention_operator = ATTENTION,
+               rounded_attention_operator = ATTENTION;

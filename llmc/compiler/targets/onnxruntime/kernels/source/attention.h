@@ -1,4 +1,4 @@
-/* What attention over rows (attend_rows.h, attend_few.h) and over lanes (attend_lanes.h) have in common: its work, and results. */
+/* Common code of attend_rows.h, attend_few.h and attend_lanes.h: the work of a job, and its results. */
 #ifndef LLMC_ATTENTION_H
 #define LLMC_ATTENTION_H
 
@@ -11,46 +11,46 @@ enum {
   ROWS = 48, /* query rows of a job: tokens times heads of a group */
   FEW_ROWS = 4,
   MAX_DIM = 512,
-  PART = 512, /* keys, a multiple of KEYS */
+  PART = 512, /* keys of a part, a multiple of KEYS */
 };
 
 typedef struct {
   Api api;
   int64_t heads, kv_heads, dim, value_dim, window;
-  int64_t key_bytes, value_bytes; /* of a line of the cache */
+  int64_t key_bytes, value_bytes; /* of one line of the KV cache */
   float scale, softcap;
-  int kind; /* of lines of the cache (cache_lines.h) */
+  int kind; /* line format of the KV cache (cache_lines.h) */
 } Attention;
 
 typedef struct {
-  int32_t row, block; /* a row's tokens are done block by block */
+  int32_t row, block; /* a row, and a block of run->tokens of its tokens */
 } Unit;
 
 typedef struct {
   const Attention *op;
   const float *q, *k, *v, *cos, *sin, *sinks, *slopes;
-  int64_t q_stride, k_stride, v_stride, rotary_half; /* floats from token to token; half of the values that turn */
-  int64_t positions;                               /* that slopes have each a number for, or 0 */
+  int64_t q_stride, k_stride, v_stride, rotary_half; /* floats between tokens; half the rotated width */
+  int64_t positions;                                 /* positions in the table `slopes`, or 0 */
   uint8_t *keys, *values;
   float *y, *partial;
   const Row *rows;
   const Unit *units;
-  int64_t count, capacity; /* rows, and places of the cache */
-  int64_t pieces, group;   /* of a kv head's query heads, and the most of them in a piece */
-  int64_t tokens, parts;   /* of a unit; of the keys if they are shared out, or 0 */
+  int64_t count, capacity; /* rows; token slots of a sequence */
+  int64_t pieces, group;   /* pieces of a KV head's query heads; most heads in a piece */
+  int64_t tokens, parts;   /* tokens of a unit; parts of the keys that threads share, or 0 */
   int64_t jobs;
-  int lanes;               /* whether query rows are lanes (attend_lanes.h) */
+  int lanes; /* whether to use attend_lanes.h and attend_few.h */
 } Run;
 
-/* Whether what is multiplied is rounded to bfloat16. */
+/* Whether matmul inputs are rounded to bfloat16. */
 static int is_rounded(const Attention *op) { return op->kind == IN_BFLOAT16; }
 
-/* The first key that a token behind `past` others sees. */
+/* The first key that a token at position `past` sees. */
 static int64_t oldest_key(const Attention *op, int64_t past) {
   return op->window && past + 1 > op->window ? past + 1 - op->window : 0;
 }
 
-/* Query heads of one piece, from `first` on. */
+/* Some query heads of a KV head, from `first` on. */
 typedef struct {
   int64_t kv_head, first, count;
 } Piece;
@@ -60,14 +60,14 @@ static Piece piece_of(const Run *run, int64_t at) {
   return (Piece){at / run->pieces, at / run->pieces * heads + skip, min64(run->group, heads - skip)};
 }
 
-/* What a job does: a piece of a unit, its query rows, token by token, and which keys they see, or share of them. */
+/* The work of one job: a piece of a unit, its query rows token by token, and the range of keys. */
 typedef struct {
   Piece piece;
-  int64_t group, rows;  /* query rows of a token, and in all */
-  int64_t first, past;  /* of the unit's first token: its place among tokens, and the keys before it */
-  int64_t seen;         /* the first key that this token sees */
-  int64_t from, end;    /* keys, `from` a multiple of KEYS */
-  int64_t base;         /* the place of the cache where the sequence's keys of this head begin */
+  int64_t group, rows; /* query rows of a token, and of the job */
+  int64_t first, past; /* the unit's first token: its index among the tokens, and its position */
+  int64_t seen;        /* first key that this token sees */
+  int64_t from, end;   /* range of keys; `from` is a multiple of KEYS */
+  int64_t base;        /* cache index of this sequence's and head's first token slot */
 } Job;
 
 static Job job_of(const Run *run, int64_t at) {
@@ -89,7 +89,7 @@ static Job job_of(const Run *run, int64_t at) {
   return job;
 }
 
-/* A head with its first values turned, and zeros up to whole registers. */
+/* Rotate the first values of a head, and pad it with zeros to a multiple of LANES. */
 static void rotate(const Run *run, const float *from, int64_t position, float *to) {
   const int64_t half = run->rotary_half, dim = run->op->dim;
   const float *cos = run->cos + position * half, *sin = run->sin + position * half;
@@ -102,12 +102,12 @@ static void rotate(const Run *run, const float *from, int64_t position, float *t
   for (int64_t i = dim; i < pad_lanes(dim); i++) to[i] = 0.0f;
 }
 
-/* Results over some of a row's keys: their maximum, the sum of weights, and [dim] the sum of weighted values. */
+/* Results over some of a row's keys: the score maximum, the sum of weights, and the sum of weighted values [dim]. */
 typedef struct {
   float *most, *total, *sums;
 } Result;
 
-/* Put the results over the keys that come next to those over the keys so far. */
+/* Merge the results over the next keys into the results so far. */
 static void merge(Result so_far, Result next, int64_t dim) {
   const float highest = *so_far.most > *next.most ? *so_far.most : *next.most;
   if (highest == -__builtin_inff()) { /* no key yet */
@@ -129,13 +129,13 @@ static void clear_result(Result result, int64_t dim) {
   for (int64_t d = 0; d < dim; d += LANES) store(result.sums + d, splat(0.0f));
 }
 
-/* Begin with a head's sink, where there are sinks. */
+/* Clear a result, and start it with the head's sink if there are sinks. */
 static void clear_with_sink(const Run *run, Result result, int64_t head, int64_t dim) {
   clear_result(result, dim);
   if (run->sinks) *result.most = run->sinks[head], *result.total = 1.0f;
 }
 
-/* The results of a job's rows, `wide` sums each: over this part of the keys, and over all parts so far. */
+/* The results of a job's rows, with `wide` sums each: over the current part of the keys, and over all earlier parts. */
 typedef struct {
   Result part, all;
   int64_t wide;
@@ -148,11 +148,11 @@ static Result result_of(Result first, int64_t r, int64_t wide) {
 static void start_row(const Run *run, const Job *job, const Results *of, int64_t r) {
   clear_result(result_of(of->part, r, of->wide), of->wide);
   const Result all = result_of(of->all, r, of->wide);
-  if (run->parts) clear_result(all, of->wide); /* combine has the sinks */
+  if (run->parts) clear_result(all, of->wide); /* merge_parts adds the sinks */
   else clear_with_sink(run, all, job->piece.first + r % job->group, of->wide);
 }
 
-/* After the block of keys from `at` on: where a part of the keys ends, put it to those before it. */
+/* Called after the block of keys from `at` on. At the end of a part, merges its results into those of earlier parts. */
 static void end_block(const Job *job, const Results *of, int64_t at) {
   if ((at + KEYS) % PART && at + KEYS < job->end) return;
   for (int64_t r = 0; r < job->rows; r++) {
@@ -170,14 +170,14 @@ static void normalise_row(const Run *run, Result result, int64_t token, int64_t 
     store_lanes(y + d, first_lanes(dim - d), load(result.sums + d) * over);
 }
 
-/* Memory of one row's result over one part, where parts are shared out. */
+/* Memory for one row's result over one part, when threads share the parts. */
 static Result partial_result(const Run *run, int64_t job, int64_t r) {
   const int64_t size = pad_lanes(run->op->value_dim) + LANES;
   float *at = run->partial + (job * run->group + r) * size;
   return (Result){at, at + 1, at + LANES};
 }
 
-/* The results of a job's row over all of its keys. */
+/* Write a row's output, or keep its partial result when threads share the parts. */
 static void finish_row(const Run *run, const Job *job, int64_t at, int64_t r, Result one) {
   if (!run->parts) {
     normalise_row(run, one, job->first + r / job->group, job->piece.first + r % job->group);
@@ -187,12 +187,12 @@ static void finish_row(const Run *run, const Job *job, int64_t at, int64_t r, Re
   merge(partial_result(run, at, r), one, pad_lanes(run->op->value_dim));
 }
 
-/* KEYS keys of a job and their values, or as many as there are. */
+/* Up to KEYS keys of a job, and their values. */
 typedef struct {
   Lines keys, values;
 } Block;
 
-/* The block from key `at` on, an empty one behind the job's keys. */
+/* The block from key `at` on. It is empty after the job's last key. */
 static Block block_of(const Run *run, const Job *job, int64_t at) {
   const Attention *op = run->op;
   const int64_t token_slot = job->base + at % run->capacity, count = at < job->end ? min64(job->end - at, KEYS) : 0;
@@ -200,7 +200,7 @@ static Block block_of(const Run *run, const Job *job, int64_t at) {
                  {run->values + token_slot * op->value_bytes, op->value_bytes, count}};
 }
 
-/* What is read after that block: the job's next one, or the next job's first one. */
+/* The block to read after that one: the job's next block, or the next job's first block. */
 static Block block_after(const Run *run, const Job *job, int64_t number, int64_t at) {
   if (at + KEYS < job->end || number + 1 == run->jobs) return block_of(run, job, at + KEYS);
   const Job next = job_of(run, number + 1);

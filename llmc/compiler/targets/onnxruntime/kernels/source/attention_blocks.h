@@ -1,4 +1,4 @@
-/* Blocks of keys, scores and values, as attention works them off: KEYS at a time, in rows of whole registers. */
+/* Scores, softmax weights and weighted sums for a block of KEYS keys. Rows are padded to whole vectors. */
 #ifndef LLMC_ATTENTION_BLOCKS_H
 #define LLMC_ATTENTION_BLOCKS_H
 
@@ -7,7 +7,7 @@
 
 enum { KEYS = 64 };
 
-/* Scores [rows, KEYS] of `rows` queries [rows, dim] with turned keys [dim, KEYS]. */
+/* Scores [rows, KEYS] of `rows` queries [rows, dim] with transposed keys [dim, KEYS]. */
 INLINE void score(const int rows, const float *q, const float *keys, int64_t dim, float scale, float *to) {
   for (int64_t key = 0; key < KEYS; key += SCORED * LANES, keys += SCORED * LANES, to += SCORED * LANES) {
     Floats s[6][SCORED];
@@ -35,10 +35,10 @@ INLINE void score(const int rows, const float *q, const float *keys, int64_t dim
   }
 }
 
-/* sums [rows, width] · shrink [rows] + weights [rows, KEYS] · values [count, width], of rows `dim` floats apart and
-width = 16 · lines. */
-INLINE void weighted_sum_lines(const int rows, const int lines, const float *weights, const float *values, int64_t count,
-                         int64_t dim, const float *rescale, float *sums) {
+/* sums [rows, width] · rescale [rows] + weights [rows, KEYS] · values [count, width], where width = 16 · lines. Rows of
+sums and values are `dim` floats apart. */
+INLINE void weighted_sum_lines(const int rows, const int lines, const float *weights, const float *values,
+                               int64_t count, int64_t dim, const float *rescale, float *sums) {
   Floats s[6][SCORED];
   UNROLL
   for (int r = 0; r < rows; r++) {
@@ -65,22 +65,22 @@ INLINE void weighted_sum_lines(const int rows, const int lines, const float *wei
 }
 
 INLINE void weighted_sum(const int rows, const float *weights, const float *values, int64_t count, int64_t dim,
-                   const float *rescale, float *sums) {
+                         const float *rescale, float *sums) {
   int64_t d = 0;
   for (; d + SCORED * LANES <= dim; d += SCORED * LANES)
     weighted_sum_lines(rows, SCORED, weights, values + d, count, dim, rescale, sums + d);
   for (; d < dim; d += LANES) weighted_sum_lines(rows, 1, weights, values + d, count, dim, rescale, sums + d);
 }
 
-/* Functions of their own for each number of rows: inlined into one caller, their sums would not stay in registers. */
-#define ROW_KERNELS(T)                                                                                                   \
+/* One function for each row count: if they were inlined into one caller, the sums would not stay in registers. */
+#define ROW_KERNELS(T)                                                                                             \
   static __attribute__((noinline)) void score_##T(const float *q, const float *keys, int64_t dim, float scale,     \
                                                   float *to) {                                                     \
     score(T, q, keys, dim, scale, to);                                                                             \
   }                                                                                                                \
-  static __attribute__((noinline)) void weighted_sum_##T(const float *weights, const float *values, int64_t count,       \
-                                                   int64_t dim, const float *rescale, float *sums) {                \
-    weighted_sum(T, weights, values, count, dim, rescale, sums);                                                          \
+  static __attribute__((noinline)) void weighted_sum_##T(const float *weights, const float *values, int64_t count, \
+                                                         int64_t dim, const float *rescale, float *sums) {         \
+    weighted_sum(T, weights, values, count, dim, rescale, sums);                                                   \
   }
 ROW_KERNELS(1) ROW_KERNELS(2) ROW_KERNELS(3) ROW_KERNELS(4) ROW_KERNELS(6)
 
@@ -104,7 +104,7 @@ INLINE void cap_scores(float *scores, float cap) {
   }
 }
 
-/* Add `slope` for each place of a key, the first one of this block being at `place`. */
+/* Add slope · position to each score. The block's first key is at `position`. */
 INLINE void add_alibi(float *scores, float slope, int64_t position) {
   const Floats lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   UNROLL
@@ -115,7 +115,7 @@ INLINE void add_alibi(float *scores, float slope, int64_t position) {
   }
 }
 
-/* Add what each of the first `count` keys of this block has. */
+/* Add a bias to the scores of the block's first `count` keys. */
 INLINE void add_bias_table(float *scores, const float *by, int64_t count) {
   for (int64_t n = 0; n < count; n += LANES) {
     const Floats more = load_lanes(first_lanes(count - n), by + n);
@@ -123,7 +123,8 @@ INLINE void add_bias_table(float *scores, const float *by, int64_t count) {
   }
 }
 
-/* One row's weights e^(score − maximum), with bf16 those that are to be rounded, of the keys from … end − 1 of this block; returns what older sums shrink by. */
+/* Turn one row's scores into the weights e^(score − maximum) of keys from … end − 1 of this block. With `bf16`, the
+caller rounds the weights to bfloat16. Returns the factor by which to rescale earlier sums. */
 INLINE float online_softmax(const int bf16, float *scores, int64_t from, int64_t end, float *most, float *total) {
   const Floats none = splat(-__builtin_inff());
   Floats s[4], top = none;
@@ -134,7 +135,7 @@ INLINE float online_softmax(const int bf16, float *scores, int64_t from, int64_t
   }
   float highest = max_of(top);
   if (highest < *most) highest = *most;
-  if (highest == -__builtin_inff()) { /* no key yet, unless maxima passed over what is no number */
+  if (highest == -__builtin_inff()) { /* no key yet, or max16 skipped NaN scores */
     UNROLL
     for (int n = 0; n < 4; n++) {
       if (__builtin_reduce_or(s[n] != s[n])) *total = __builtin_nanf("");

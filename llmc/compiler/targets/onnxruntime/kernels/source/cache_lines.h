@@ -1,6 +1,8 @@
-/* Keys and values as the cache holds them, a line for each token and head: float16, bfloat16 (rounded.h), or 8-bit codes
-with their scale behind them. A scale is a bfloat16: code · scale is exact in float32, and the largest code of a line is
-always 127, so that coding what was read gives the same line. */
+/* Lines of the KV cache. A line holds one head's key or value of one token.
+
+A line is float16, bfloat16 (rounded.h), or 8-bit quantized values followed by their scale. The scale is a bfloat16, so
+value · scale is exact in float32. The largest quantized value of a line is always 127. Therefore quantizing a line that
+was read gives the same line. */
 #ifndef LLMC_CACHE_LINES_H
 #define LLMC_CACHE_LINES_H
 
@@ -18,7 +20,8 @@ typedef union {
 
 INLINE int64_t line_bytes(int kind, int64_t width) { return kind == IN_INT8 ? width + SCALE_BYTES : 2 * width; }
 
-/* To float16, in which what is beyond its range is no number: an infinite key could pass for one that nobody sees. */
+/* Convert to float16. Values out of range become NaN, because a key with an infinite score could look like a masked
+one. */
 INLINE void narrow(const float *from, uint16_t *to, int64_t width) {
   for (int64_t i = 0; i < width; i += LANES) {
     const Lanes lanes = first_lanes(width - i);
@@ -28,18 +31,18 @@ INLINE void narrow(const float *from, uint16_t *to, int64_t width) {
   }
 }
 
-/* To bfloat16, in the same way. */
+/* Convert to bfloat16. Values out of range become NaN, as in `narrow`. */
 INLINE void narrow_rounded(const float *from, uint16_t *to, int64_t width) {
   for (int64_t i = 0; i < width; i += LANES) {
     const Lanes lanes = first_lanes(width - i);
     const Floats x = load_lanes(lanes, from + i);
-    const Ints within = abs16(x) < splat(0x1.ffp127f); /* from there on it would become infinite */
+    const Ints within = abs16(x) < splat(0x1.ffp127f); /* larger values would round to infinity */
     const Words bits = (Words)(((Ints)rounded(x) & within) | (~within & splat_ints(NAN_BITS)));
     store_half_lanes(to + i, lanes, __builtin_convertvector(bits >> 16, Halves));
   }
 }
 
-/* To codes from −127 to 127 and the scale that the largest needs; no number where one is infinite or none. */
+/* Quantize to −127 … 127 with the scale of the largest value. If an input is infinite or NaN, the scale becomes NaN. */
 INLINE void quantize_line(const float *from, uint8_t *to, int64_t width) {
   Floats most = splat(0.0f);
   Ints within = splat_ints(-1);
@@ -50,7 +53,7 @@ INLINE void quantize_line(const float *from, uint8_t *to, int64_t width) {
   }
   Word scale = {.value = max_of(most) / 127.0f};
   scale.bits = (scale.bits + 0x7FFF + (scale.bits >> 16 & 1)) & 0xFFFF0000;
-  if (scale.value < 1e-30f) scale.bits = 0; /* its inverse would have no room */
+  if (scale.value < 1e-30f) scale.bits = 0; /* the inverse would overflow */
   const int not_finite = !__builtin_reduce_and(within);
   const float inverse = not_finite || scale.value == 0.0f ? 0.0f : 1.0f / scale.value;
   if (not_finite) scale.bits = NAN_BITS;
@@ -63,7 +66,7 @@ INLINE void quantize_line(const float *from, uint8_t *to, int64_t width) {
   to[width] = (uint8_t)(scale.bits >> 16), to[width + 1] = (uint8_t)(scale.bits >> 24);
 }
 
-/* [count, width] in float16 → [count, width rounded up to LANES], zeros behind. */
+/* [count, width] in float16 → [count, pad_lanes(width)] in float32, with zeros in the padding. */
 INLINE void widen(const uint16_t *from, float *to, int64_t count, int64_t width) {
   if (width % LANES == 0) width *= count, count = 1;
   for (; count; count--, from += width)
@@ -71,15 +74,16 @@ INLINE void widen(const uint16_t *from, float *to, int64_t count, int64_t width)
       store_aligned(to, from_half(load_half_lanes(first_lanes(width - i), from + i)));
 }
 
-/* The same of bfloat16. */
+/* The same for bfloat16. */
 INLINE void widen_rounded(const uint16_t *from, float *to, int64_t count, int64_t width) {
   if (width % LANES == 0) width *= count, count = 1;
   for (; count; count--, from += width)
     for (int64_t i = 0; i < width; i += LANES, to += LANES)
-      store_aligned(to, (Floats)(__builtin_convertvector(load_half_lanes(first_lanes(width - i), from + i), Words) << 16));
+      store_aligned(to,
+                    (Floats)(__builtin_convertvector(load_half_lanes(first_lanes(width - i), from + i), Words) << 16));
 }
 
-/* The same of coded lines. */
+/* The same for quantized lines. */
 INLINE void dequantize_lines(const uint8_t *from, float *to, int64_t count, int64_t width) {
   for (; count; count--, from += width + SCALE_BYTES) {
     const Word scale = {.bits = (uint32_t)from[width] << 16 | (uint32_t)from[width + 1] << 24};
@@ -101,14 +105,14 @@ INLINE void write_line(int kind, const float *from, uint8_t *to, int64_t width) 
   else narrow(from, (uint16_t *)to, width);
 }
 
-/* Lines one behind another, `bytes` each. */
+/* Consecutive lines of `bytes` bytes each. */
 typedef struct {
   const uint8_t *from;
   int64_t bytes, count;
 } Lines;
 
-/* Have lines k … k + some − 1, as far as there are such, brought into the processor's cache. Best a few at a time between
-other work: more than it can wait for hold up what is read meanwhile. */
+/* Prefetch up to `some` lines from line `k` on. Callers mix a few prefetches with other work: too many at once delay
+the loads. */
 INLINE void fetch(Lines lines, int64_t k, int64_t some) {
   const int64_t end = min64(k + some, lines.count) * lines.bytes;
   for (int64_t i = k * lines.bytes; i < end; i += 64) __builtin_prefetch(lines.from + i);
@@ -116,7 +120,7 @@ INLINE void fetch(Lines lines, int64_t k, int64_t some) {
 
 enum { AT_ONCE = 8 };
 
-/* Lines as float32 [count, whole(width)], zeros behind; those that come `after` are fetched meanwhile. */
+/* Read lines as float32 [count, pad_lanes(width)], with zeros in the padding. Meanwhile prefetch the lines `after`. */
 INLINE void read_lines(int kind, Lines lines, int64_t width, Lines after, float *to) {
   for (int64_t k = 0; k < lines.count; k += AT_ONCE, to += AT_ONCE * pad_lanes(width)) {
     const int64_t some = min64(lines.count - k, AT_ONCE);
@@ -126,7 +130,7 @@ INLINE void read_lines(int kind, Lines lines, int64_t width, Lines after, float 
     else if (kind == IN_BFLOAT16) widen_rounded((const uint16_t *)from, to, some, width);
     else widen((const uint16_t *)from, to, some, width);
   }
-  fetch(after, lines.count, after.count); /* where they are more */
+  fetch(after, lines.count, after.count); /* if there are more of them */
 }
 
 #endif
