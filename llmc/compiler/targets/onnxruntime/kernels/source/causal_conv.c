@@ -1,8 +1,8 @@
-/* CausalConv(x, weight [C, K], bias [C]?, state [slots, K − 1, C], rows int64 [N, 4]; silu) → (y, state).
+/* CausalConv(x, weight [C, K], bias [C]?, state [slots, K − 1, C], rows int64 [N, 4]; silu) → (y, state)
 
-Each channel's convolution over its last K tokens, for rows of any lengths that lie end to end: x and y are [.., C], T
-tokens in all. A slot's state holds the K − 1 tokens before a row, the latest one last. With `silu` y is y / (1 + e⁻ʸ).
-y is zero for tokens of no row. Rows have a slot each. */
+Convolves each channel over its last K tokens, for a ragged batch of rows. x and y are [.., C] with T tokens in all. A
+slot's recurrent state holds the K − 1 tokens before a row, the latest last. With `silu`, y becomes y / (1 + e⁻ʸ). y is
+0 for tokens of no row. Each row has its own slot. */
 #include "operators.h"
 #include "states.h"
 #include "vector_math.h"
@@ -21,10 +21,11 @@ typedef struct {
   int64_t channels, taps, blocks, silu;
 } Run;
 
-/* Token `at` of a row, counted from its first, for 16 channels: those before the first are the state's. */
+/* Sixteen channels of token `at`, counted from the row's first token. Earlier tokens are in the recurrent state. */
 static inline Floats seen(const Run *run, const Row *row, const float *state, int64_t at, int64_t channel,
                           Lanes lanes) {
-  const float *from = at >= 0 ? run->x + (row->first + at) * run->channels : state + (run->taps - 1 + at) * run->channels;
+  const float *from = at >= 0 ? run->x + (row->first + at) * run->channels
+                              : state + (run->taps - 1 + at) * run->channels;
   return load_lanes(lanes, from + channel);
 }
 
@@ -46,10 +47,10 @@ static void convolve(const Run *run, const Row *row, float *state, int64_t chann
     for (int64_t i = 0; i < taps; i++) sum = fma16(seen(run, row, state, t + i - tail, channel, lanes), weight[i], sum);
     store_lanes(run->y + (row->first + t) * run->channels + channel, lanes, run->silu ? silu16(sum) : sum);
   }
-  /* in this order none is overwritten before it is read */
+  /* this order reads every token before it is overwritten */
   for (int64_t i = 0; i < tail; i++)
     store_lanes(state + i * run->channels + channel, lanes,
-                          seen(run, row, state, row->count + i - tail, channel, lanes));
+                seen(run, row, state, row->count + i - tail, channel, lanes));
 }
 
 static void job_of(void *data, size_t job) {
@@ -71,7 +72,8 @@ static Status *compute(void *kernel, Context *context) {
   TRY(optional_input(api, context, 2, &bias));
   TRY(input(api, context, 3, 3, &state));
   const int64_t channels = x.dims[x.rank - 1], taps = weight.dims[1], tokens = lines_of(&x);
-  if (weight.dims[0] != channels || taps < 2 || taps > MAX_TAPS || (bias.present && (bias.rank != 1 || bias.dims[0] != channels)))
+  if (weight.dims[0] != channels || taps < 2 || taps > MAX_TAPS ||
+      (bias.present && (bias.rank != 1 || bias.dims[0] != channels)))
     return fail(api, "llmc.CausalConv: weights of shapes that do not belong to the channels");
   if (state.dims[1] != taps - 1 || state.dims[2] != channels)
     return fail(api, "llmc.CausalConv: a state has not the tokens and channels of the convolution");

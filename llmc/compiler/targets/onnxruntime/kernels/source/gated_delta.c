@@ -1,13 +1,18 @@
 /* GatedDelta(query, key [.., K, D], value [.., H, V], decay, beta [.., H], state [slots, H, D, V], rows int64 [N, 4];
-normalise, eps) → (y [.., H, V], state).
+  normalise, eps) → (y [.., H, V], state)
 
-The gated delta rule (Yang et al. 2024, "Gated Delta Networks") for rows of any lengths that lie end to end, T tokens in
-all. A token fades a head's state S, S = exp(decay) · S, corrects what it holds under its key, S += k ⊗ beta · (v − k · S),
-and reads it, y = q · S / √D. Heads share the K of queries and keys, H / K in a row. With `normalise` queries and keys are
-divided by √(their squares' sum + eps). y is zero for tokens of no row. Rows have a slot each.
+Applies the gated delta rule (Yang et al. 2024, "Gated Delta Networks") to a ragged batch of rows with T tokens in all.
+A token updates each head's recurrent state S in three steps:
 
-Columns of a state do not meet, so that a job has COLUMNS of them. With g = exp(decay) and S as it was, k · gS and q · gS
-are read in one pass, and y = q · gS + (q · k) · correction. */
+  decay     S = exp(decay) · S
+  correct   S += k ⊗ beta · (v − k · S)
+  read      y = q · S / √D
+
+Each of the K query and key heads serves H / K consecutive heads. With `normalise`, queries and keys are divided by
+√(sum of squares + eps). y is 0 for tokens of no row. Each row has its own slot.
+
+Columns of a state are independent, so a job handles COLUMNS of them. With g = exp(decay) and the previous S, one pass
+reads both k · gS and q · gS, and y = q · gS + (q · k) · correction. */
 #include "operators.h"
 #include "states.h"
 #include "vector_math.h"
@@ -37,7 +42,7 @@ static float dot(const float *a, const float *b, int64_t count) {
   return sum_of(sum);
 }
 
-/* 1 / √(squares' sum + eps), or 1 */
+/* 1 / √(sum of squares + eps), or 1 without `normalise` */
 static float inverse_norm(const GatedDelta *op, const float *x, int64_t count) {
   if (!op->normalise) return 1.0f;
   return 1.0f / sqrt16(splat(dot(x, x, count) + op->eps))[0];

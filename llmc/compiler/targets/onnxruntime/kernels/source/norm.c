@@ -1,11 +1,13 @@
-/* AddNorm(x, residual, weight [D], decoding int64 [1]?; eps) → (y, sum, words uint16 [..]?), x and residual float [.., D]:
-sum = x + residual, and y = sum / √(mean of sum² + eps) · weight. Without a residual x is the sum. Where words are asked for,
-rows behind the first `decoding` go there, rounded to bfloat16 (words.h), and not to y. */
+/* AddNorm(x, residual?, weight [D], decoding int64 [1]?; eps) → (y, sum?, words uint16 [..]?)
+
+x and residual are float [.., D]. sum = x + residual, or x without a residual, and y = sum / √(mean of sum² + eps) ·
+weight. If `words` is requested, prefill rows (those after the first `decoding`) go there instead of to y, rounded to
+bfloat16 (words.h). */
 #include "operators.h"
 #include "strips.h"
 #include "words.h"
 
-enum { SHARE = 1 << 13 }; /* floats that are worth a thread's turn */
+enum { SHARE = 1 << 13 }; /* floats that justify waking a thread */
 
 typedef struct {
   Api api;
@@ -19,13 +21,12 @@ typedef struct {
   int64_t rows, decode_rows, width, shares;
 } Job;
 
-/* x + residual, or x, of LANES numbers from `at` on. */
 INLINE Floats summed(const Job *job, Lanes lanes, int64_t at) {
   const Floats x = load_lanes(lanes, job->x + at);
   return job->residual ? x + load_lanes(lanes, job->residual + at) : x;
 }
 
-/* What a row's LANES numbers from `at` on come to. */
+/* LANES values of a normalised row, from `at` on. */
 INLINE Floats normed(const Job *job, Floats inverse_rms, int64_t row, int64_t at) {
   const Lanes lanes = first_lanes(job->width - at);
   return summed(job, lanes, row * job->width + at) * inverse_rms * load_lanes(lanes, job->weight + at);
@@ -45,10 +46,12 @@ static void share_of(void *data, size_t share) {
       if (job->sum) store_lanes(job->sum + first + i, lanes, s);
     }
     float mean = sum_of(squares) / (float)width + job->eps;
-    if (!(mean <= 3.4028235e38f)) mean = __builtin_nanf(""); /* squares beyond float32 must not make a row of zeros */
+    if (!(mean <= 3.4028235e38f))
+      mean = __builtin_nanf(""); /* a mean beyond float32 must not turn the row into zeros */
     const Floats inverse_rms = splat(1.0f) / sqrt16(splat(mean));
     if (row < job->decode_rows)
-      for (int64_t i = 0; i < width; i += LANES) store_lanes(job->y + first + i, first_lanes(width - i), normed(job, inverse_rms, row, i));
+      for (int64_t i = 0; i < width; i += LANES)
+        store_lanes(job->y + first + i, first_lanes(width - i), normed(job, inverse_rms, row, i));
     else
       for (int64_t i = 0; i < width; i += DEPTH)
         store((float *)words_at(job->words, width, row - job->decode_rows, i),
@@ -67,7 +70,12 @@ static Status *compute(void *kernel, Context *context) {
       (residual.present && residual.dims[residual.rank - 1] != width))
     return fail(op->api, "llmc.AddNorm: inputs of shapes that do not belong together");
   Job job = {
-      .x = x.data, .residual = residual.data, .weight = weight.data, .eps = op->eps, .rows = lines_of(&x), .width = width,
+      .x = x.data,
+      .residual = residual.data,
+      .weight = weight.data,
+      .eps = op->eps,
+      .rows = lines_of(&x),
+      .width = width,
   };
   TRY(decode_rows_input(op->api, context, 3, job.rows, &job.decode_rows));
   const int64_t numbers = rounded_numbers(width, job.rows - job.decode_rows);

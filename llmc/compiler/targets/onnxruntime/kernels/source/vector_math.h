@@ -4,7 +4,8 @@
 
 #include "vectors.h"
 
-/* eˣ for x ≤ 88, e⁸⁸ above, 0 below −87, NaN for NaN: powers of two, and a polynomial of their fraction (Cephes' expf, below 2 ulp). */
+/* eˣ for x ≤ 88, e⁸⁸ above, 0 below −87, NaN for NaN. Splits x into a power of two and a fraction, for which it uses a
+polynomial (Cephes' expf, below 2 ulp). */
 INLINE Floats exp16(Floats x) {
   Floats t = min16(splat(88.0f), x) * splat(1.44269504f);
   Floats power = round16(t);
@@ -19,7 +20,8 @@ INLINE Floats exp16(Floats x) {
   return zero_below(x, -87.0f, times_power(e, power));
 }
 
-/* eˣ for x ≤ 0, 0 below −87, NaN for NaN: within 3 · 10⁻⁶ of it, for what is then rounded to bfloat16, and 1 for 0. */
+/* eˣ for x ≤ 0, 0 below −87, NaN for NaN, and exactly 1 for 0. The relative error is at most 3 · 10⁻⁶, for callers that
+round to bfloat16. */
 INLINE Floats short_exp16(Floats x) {
   const Floats t = x * splat(1.44269504f), power = round16(t), f = t - power;
   Floats e = fma16(splat(9.5828529e-3f), f, splat(5.5906427e-2f));

@@ -1,10 +1,10 @@
-/* Tiles of 16 rows over avx512.h, for CPUs that multiply tiles of bytes (Intel Sapphire Rapids and later). */
+/* int8 tiles of AMX (Intel Sapphire Rapids and later), over avx512.h. */
 
 #define HAS_TILES
 
-enum { TILE_ROWS = 16, TILES_READ_PANELS = 1, TILE_DEPTH = 64 /* bytes of a tile's row */ };
+enum { TILE_ROWS = 16, TILES_READ_PANELS = 1, TILE_DEPTH = 64 /* bytes of a tile row */ };
 
-/* Tiles: sums of two panels, 4 · 16 inputs of each, and activations. */
+/* Tile registers: the sums of two panels, a step of both panels (4 · 16 inputs each), and the activations. */
 enum { SUMS = 0, OTHER_SUMS = 1, PANEL = 2, OTHER_PANEL = 3, ACTIVATIONS = 4 };
 
 typedef struct {
@@ -13,7 +13,8 @@ typedef struct {
   uint8_t rows[16];
 } Shapes;
 
-/* Whether Linux grants this process tiles, which it is to ask for (Documentation/arch/x86/xstate.rst). */
+/* Ask Linux for permission to use AMX tiles, which a process needs before its first tile instruction
+(Documentation/arch/x86/xstate.rst). */
 INLINE int request_tiles(void) {
 #ifdef EMULATED_TILES
   return 1;
@@ -24,9 +25,9 @@ INLINE int request_tiles(void) {
 #endif
 }
 
-/* The same, asked once. */
+/* Whether the process may use AMX tiles. Requests the permission once. */
 INLINE int tiles_allowed(void) {
-  static int may; /* 1: yes, −1: no */
+  static int may; /* 1: yes, −1: no, 0: not requested yet */
   if (!may) may = request_tiles() ? 1 : -1;
   return may > 0;
 }
@@ -47,9 +48,9 @@ INLINE void begin_tiles(int64_t group) {
 }
 INLINE void end_tiles(void) { _tile_release(); }
 
-/* As bytes, four inputs of each of 16 rows at a time. */
+/* Unpack a group to bytes, in the order of a panel: four inputs of each of 16 rows at a time. */
 INLINE const uint8_t *tile_weights(const int format, const int8_t *values, int zero, int64_t steps, const uint8_t *from,
-                                 uint8_t *to) {
+                                   uint8_t *to) {
   if (format == EIGHT && !zero) return from;
   const int64_t step_stride = steps / packed_steps(format);
   const __m512i table = table_of(format, values), zeros = _mm512_set1_epi8((char)zero);
@@ -63,8 +64,8 @@ INLINE const uint8_t *tile_weights(const int format, const int8_t *values, int z
   return to;
 }
 
-INLINE void tile_dots(const int panels, const int is_signed, int64_t group, const int8_t *from, const uint8_t *const *weights,
-                      int reuse_weights, int32_t (*dots)[TILE_ROWS * LANES]) {
+INLINE void tile_dots(const int panels, const int is_signed, int64_t group, const int8_t *from,
+                      const uint8_t *const *weights, int reuse_weights, int32_t (*dots)[TILE_ROWS * LANES]) {
   const int load_weights = !reuse_weights || group > TILE_DEPTH;
   _tile_zero(SUMS);
   if (panels == 2) _tile_zero(OTHER_SUMS);

@@ -1,4 +1,4 @@
-/* vectors.h for AVX2, FMA and F16C, and AVX-VNNI where it is: a vector is two registers. */
+/* vectors.h for AVX2, FMA and F16C, with AVX-VNNI if the CPU has it. A vector is two registers. */
 #include <immintrin.h>
 
 #include "counted.h"
@@ -8,7 +8,7 @@ INLINE __m256 high_half(Floats x) { return __builtin_shufflevector(x, x, 8, 9, 1
 INLINE Floats joined(__m256 a, __m256 b) {
   return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
 }
-/* −1 in the first `count` lanes from `at` on, else 0. */
+/* −1 in those of eight lanes whose number, plus `at`, is below `count`; 0 in the others. */
 INLINE __m256i mask_of(Lanes count, int at) {
   const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
   return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)count - at), lane);
@@ -70,13 +70,14 @@ enum { SCORED = 1, BOTH_ROWS = 4 };
 #if defined(__AVXVNNI__)
 enum { SIGNED = 0 };
 #else
-enum { SIGNED = 128 }; /* Products of pairs of bytes are added in 16 bits, which absolute values up to 128 stay in. */
+/* VPMADDUBSW adds pairs of products in 16 bits, which absolute values up to 128 cannot overflow. */
+enum { SIGNED = 128 };
 #endif
 INLINE int32_t bias_of(int format) { return format == EIGHT || format == TABLED ? SIGNED : 0; }
 
-/* Codes of the steps that share the bytes of step `k` of a panel, k + i · steps / sharing, half of them; less bias_of. */
+/* Unpack half of the steps k + i · steps / packed_steps, which share bytes in a panel. Subtracts bias_of. */
 INLINE void unpack_steps(const int format, __m256i values, int64_t steps, const uint8_t *from, int64_t k, int half,
-                     __m256i *quantized) {
+                         __m256i *quantized) {
   const __m256i low = _mm256_set1_epi8(15), high = _mm256_set1_epi8(48);
 #define BYTES(k) _mm256_loadu_si256((const __m256i *)(from + 64 * (k) + 32 * half))
   const __m256i first = BYTES(k);
@@ -99,7 +100,7 @@ INLINE void unpack_steps(const int format, __m256i values, int64_t steps, const 
 #undef BYTES
 }
 
-/* One group of a panel times `rows` activations, STRIP_ROWS at most: their sums stay in registers. */
+/* Multiply one group of a panel by up to STRIP_ROWS rows of activations. Their sums stay in registers. */
 INLINE void panel_dots(const int rows, const int format, __m256i values, const int64_t steps, const uint8_t *from,
                        const int32_t *quantized, int64_t ahead, __m256i (*dots)[2]) {
   const int64_t step_stride = steps / packed_steps(format);
@@ -139,7 +140,7 @@ INLINE void panel_dots(const int rows, const int format, __m256i values, const i
     }
     return;
   }
-  if (format == SIX) { /* two products of pairs up to 2 · 63 · 127, whose sum 16 bits hold */
+  if (format == SIX) { /* two pairs of products, at most 2 · 63 · 127 each, do not overflow 16 bits */
     for (int64_t k = 0; k < step_stride; k++) {
       __m256i w[2][4];
       UNROLL HALVES unpack_steps(format, values, steps, from, k, half, w[half]);
@@ -158,7 +159,7 @@ INLINE void panel_dots(const int rows, const int format, __m256i values, const i
     }
     return;
   }
-  enum { STEPS = 4 }; /* of two products of pairs up to 2 · 15 · 127, whose sum 16 bits hold */
+  enum { STEPS = 4 }; /* so many steps with two pairs of products, at most 2 · 15 · 127 each, do not overflow 16 bits */
   for (int64_t k = 0; k < step_stride; k += STEPS) {
     __m256i pairs[4][2];
     UNROLL
@@ -194,7 +195,7 @@ INLINE void group_dots(const int rows, const int panels, const int format, const
     __m256i own[STRIP_ROWS][2];
     UNROLL
     for (int r = 0; r < rows; r++) UNROLL HALVES own[r][half] = ((const __m256i *)&dots[r * panels + n])[half];
-    const int64_t usual = format == SIX ? 4 : 8; /* a group of 16 or 32, unrolled */
+    const int64_t usual = format == SIX ? 4 : 8; /* steps of a group of 16 or 32 inputs, which the compiler unrolls */
     if (steps == usual) panel_dots(rows, format, table, usual, from[n], quantized, ahead, own);
     else panel_dots(rows, format, table, steps, from[n], quantized, ahead, own);
     UNROLL
@@ -210,7 +211,8 @@ INLINE void transpose8(const float *from, int64_t stride, int64_t rows, float *t
   UNROLL
   for (int i = 0; i < 8; i++) r[i] = i < rows ? _mm256_loadu_ps(from + i * stride) : _mm256_setzero_ps();
   UNROLL
-  for (int i = 0; i < 8; i += 2) t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]), t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+  for (int i = 0; i < 8; i += 2)
+    t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]), t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
   UNROLL
   for (int i = 0; i < 8; i += 4)
     UNROLL

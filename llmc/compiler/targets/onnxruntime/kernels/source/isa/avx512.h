@@ -1,4 +1,4 @@
-/* vectors.h for AVX-512 with VNNI: a vector is a register. */
+/* vectors.h for AVX-512 with VNNI. A vector is one register. */
 #include <immintrin.h>
 
 typedef __mmask16 Lanes;
@@ -29,7 +29,7 @@ INLINE Ints to_ints(Floats x) { return (Ints)_mm512_cvtps_epi32(x); }
 INLINE void to_bytes(int32_t *to, Ints x) { _mm_storeu_si128((__m128i *)to, _mm512_cvtsepi32_epi8((__m512i)x)); }
 
 #if defined(__AVX512BF16__) && !defined(__AMX_INT8__)
-enum { SCORED = 4, BOTH_ROWS = 0 }; /* Zen 5 reads one panel after another faster; not measured on Zen 4 */
+enum { SCORED = 4, BOTH_ROWS = 0 }; /* Zen 5 is faster with one panel at a time; Zen 4 is not measured */
 #else
 enum { SCORED = 4, BOTH_ROWS = 4 };
 #endif
@@ -37,8 +37,9 @@ enum { SCORED = 4, BOTH_ROWS = 4 };
 
 INLINE int32_t bias_of(int format) { return (void)format, 0; }
 
-/* Codes of the steps that share the bytes of step `k` of a panel, k + i · steps / sharing. */
-INLINE void unpack_steps(const int format, __m512i values, int64_t steps, const uint8_t *from, int64_t k, __m512i *quantized) {
+/* Unpack the steps k + i · steps / packed_steps, which share bytes in a panel. */
+INLINE void unpack_steps(const int format, __m512i values, int64_t steps, const uint8_t *from, int64_t k,
+                         __m512i *quantized) {
   const __m512i low = _mm512_set1_epi8(15), high = _mm512_set1_epi8(48);
 #define BYTES(k) _mm512_loadu_si512(from + 64 * (k))
   const __m512i first = BYTES(k);
@@ -61,7 +62,7 @@ INLINE void unpack_steps(const int format, __m512i values, int64_t steps, const 
 #undef BYTES
 }
 
-/* The values of a table of 4 bits as unsigned codes with the zero point 128; nothing for codings without one. */
+/* A table's 16 values as unsigned bytes with the zero point 128. Formats without a table return 0. */
 INLINE __m512i table_of(const int format, const int8_t *values) {
   if (format != TABLED) return _mm512_setzero_si512();
   const __m512i each = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)values));
@@ -87,7 +88,8 @@ INLINE void group_dots(const int rows, const int panels, const int format, const
         Ints *dot = dots + r * panels + n;
         UNROLL
         for (int i = 0; i < packed_steps(format); i++)
-          *dot = (Ints)_mm512_dpbusd_epi32((__m512i)*dot, w[i], _mm512_set1_epi32(quantized[(k + i * step_stride) * PACKED_ROWS + r]));
+          *dot = (Ints)_mm512_dpbusd_epi32((__m512i)*dot, w[i],
+                                           _mm512_set1_epi32(quantized[(k + i * step_stride) * PACKED_ROWS + r]));
       }
     }
 }

@@ -1,9 +1,9 @@
-/* Words of two bfloat16 each over avx512.h and AVX-512 BF16, as word_lines.h asks for them. */
+/* The functions of words.h and word_lines.h that convert to bfloat16, over avx512.h and AVX-512 BF16. */
 #ifndef LLMC_AVX512_WORDS_H
 #define LLMC_AVX512_WORDS_H
 
 INLINE Floats load_words(const uint16_t *from, int64_t count) {
-  if (count <= 0) return splat(0.0f); /* masked loads of pages that nobody wrote to yet take hundreds of cycles */
+  if (count <= 0) return splat(0.0f); /* a masked load of a page that was never written takes hundreds of cycles */
   return (Floats)_mm512_maskz_loadu_epi16(count >= DEPTH ? 0xFFFFFFFF : (1u << count) - 1, from);
 }
 
@@ -16,7 +16,6 @@ INLINE Floats interleave_bf16(Floats first, Floats second) {
 
 INLINE Halves to_bf16(Floats x) { return (Halves)_mm512_cvtneps_pbh(x); }
 
-/* Two vectors' lanes, one after the other, rounded. */
 INLINE Floats to_bf16_pair(Floats first, Floats second) { return (Floats)_mm512_cvtne2ps_pbh(second, first); }
 
 INLINE void narrow_line(const float *from, float *to, int64_t width) {
@@ -26,7 +25,7 @@ INLINE void narrow_line(const float *from, float *to, int64_t width) {
   }
 }
 
-/* An order that takes one instruction each. */
+/* This order takes one instruction for each half. */
 INLINE void pair_lines(Floats first, Floats second, float *to) {
   store_aligned(to, (Floats)_mm512_unpacklo_epi16((__m512i)first, (__m512i)second));
   store_aligned(to + LANES, (Floats)_mm512_unpackhi_epi16((__m512i)first, (__m512i)second));
@@ -34,7 +33,8 @@ INLINE void pair_lines(Floats first, Floats second, float *to) {
 INLINE void in_order(const float *from, float *to) {
   const Floats a = load_aligned(from), b = load_aligned(from + LANES);
   store_aligned(to, __builtin_shufflevector(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23));
-  store_aligned(to + LANES, __builtin_shufflevector(a, b, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31));
+  store_aligned(to + LANES,
+                __builtin_shufflevector(a, b, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31));
 }
 
 #endif

@@ -1,4 +1,4 @@
-/* What instruction sets without masks have in common: lanes are a number of them. */
+/* Common code of instruction sets without lane masks: Lanes is the number of leading lanes. */
 
 typedef int64_t Lanes;
 

@@ -1,4 +1,5 @@
-/* vectors.h for aarch64 with dot products of bytes (Neoverse N1, Graviton 2, Apple M1 and later): a vector is four registers. */
+/* vectors.h for aarch64 with byte dot products (Neoverse N1, Graviton 2, Apple M1 and later). A vector is four
+registers. */
 #include <arm_neon.h>
 
 #include "counted.h"
@@ -56,19 +57,20 @@ INLINE Words look_up(const int8_t *values, Words x) {
   const uint8x16_t table = veorq_u8(vld1q_u8((const uint8_t *)values), vdupq_n_u8(128));
   Quarters q = {.ints = (Ints)x};
   UNROLL
-  for (int i = 0; i < 4; i++) q.each_int[i] = vreinterpretq_s32_u8(vqtbl1q_u8(table, vreinterpretq_u8_s32(q.each_int[i])));
+  for (int i = 0; i < 4; i++)
+    q.each_int[i] = vreinterpretq_s32_u8(vqtbl1q_u8(table, vreinterpretq_u8_s32(q.each_int[i])));
   return (Words)q.ints;
 }
 
 enum { SCORED = 1, BOTH_ROWS = 4 };
 #define STRIP_ROWS 4
 
-/* Both factors are signed. */
+/* Both factors of SDOT are signed. */
 INLINE int32_t bias_of(int format) { return format == EIGHT || format == TABLED ? 128 : 0; }
 
-/* Codes of the steps that share the bytes of step `k` of a panel, k + i · steps / sharing, a quarter of them; less bias_of. */
+/* Unpack a quarter of the steps k + i · steps / packed_steps, which share bytes in a panel. Subtracts bias_of. */
 INLINE void unpack_steps(const int format, int8x16_t values, int64_t steps, const uint8_t *from, int64_t k, int quarter,
-                     int8x16_t *quantized) {
+                         int8x16_t *quantized) {
   const uint8x16_t low = vdupq_n_u8(15), high = vdupq_n_u8(48);
 #define BYTES(k) vld1q_u8(from + 64 * (k) + 16 * quarter)
   const uint8x16_t first = BYTES(k);

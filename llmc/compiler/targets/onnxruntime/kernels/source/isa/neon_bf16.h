@@ -1,5 +1,5 @@
-/* word_lines.h's products by products of matrices of bfloat16, 2 × 4 by 4 × 2 (BFMMLA), over neon.h. A sum grows by pairs
-of products in turn; the sum of a pair is rounded to odd (Arm ARM, BFDotAdd). */
+/* word_lines.h over neon.h with BFMMLA, which multiplies 2 × 4 by 4 × 2 bfloat16 values. It adds pairs of products in
+order, and rounds the sum of a pair to odd (Arm ARM, BFDotAdd). */
 #ifndef LLMC_NEON_BF16_H
 #define LLMC_NEON_BF16_H
 
@@ -41,10 +41,11 @@ INLINE void narrow_line(const float *from, float *to, int64_t width) {
 
 INLINE void pair_lines(Floats first, Floats second, float *to) {
   const Shorts a = (Shorts)first, b = (Shorts)second;
-  store_aligned(to, (Floats)__builtin_shufflevector(a, b, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41,
-                                                    10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47));
-  store_aligned(to + LANES, (Floats)__builtin_shufflevector(a, b, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24,
-                                                            56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63));
+  store_aligned(to, (Floats)__builtin_shufflevector(a, b, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40,
+                                                    9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47));
+  store_aligned(to + LANES,
+                (Floats)__builtin_shufflevector(a, b, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
+                                                24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63));
 }
 INLINE void in_order(const float *from, float *to) {
   store_aligned(to, load_aligned(from));
@@ -56,10 +57,10 @@ INLINE float32x4_t halves(int upper, float32x4_t a, float32x4_t b) {
   return vreinterpretq_f32_f64(upper ? vzip2q_f64(x, y) : vzip1q_f64(x, y));
 }
 
-/* sums [4, LANES], lines of which are `apart` floats apart, grow by lines [4, depth], which are `between` bytes apart, times
-words [depth / 2, LANES], `beside` floats apart. Registers hold sums of two lines and two columns each. */
-INLINE void accumulate_words(const uint8_t *lines, int64_t line_stride, const float *words, int64_t word_stride, int64_t depth, float *sums,
-                       int64_t stride) {
+/* Add lines [4, depth] · words [depth / 2, LANES] to sums [4, LANES]. Lines are `line_stride` bytes apart; rows of
+words and sums are `word_stride` and `stride` floats apart. Registers hold sums of two lines and two columns each. */
+INLINE void accumulate_words(const uint8_t *lines, int64_t line_stride, const float *words, int64_t word_stride,
+                             int64_t depth, float *sums, int64_t stride) {
   float32x4_t accumulated[2][8];
   UNROLL
   for (int i = 0; i < 16; i++) {
@@ -99,11 +100,12 @@ INLINE void score_words(const uint8_t *keys, int64_t stride, const float *querie
   }
 }
 
-INLINE void weighted_sum_words(const int columns, int64_t rows, const float *weights, const float *values, int64_t depth,
-                         int64_t stride, float *sums) {
+INLINE void weighted_sum_words(const int columns, int64_t rows, const float *weights, const float *values,
+                               int64_t depth, int64_t stride, float *sums) {
   for (int64_t r = 0; r < rows; r += 4)
     for (int n = 0; n < columns * LANES; n += LANES)
-      accumulate_words((const uint8_t *)(weights + r * depth / 2), 2 * depth, values + n, stride, depth, sums + r * stride + n, stride);
+      accumulate_words((const uint8_t *)(weights + r * depth / 2), 2 * depth, values + n, stride, depth,
+                       sums + r * stride + n, stride);
 }
 
 #endif
