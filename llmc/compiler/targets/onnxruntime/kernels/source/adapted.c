@@ -26,8 +26,8 @@ typedef struct {
   const float *base, *x, *scales;
   const int64_t *adapters, *ends;
   const uint8_t *low, *high;
-  float *y, *projected; /* projected [tokens, most] */
-  int64_t tokens, rows, width, most, shares;
+  float *y, *projected; /* projected [tokens, max_ranks] */
+  int64_t tokens, rows, width, max_ranks, shares;
 } Step;
 
 static inline Floats load_quantized(const uint8_t *at) { return __builtin_convertvector(*(const Int8x16 *)at, Floats); }
@@ -53,7 +53,7 @@ static void project_low(const Step *s, int64_t token, int64_t rank) {
     for (int i = 0; i < FEW; i++) sums[i] = fma16(load_quantized(quantized[i] + k), x_lanes, sums[i]);
   }
   for (int i = 0; i < FEW && i < left; i++)
-    s->projected[token * s->most + rank + i] = sum_of(sums[i]) * s->scales[first + i];
+    s->projected[token * s->max_ranks + rank + i] = sum_of(sums[i]) * s->scales[first + i];
 }
 
 /* Add the projected values to up to FEW vectors of y, from `column` on. */
@@ -61,7 +61,7 @@ static void add_high(const Step *s, int64_t token, int64_t column) {
   const int64_t line = pad_lanes(s->rows), count = count_of(s, token), at = token * s->rows + column;
   const int64_t vectors = ceil_div(s->rows - column, LANES);
   const uint8_t *quantized = s->high + first_of(s, token) * line + column;
-  const float *projected = s->projected + token * s->most;
+  const float *projected = s->projected + token * s->max_ranks;
   Floats sums[FEW];
   UNROLL
   for (int i = 0; i < FEW; i++)
@@ -79,7 +79,7 @@ static void add_high(const Step *s, int64_t token, int64_t column) {
 
 static void low_share(void *data, size_t share) {
   const Step *s = data;
-  const int64_t each = ceil_div(s->most, FEW), all = s->tokens * each, end = share_at(all, s->shares, share + 1);
+  const int64_t each = ceil_div(s->max_ranks, FEW), all = s->tokens * each, end = share_at(all, s->shares, share + 1);
   for (int64_t i = share_at(all, s->shares, share); i < end; i++) project_low(s, i / each, i % each * FEW);
 }
 
@@ -90,7 +90,7 @@ static void high_share(void *data, size_t share) {
   for (int64_t i = share_at(all, s->shares, share); i < end; i++) add_high(s, i / each, i % each * FEW * LANES);
 }
 
-/* Check the adapter numbers and rank ranges, and set s->most to the largest rank count of any token. */
+/* Check the adapter numbers and rank ranges, and set s->max_ranks to the largest rank count of any token. */
 static Status *check(const Adapted *op, Step *s, int64_t adapters, int64_t ranks) {
   for (int64_t a = 0; a < adapters; a++)
     if (s->ends[a] < 0 || s->ends[a + 1] < s->ends[a] || s->ends[a + 1] > ranks)
@@ -98,7 +98,7 @@ static Status *check(const Adapted *op, Step *s, int64_t adapters, int64_t ranks
   for (int64_t t = 0; t < s->tokens; t++) {
     if (s->adapters[t] < 0 || s->adapters[t] > adapters)
       return fail(op->api, "llmc.Adapted: there is no adapter of this number");
-    if (count_of(s, t) > s->most) s->most = count_of(s, t);
+    if (count_of(s, t) > s->max_ranks) s->max_ranks = count_of(s, t);
   }
   return NULL;
 }
@@ -127,16 +127,16 @@ static Status *compute(void *kernel, Context *context) {
     return fail(op->api, "llmc.Adapted: inputs of shapes that do not belong together");
   TRY(check(op, &s, ends.dims[0] - 1, ranks));
   void *y, *scratch;
-  const int64_t bytes = s.tokens * s.most * 4;
+  const int64_t bytes = s.tokens * s.max_ranks * 4;
   TRY(output(op->api, context, 0, base.dims, base.rank, &y));
   TRY(output(op->api, context, 1, &bytes, 1, &scratch));
   if (!s.tokens) return NULL;
   s.y = y, s.projected = scratch;
-  if (s.most) {
-    s.shares = shares_of(s.tokens * s.most * s.width * WEIGHT_BYTES, s.tokens * ceil_div(s.most, FEW));
+  if (s.max_ranks) {
+    s.shares = shares_of(s.tokens * s.max_ranks * s.width * WEIGHT_BYTES, s.tokens * ceil_div(s.max_ranks, FEW));
     TRY(parallel(op->api, context, (size_t)s.shares, low_share, &s));
   }
-  s.shares = shares_of(s.tokens * s.most * s.rows * WEIGHT_BYTES, s.tokens * ceil_div(s.rows, FEW * LANES));
+  s.shares = shares_of(s.tokens * s.max_ranks * s.rows * WEIGHT_BYTES, s.tokens * ceil_div(s.rows, FEW * LANES));
   return parallel(op->api, context, (size_t)s.shares, high_share, &s);
 }
 

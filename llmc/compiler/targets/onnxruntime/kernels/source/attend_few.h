@@ -12,7 +12,7 @@ typedef struct {
   float q[FEW_ROWS * MAX_DIM / 2], sums[FEW_ROWS * MAX_DIM], all[FEW_ROWS * MAX_DIM];
   float scores[FEW_ROWS * KEYS], weights[FEW_ROWS * KEYS / 2];
   float copies[KEYS * MAX_DIM / 2], keys[KEYS * MAX_DIM / 2], values[KEYS * MAX_DIM / 2];
-  float most[FEW_ROWS], total[FEW_ROWS], all_most[FEW_ROWS], all_total[FEW_ROWS];
+  float max_score[FEW_ROWS], weight_sum[FEW_ROWS], all_max_score[FEW_ROWS], all_weight_sum[FEW_ROWS];
 } FewBuffers __attribute__((aligned(64)));
 
 /* Compute the scores of `rows` queries, and prefetch the next keys (`after`) meanwhile. */
@@ -31,22 +31,22 @@ static void score_few(int64_t dim, int64_t rows, FewBuffers *b, Lines keys, Line
 
 /* Turn a row's scores into softmax weights (as words), and rescale its earlier sums. */
 static void online_softmax_few(const Run *run, const Job *job, FewBuffers *b, int64_t r, int64_t at, int64_t count) {
-  const int64_t last = job->past + r / job->group, wide = pad_depth(run->op->value_dim);
+  const int64_t last = job->past + r / job->group, padded_dim = pad_depth(run->op->value_dim);
   float *scores = b->scores + r * KEYS;
   if (run->op->softcap != 0.0f) cap_scores(scores, run->op->softcap);
   if (run->slopes) add_position_bias(run, scores, job->piece.first + r % job->group, at, count);
   const int64_t first = oldest_key(run->op, last) - at, end = min64(last + 1 - at, count);
-  const Floats rescale = splat(online_softmax(1, scores, first, end, b->most + r, b->total + r));
+  const Floats rescale = splat(online_softmax(1, scores, first, end, b->max_score + r, b->weight_sum + r));
   narrow_line(scores, b->weights + r * KEYS / 2, KEYS);
-  for (float *sum = b->sums + r * wide, *end_sum = sum + wide; sum < end_sum; sum += LANES)
+  for (float *sum = b->sums + r * padded_dim, *end_sum = sum + padded_dim; sum < end_sum; sum += LANES)
     store_aligned(sum, load_aligned(sum) * rescale);
 }
 
 static void attend_few(const Run *run, int64_t number, Job job) {
   const Attention *op = run->op;
-  const int64_t wide = pad_depth(op->value_dim);
+  const int64_t padded_dim = pad_depth(op->value_dim);
   FewBuffers b;
-  const Results results = {{b.most, b.total, b.sums}, {b.all_most, b.all_total, b.all}, wide};
+  const Results results = {{b.max_score, b.weight_sum, b.sums}, {b.all_max_score, b.all_weight_sum, b.all}, padded_dim};
   for (int64_t r = 0; r < job.rows; r++) {
     query_words(run, &job, r, b.q + r * pad_depth(op->dim) / 2);
     start_row(run, &job, &results, r);
@@ -56,8 +56,8 @@ static void attend_few(const Run *run, int64_t number, Job job) {
     if (at == job.from) fetch(block.values, 0, KEYS);
     score_few(op->dim, job.rows, &b, block.keys, after.keys);
     for (int64_t r = 0; r < job.rows; r++) online_softmax_few(run, &job, &b, r, at, block.keys.count);
-    load_values(op->value_dim, block.values, job.seen - at, after.values, b.values);
-    weighted_sum_line(job.rows, b.weights, b.values, wide, b.sums);
+    load_values(op->value_dim, block.values, job.first_key - at, after.values, b.values);
+    weighted_sum_line(job.rows, b.weights, b.values, padded_dim, b.sums);
     end_block(&job, &results, at);
   }
   finish_rows(run, &job, number, &results);

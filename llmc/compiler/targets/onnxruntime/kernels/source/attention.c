@@ -79,32 +79,33 @@ static void attend(void *data, size_t number) {
 
 /* Merge the parts of the keys of one piece and row. The row has one token. */
 static void merge_parts(const Run *run, int64_t at) {
-  float sums[MAX_DIM], most, total;
-  const Result all = {&most, &total, sums};
+  float sums[MAX_DIM], max_score, weight_sum;
+  const Result all = {&max_score, &weight_sum, sums};
   const int64_t pieces = run->op->kv_heads * run->pieces;
   const Piece piece = piece_of(run, at % pieces);
   for (int64_t r = 0; r < piece.count; r++) {
     clear_with_sink(run, all, piece.first + r, pad_lanes(run->op->value_dim));
     for (int64_t p = 0; p < run->parts; p++)
       merge(all, partial_result(run, at * run->parts + p, r), pad_lanes(run->op->value_dim));
-    normalise_row(run, all, run->rows[run->units[at / pieces].row].first, piece.first + r);
+    write_output(run, all, run->rows[run->units[at / pieces].row].first, piece.first + r);
   }
 }
 
 /* Plan the jobs: count the units (and list them in `units` unless it is NULL), and set run->parts. Returns the unit
 count. */
 static int64_t plan(Run *run, Unit *units) {
-  int64_t count = 0, parts = 0, most = 0;
+  int64_t count = 0, parts = 0, most_tokens = 0;
   for (int64_t n = 0; n < run->count; n++) {
     const Row row = run->rows[n];
     for (int64_t block = 0; block * run->tokens < row.count; block++, count++)
       if (units) units[count] = (Unit){(int32_t)n, (int32_t)block};
-    const int64_t own = row.count ? (row.past + row.count + PART - 1) / PART - oldest_key(run->op, row.past) / PART : 0;
-    if (own > parts) parts = own;
-    if (row.count > most) most = row.count;
+    const int64_t row_parts =
+        row.count ? (row.past + row.count + PART - 1) / PART - oldest_key(run->op, row.past) / PART : 0;
+    if (row_parts > parts) parts = row_parts;
+    if (row.count > most_tokens) most_tokens = row.count;
   }
   const int64_t jobs = count * run->op->kv_heads * run->pieces;
-  run->parts = most == 1 && jobs < WANTED_JOBS && parts > 1 ? parts : 0;
+  run->parts = most_tokens == 1 && jobs < WANTED_JOBS && parts > 1 ? parts : 0;
   return count;
 }
 
@@ -193,9 +194,9 @@ static Status *compute(void *kernel, Context *context) {
   if (values != past_v.data) copy(past_v.data, values, token_slots * op->value_bytes);
   plan(&run, scratch);
   run.y = y, run.keys = keys, run.values = values, run.units = scratch, run.partial = (float *)scratch + listed;
-  if (rows.taken < tokens)
+  if (rows.row_tokens < tokens)
     for (int64_t i = 0; i < tokens * y_width; i++) run.y[i] = 0.0f;
-  if (rows.taken <= FEW_TOKENS) {
+  if (rows.row_tokens <= FEW_TOKENS) {
     for (int64_t job = 0; job < run.count * op->kv_heads; job++) append(&run, (size_t)job);
   } else {
     TRY(parallel(api, context, (size_t)(run.count * op->kv_heads), append, &run));

@@ -2,10 +2,10 @@
 #ifndef LLMC_ATTENTION_H
 #define LLMC_ATTENTION_H
 
+#include "attention_blocks.h"
 #include "cache_lines.h"
 #include "operators.h"
 #include "rows.h"
-#include "attention_blocks.h"
 
 enum {
   ROWS = 48, /* query rows of a job: tokens times heads of a group */
@@ -65,7 +65,7 @@ typedef struct {
   Piece piece;
   int64_t group, rows; /* query rows of a token, and of the job */
   int64_t first, past; /* the unit's first token: its index among the tokens, and its position */
-  int64_t seen;        /* first key that this token sees */
+  int64_t first_key;   /* first key that this token sees */
   int64_t from, end;   /* range of keys; `from` is a multiple of KEYS */
   int64_t base;        /* cache index of this sequence's and head's first token slot */
 } Job;
@@ -78,11 +78,11 @@ static Job job_of(const Run *run, int64_t at) {
   const int64_t skip = unit.block * run->tokens, tokens = min64(run->tokens, row.count - skip), past = row.past + skip;
   Job job = {
       .piece = piece, .group = piece.count, .rows = tokens * piece.count, .first = row.first + skip, .past = past,
-      .seen = oldest_key(run->op, past), .base = (row.slot * run->op->kv_heads + piece.kv_head) * run->capacity,
+      .first_key = oldest_key(run->op, past), .base = (row.slot * run->op->kv_heads + piece.kv_head) * run->capacity,
   };
-  job.from = job.seen / KEYS * KEYS, job.end = past + tokens;
+  job.from = job.first_key / KEYS * KEYS, job.end = past + tokens;
   if (run->parts) {
-    const int64_t start = (job.seen / PART + at % parts) * PART;
+    const int64_t start = (job.first_key / PART + at % parts) * PART;
     job.from = job.from > start ? job.from : start;
     job.end = min64(job.end, start + PART);
   }
@@ -104,19 +104,19 @@ static void rotate(const Run *run, const float *from, int64_t position, float *t
 
 /* Results over some of a row's keys: the score maximum, the sum of weights, and the sum of weighted values [dim]. */
 typedef struct {
-  float *most, *total, *sums;
+  float *max_score, *weight_sum, *sums;
 } Result;
 
 /* Merge the results over the next keys into the results so far. */
 static void merge(Result so_far, Result next, int64_t dim) {
-  const float highest = *so_far.most > *next.most ? *so_far.most : *next.most;
+  const float highest = *so_far.max_score > *next.max_score ? *so_far.max_score : *next.max_score;
   if (highest == -__builtin_inff()) { /* no key yet */
-    *so_far.total += *next.total;
+    *so_far.weight_sum += *next.weight_sum;
     return;
   }
-  const Floats a = exp16(splat(*so_far.most - highest)), b = exp16(splat(*next.most - highest));
-  *so_far.most = highest;
-  *so_far.total = __builtin_fmaf(*so_far.total, a[0], *next.total * b[0]);
+  const Floats a = exp16(splat(*so_far.max_score - highest)), b = exp16(splat(*next.max_score - highest));
+  *so_far.max_score = highest;
+  *so_far.weight_sum = __builtin_fmaf(*so_far.weight_sum, a[0], *next.weight_sum * b[0]);
   for (int64_t d = 0; d < dim; d += LANES) {
     const Floats later = load(next.sums + d) * b;
     store(so_far.sums + d, fma16(load(so_far.sums + d), a, later));
@@ -124,50 +124,52 @@ static void merge(Result so_far, Result next, int64_t dim) {
 }
 
 static void clear_result(Result result, int64_t dim) {
-  *result.most = -__builtin_inff();
-  *result.total = 0.0f;
+  *result.max_score = -__builtin_inff();
+  *result.weight_sum = 0.0f;
   for (int64_t d = 0; d < dim; d += LANES) store(result.sums + d, splat(0.0f));
 }
 
 /* Clear a result, and start it with the head's sink if there are sinks. */
 static void clear_with_sink(const Run *run, Result result, int64_t head, int64_t dim) {
   clear_result(result, dim);
-  if (run->sinks) *result.most = run->sinks[head], *result.total = 1.0f;
+  if (run->sinks) *result.max_score = run->sinks[head], *result.weight_sum = 1.0f;
 }
 
-/* The results of a job's rows, with `wide` sums each: over the current part of the keys, and over all earlier parts. */
+/* The results of a job's rows, with `padded_dim` sums each: over the current part of the keys, and over all earlier
+parts. */
 typedef struct {
   Result part, all;
-  int64_t wide;
+  int64_t padded_dim;
 } Results;
 
-static Result result_of(Result first, int64_t r, int64_t wide) {
-  return (Result){first.most + r, first.total + r, first.sums + r * wide};
+static Result result_of(Result first, int64_t r, int64_t padded_dim) {
+  return (Result){first.max_score + r, first.weight_sum + r, first.sums + r * padded_dim};
 }
 
-static void start_row(const Run *run, const Job *job, const Results *of, int64_t r) {
-  clear_result(result_of(of->part, r, of->wide), of->wide);
-  const Result all = result_of(of->all, r, of->wide);
-  if (run->parts) clear_result(all, of->wide); /* merge_parts adds the sinks */
-  else clear_with_sink(run, all, job->piece.first + r % job->group, of->wide);
+static void start_row(const Run *run, const Job *job, const Results *results, int64_t r) {
+  clear_result(result_of(results->part, r, results->padded_dim), results->padded_dim);
+  const Result all = result_of(results->all, r, results->padded_dim);
+  if (run->parts) clear_result(all, results->padded_dim); /* merge_parts adds the sinks */
+  else clear_with_sink(run, all, job->piece.first + r % job->group, results->padded_dim);
 }
 
 /* Called after the block of keys from `at` on. At the end of a part, merges its results into those of earlier parts. */
-static void end_block(const Job *job, const Results *of, int64_t at) {
+static void end_block(const Job *job, const Results *results, int64_t at) {
   if ((at + KEYS) % PART && at + KEYS < job->end) return;
   for (int64_t r = 0; r < job->rows; r++) {
-    const Result part = result_of(of->part, r, of->wide);
-    merge(result_of(of->all, r, of->wide), part, of->wide);
-    clear_result(part, of->wide);
+    const Result part = result_of(results->part, r, results->padded_dim);
+    merge(result_of(results->all, r, results->padded_dim), part, results->padded_dim);
+    clear_result(part, results->padded_dim);
   }
 }
 
-static void normalise_row(const Run *run, Result result, int64_t token, int64_t head) {
+/* Divide the weighted values by the sum of weights, and write them to y. */
+static void write_output(const Run *run, Result result, int64_t token, int64_t head) {
   const int64_t dim = run->op->value_dim;
-  const Floats over = splat(1.0f / *result.total);
+  const Floats inverse_sum = splat(1.0f / *result.weight_sum);
   float *y = run->y + (token * run->op->heads + head) * dim;
   for (int64_t d = 0; d < dim; d += LANES)
-    store_lanes(y + d, first_lanes(dim - d), load(result.sums + d) * over);
+    store_lanes(y + d, first_lanes(dim - d), load(result.sums + d) * inverse_sum);
 }
 
 /* Memory for one row's result over one part, when threads share the parts. */
@@ -180,7 +182,7 @@ static Result partial_result(const Run *run, int64_t job, int64_t r) {
 /* Write a row's output, or keep its partial result when threads share the parts. */
 static void finish_row(const Run *run, const Job *job, int64_t at, int64_t r, Result one) {
   if (!run->parts) {
-    normalise_row(run, one, job->first + r / job->group, job->piece.first + r % job->group);
+    write_output(run, one, job->first + r / job->group, job->piece.first + r % job->group);
     return;
   }
   clear_result(partial_result(run, at, r), pad_lanes(run->op->value_dim));

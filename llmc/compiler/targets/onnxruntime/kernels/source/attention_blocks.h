@@ -95,12 +95,12 @@ ROW_KERNELS(1) ROW_KERNELS(2) ROW_KERNELS(3) ROW_KERNELS(4) ROW_KERNELS(6)
 
 /* cap · tanh(scores / cap) */
 INLINE void cap_scores(float *scores, float cap) {
-  const Floats one = splat(1.0f), two = splat(2.0f), most = splat(cap);
+  const Floats one = splat(1.0f), two = splat(2.0f), max_score = splat(cap);
   UNROLL
   for (int n = 0; n < 4; n++) {
-    const Floats twice = exp16(load_aligned(scores + n * LANES) * splat(2.0f / cap));
-    const Floats tanh = one - two / (twice + one);
-    store_aligned(scores + n * LANES, tanh * most);
+    const Floats exp2x = exp16(load_aligned(scores + n * LANES) * splat(2.0f / cap));
+    const Floats tanh = one - two / (exp2x + one);
+    store_aligned(scores + n * LANES, tanh * max_score);
   }
 }
 
@@ -125,7 +125,8 @@ INLINE void add_bias_table(float *scores, const float *by, int64_t count) {
 
 /* Turn one row's scores into the weights e^(score − maximum) of keys from … end − 1 of this block. With `bf16`, the
 caller rounds the weights to bfloat16. Returns the factor by which to rescale earlier sums. */
-INLINE float online_softmax(const int bf16, float *scores, int64_t from, int64_t end, float *most, float *total) {
+INLINE float online_softmax(const int bf16, float *scores, int64_t from, int64_t end, float *max_score,
+                            float *weight_sum) {
   const Floats none = splat(-__builtin_inff());
   Floats s[4], top = none;
   UNROLL
@@ -134,11 +135,11 @@ INLINE float online_softmax(const int bf16, float *scores, int64_t from, int64_t
     top = max16(top, s[n]);
   }
   float highest = max_of(top);
-  if (highest < *most) highest = *most;
+  if (highest < *max_score) highest = *max_score;
   if (highest == -__builtin_inff()) { /* no key yet, or max16 skipped NaN scores */
     UNROLL
     for (int n = 0; n < 4; n++) {
-      if (__builtin_reduce_or(s[n] != s[n])) *total = __builtin_nanf("");
+      if (__builtin_reduce_or(s[n] != s[n])) *weight_sum = __builtin_nanf("");
       store_aligned(scores + n * LANES, splat(0.0f));
     }
     return 1.0f;
@@ -151,9 +152,9 @@ INLINE float online_softmax(const int bf16, float *scores, int64_t from, int64_t
     store_aligned(scores + n * LANES, e);
     sum = sum + e;
   }
-  float rescale = exp16(splat(*most - highest))[0];
-  *total = __builtin_fmaf(*total, rescale, sum_of(sum));
-  *most = highest;
+  float rescale = exp16(splat(*max_score - highest))[0];
+  *weight_sum = __builtin_fmaf(*weight_sum, rescale, sum_of(sum));
+  *max_score = highest;
   return rescale;
 }
 

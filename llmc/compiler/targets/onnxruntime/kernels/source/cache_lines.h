@@ -44,14 +44,14 @@ INLINE void narrow_rounded(const float *from, uint16_t *to, int64_t width) {
 
 /* Quantize to −127 … 127 with the scale of the largest value. If an input is infinite or NaN, the scale becomes NaN. */
 INLINE void quantize_line(const float *from, uint8_t *to, int64_t width) {
-  Floats most = splat(0.0f);
+  Floats largest = splat(0.0f);
   Ints within = splat_ints(-1);
   for (int64_t i = 0; i < width; i += LANES) {
     const Floats x = abs16(load_lanes(first_lanes(width - i), from + i));
     within &= x <= splat(3.4028235e38f);
-    most = max16(most, x);
+    largest = max16(largest, x);
   }
-  Word scale = {.value = max_of(most) / 127.0f};
+  Word scale = {.value = max_of(largest) / 127.0f};
   scale.bits = (scale.bits + 0x7FFF + (scale.bits >> 16 & 1)) & 0xFFFF0000;
   if (scale.value < 1e-30f) scale.bits = 0; /* the inverse would overflow */
   const int not_finite = !__builtin_reduce_and(within);

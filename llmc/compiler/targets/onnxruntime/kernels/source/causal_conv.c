@@ -22,8 +22,8 @@ typedef struct {
 } Run;
 
 /* Sixteen channels of token `at`, counted from the row's first token. Earlier tokens are in the recurrent state. */
-static inline Floats seen(const Run *run, const Row *row, const float *state, int64_t at, int64_t channel,
-                          Lanes lanes) {
+static inline Floats load_token(const Run *run, const Row *row, const float *state, int64_t at, int64_t channel,
+                                Lanes lanes) {
   const float *from = at >= 0 ? run->x + (row->first + at) * run->channels
                               : state + (run->taps - 1 + at) * run->channels;
   return load_lanes(lanes, from + channel);
@@ -44,13 +44,14 @@ static void convolve(const Run *run, const Row *row, float *state, int64_t chann
       store_lanes(state + i * run->channels + channel, lanes, splat(0.0f));
   for (int64_t t = 0; t < row->count; t++) {
     Floats sum = bias;
-    for (int64_t i = 0; i < taps; i++) sum = fma16(seen(run, row, state, t + i - tail, channel, lanes), weight[i], sum);
+    for (int64_t i = 0; i < taps; i++)
+      sum = fma16(load_token(run, row, state, t + i - tail, channel, lanes), weight[i], sum);
     store_lanes(run->y + (row->first + t) * run->channels + channel, lanes, run->silu ? silu16(sum) : sum);
   }
   /* this order reads every token before it is overwritten */
   for (int64_t i = 0; i < tail; i++)
     store_lanes(state + i * run->channels + channel, lanes,
-                seen(run, row, state, row->count + i - tail, channel, lanes));
+                load_token(run, row, state, row->count + i - tail, channel, lanes));
 }
 
 static void job_of(void *data, size_t job) {

@@ -15,8 +15,8 @@ typedef struct {
 } ExpertBatch;
 
 typedef struct {
-  int64_t experts;   /* experts of the layer */
-  int64_t most_rows; /* upper bound of `rows` */
+  int64_t experts;  /* experts of the layer */
+  int64_t max_rows; /* upper bound of `rows` */
   ExpertBatch *each;
   int64_t count, rows;
   int64_t *pairs; /* [rows] the pair of each row, −1 for padding between experts */
@@ -25,38 +25,40 @@ typedef struct {
 
 /* Compute upper bounds of rows and bytes for these pairs. Memory is laid out later, by sort_pairs. */
 static inline ExpertBatches batches_of(int64_t pairs, int64_t experts) {
-  const int64_t most = pairs < experts ? pairs : experts;
-  return (ExpertBatches){.experts = experts, .most_rows = pairs + most * (PACKED_ROWS - 1)};
+  const int64_t max_batches = pairs < experts ? pairs : experts;
+  return (ExpertBatches){.experts = experts, .max_rows = pairs + max_batches * (PACKED_ROWS - 1)};
 }
-static inline int64_t batches_bytes(const ExpertBatches *t) {
-  return pad_line(8 * t->experts) + pad_line((int64_t)sizeof(ExpertBatch) * t->experts) + pad_line(8 * t->most_rows);
+static inline int64_t batches_bytes(const ExpertBatches *batches) {
+  return pad_line(8 * batches->experts) + pad_line((int64_t)sizeof(ExpertBatch) * batches->experts) +
+         pad_line(8 * batches->max_rows);
 }
 
 /* Lay out the memory at `at`, and sort the pairs by their experts `ids`. Returns the end of the memory. */
-static inline uint8_t *sort_pairs(ExpertBatches *t, const int64_t *ids, int64_t pairs, uint8_t *at) {
-  t->ends = (int64_t *)at;
-  t->each = (ExpertBatch *)(at += pad_line(8 * t->experts));
-  t->pairs = (int64_t *)(at += pad_line((int64_t)sizeof(ExpertBatch) * t->experts));
-  for (int64_t e = 0; e < t->experts; e++) t->ends[e] = 0;
-  for (int64_t i = 0; i < pairs; i++) t->ends[ids[i]]++;
-  for (int64_t e = 0; e < t->experts; e++) {
-    const int64_t count = t->ends[e];
-    if (count) t->each[t->count++] = (ExpertBatch){e, t->rows, t->rows + count};
-    t->ends[e] = t->rows;
-    t->rows += (count + PACKED_ROWS - 1) / PACKED_ROWS * PACKED_ROWS;
+static inline uint8_t *sort_pairs(ExpertBatches *batches, const int64_t *ids, int64_t pairs, uint8_t *at) {
+  batches->ends = (int64_t *)at;
+  batches->each = (ExpertBatch *)(at += pad_line(8 * batches->experts));
+  batches->pairs = (int64_t *)(at += pad_line((int64_t)sizeof(ExpertBatch) * batches->experts));
+  for (int64_t e = 0; e < batches->experts; e++) batches->ends[e] = 0;
+  for (int64_t i = 0; i < pairs; i++) batches->ends[ids[i]]++;
+  for (int64_t e = 0; e < batches->experts; e++) {
+    const int64_t count = batches->ends[e];
+    if (count) batches->each[batches->count++] = (ExpertBatch){e, batches->rows, batches->rows + count};
+    batches->ends[e] = batches->rows;
+    batches->rows += (count + PACKED_ROWS - 1) / PACKED_ROWS * PACKED_ROWS;
   }
-  for (int64_t row = 0; row < t->rows; row++) t->pairs[row] = -1;
-  for (int64_t i = 0; i < pairs; i++) t->pairs[t->ends[ids[i]]++] = i;
-  return at + pad_line(8 * t->most_rows);
+  for (int64_t row = 0; row < batches->rows; row++) batches->pairs[row] = -1;
+  for (int64_t i = 0; i < pairs; i++) batches->pairs[batches->ends[ids[i]]++] = i;
+  return at + pad_line(8 * batches->max_rows);
 }
 
 /* Quantize share `at` of the rows that are pairs. `together` pairs share a row of x; with 0, each row has its own. */
-static inline void quantize_pairs(const ExpertBatches *t, const Matmul *matmul, const float *x, int64_t together,
+static inline void quantize_pairs(const ExpertBatches *batches, const Matmul *matmul, const float *x, int64_t together,
                                   int64_t pieces, size_t at) {
   const Matrix *m = matmul->matrix;
-  for (int64_t row = share_at(t->rows, pieces, at), end = share_at(t->rows, pieces, at + 1); row < end; row++) {
-    if (t->pairs[row] < 0) continue;
-    const int64_t line = together ? t->pairs[row] / together : row;
+  for (int64_t row = share_at(batches->rows, pieces, at), end = share_at(batches->rows, pieces, at + 1); row < end;
+       row++) {
+    if (batches->pairs[row] < 0) continue;
+    const int64_t line = together ? batches->pairs[row] / together : row;
     quantize_row(m, x + line * m->width, &matmul->activations, row);
   }
 }

@@ -50,7 +50,7 @@ static void multiply_share(void *data, size_t at) {
 static Status *in_memory(Step *s, Context *context) {
   const Matrix *m = s->matmul.matrix;
   s->batches = batches_of(s->pairs, s->op->experts);
-  const int64_t rows = s->batches.most_rows;
+  const int64_t rows = s->batches.max_rows;
   uint8_t *memory = malloc((size_t)(64 + batches_bytes(&s->batches) + pad_line(4 * rows) + activation_bytes(m, rows)));
   if (!memory) return fail(s->op->api, "llmc.ExpertLinear: out of memory");
   uint8_t *at = sort_pairs(&s->batches, s->ids, s->pairs, (uint8_t *)pad_line((int64_t)memory));

@@ -98,7 +98,7 @@ static Status *in_memory(Step *s, Context *context) {
   const Matrix *gate_up = s->gate_up.matrix, *down = s->down.matrix;
   const int64_t pairs = s->tokens * s->top_k;
   s->batches = batches_of(pairs, s->op->experts);
-  const int64_t rows = s->batches.most_rows, features = pad_line(4 * rows * down->width);
+  const int64_t rows = s->batches.max_rows, features = pad_line(4 * rows * down->width);
   const int64_t gate_up_bytes = pad_line(activation_bytes(gate_up, rows)),
                 down_bytes = pad_line(activation_bytes(down, rows));
   const int64_t bytes = 64 + batches_bytes(&s->batches) + 2 * pad_line(8 * rows) + features +

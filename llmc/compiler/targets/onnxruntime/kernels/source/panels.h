@@ -98,19 +98,19 @@ INLINE void quantize_groups(const int64_t group, const int tiled, const Matrix *
   quantized += tiled ? row / TILE_ROWS * groups * of_group + row % TILE_ROWS * group / 4
                      : block * groups * of_group + lane;
   x += first * group;
-  Ints most[LANES]; /* as integers: non-negative floats compare alike, and NaN is the greatest */
+  Ints max_bits[LANES]; /* as integers: non-negative floats compare alike, and NaN is the greatest */
   for (int64_t g = 0; g < LANES; g++) {
     Ints one = splat_ints(0);
     for (int64_t k = g * group; g < count && k < (g + 1) * group; k += LANES)
       one = __builtin_elementwise_max(one, (Ints)abs16(load_first(x + k, min64(left, (g + 1) * group) - k)));
-    most[g] = one;
+    max_bits[g] = one;
   }
-  REDUCE_LANES(most, __builtin_elementwise_max)
-  const Floats top = (Floats)most[0];
-  const Ints finite = top <= splat(3.4028235e38f);
+  REDUCE_LANES(max_bits, __builtin_elementwise_max)
+  const Floats maximum = (Floats)max_bits[0];
+  const Ints finite = maximum <= splat(3.4028235e38f);
   _Alignas(64) float inverse[LANES], scales[LANES], sums[LANES];
   _Alignas(64) int32_t starts[LANES];
-  store_aligned(inverse, (Floats)(finite & (top > splat(1e-30f)) & (Ints)(splat(127.0f) / top)));
+  store_aligned(inverse, (Floats)(finite & (maximum > splat(1e-30f)) & (Ints)(splat(127.0f) / maximum)));
   Words total[LANES];
   for (int64_t g = 0; g < LANES; g++) {
     Words one = (Words)splat_ints(0);
@@ -124,8 +124,8 @@ INLINE void quantize_groups(const int64_t group, const int tiled, const Matrix *
     total[g] = one;
   }
   REDUCE_LANES(total, SUM)
-  const Floats none = splat(__builtin_nanf("")); /* NaN and infinity become a NaN scale; `starts` may wrap */
-  const Floats scale = (Floats)((finite & (Ints)(top / splat(127.0f))) | (~finite & (Ints)none));
+  const Floats nan = splat(__builtin_nanf("")); /* NaN and infinity become a NaN scale; `starts` may wrap */
+  const Floats scale = (Floats)((finite & (Ints)(maximum / splat(127.0f))) | (~finite & (Ints)nan));
   store_aligned(scales, scale / splat(SCALE_UNIT));
   store_aligned(sums, scale * to_floats((Ints)total[0]));
   *(Words *)starts = total[0] * (uint32_t)(bias_of(format) - zero_of(format, m->offsets));

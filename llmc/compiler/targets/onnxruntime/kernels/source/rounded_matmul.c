@@ -144,18 +144,20 @@ static void tile_dots_rounded(int tiles, int panels, const uint16_t *x, int64_t 
 #endif
 
 /* Run the epilogue for `count` rows from `row` on, with sums [count][2] of one or two panels. */
-static void epilogue_rows(const Matmul *p, int panels, int64_t panel, int64_t row, int64_t count, const Floats *sums) {
+static void epilogue_rows(const Matmul *matmul, int panels, int64_t panel, int64_t row, int64_t count,
+                          const Floats *sums) {
   int64_t r = 0;
   if (panels == 2)
-    for (; r + EPILOGUE_ROWS <= count; r += EPILOGUE_ROWS) epilogue(EPILOGUE_ROWS, 2, p, panel, row + r, sums + 2 * r);
+    for (; r + EPILOGUE_ROWS <= count; r += EPILOGUE_ROWS)
+      epilogue(EPILOGUE_ROWS, 2, matmul, panel, row + r, sums + 2 * r);
   for (; r < count; r++) {
-    if (panels == 2) epilogue(1, 2, p, panel, row + r, sums + 2 * r);
-    else epilogue(1, 1, p, panel, row + r, sums + 2 * r);
+    if (panels == 2) epilogue(1, 2, matmul, panel, row + r, sums + 2 * r);
+    else epilogue(1, 1, matmul, panel, row + r, sums + 2 * r);
   }
 }
 
-void multiply_rounded(const Matmul *p, const uint16_t *x, int64_t first, int64_t end, int64_t rows) {
-  const Matrix *m = p->matrix;
+void multiply_rounded(const Matmul *matmul, const uint16_t *x, int64_t first, int64_t end, int64_t rows) {
+  const Matrix *m = matmul->matrix;
   const int64_t width = pad_depth(m->width), stride = WORD_ROWS * width, size = panel_bytes(m);
   const int64_t together = panels_together(m, rows),
                 at_once = together > PANELS_AT_ONCE ? SHARED_INPUTS : INPUTS_AT_ONCE;
@@ -174,17 +176,18 @@ void multiply_rounded(const Matmul *p, const uint16_t *x, int64_t first, int64_t
                         ends = k + depth == width;
           Floats *sums = all[(panel - begin) / 2];
           for (int n = 0; n < panels; n++)
-            unpack_panel(m, p->panels + (panel + n) * size, k, depth, row ? 0 : 2 * size, w + n * INPUTS_AT_ONCE / 2);
+            unpack_panel(m, matmul->panels + (panel + n) * size, k, depth, row ? 0 : 2 * size,
+                         w + n * INPUTS_AT_ONCE / 2);
           for (int64_t r = 0; r < block_rows; r += TILE_PAIR_ROWS) {
             const uint16_t *from = x + (row + r) * width + k * WORD_ROWS;
             dots(block_rows - r > WORD_ROWS ? 2 : 1, panels, from, stride, w, depth, k > 0, sums + 2 * r);
             /* one pair of tiles later: loads stall on sums that a tile just stored */
             if (ends && r)
-              epilogue_rows(p, panels, panel, row + r - TILE_PAIR_ROWS, TILE_PAIR_ROWS,
+              epilogue_rows(matmul, panels, panel, row + r - TILE_PAIR_ROWS, TILE_PAIR_ROWS,
                             sums + 2 * (r - TILE_PAIR_ROWS));
           }
           const int64_t left = (block_rows - 1) / TILE_PAIR_ROWS * TILE_PAIR_ROWS;
-          if (ends) epilogue_rows(p, panels, panel, row + left, block_rows - left, sums + 2 * left);
+          if (ends) epilogue_rows(matmul, panels, panel, row + left, block_rows - left, sums + 2 * left);
         }
 #if defined(__AMX_BF16__)
   if (dots != portable_dots) end_words();

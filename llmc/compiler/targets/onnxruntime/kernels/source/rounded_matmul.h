@@ -14,7 +14,8 @@ void round_row(const Matrix *m, const float *x, uint16_t *to, int64_t row);
 /* How many neighbouring panels one share should multiply by `rows` activations. A power of two. */
 int64_t panels_together(const Matrix *m, int64_t rows);
 
-/* Multiply `rows` rounded activations by panels first … end − 1 (whole pairs with a gate). Ignores p->activations. */
-void multiply_rounded(const Matmul *p, const uint16_t *x, int64_t first, int64_t end, int64_t rows);
+/* Multiply `rows` rounded activations by panels first … end − 1 (whole pairs with a gate). Ignores
+matmul->activations. */
+void multiply_rounded(const Matmul *matmul, const uint16_t *x, int64_t first, int64_t end, int64_t rows);
 
 #endif

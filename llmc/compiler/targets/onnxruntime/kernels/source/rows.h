@@ -11,7 +11,7 @@ typedef struct {
 typedef struct {
   const Row *each;
   int64_t count;
-  int64_t taken; /* tokens that belong to a row */
+  int64_t row_tokens; /* tokens that belong to a row */
 } Rows;
 
 /* Read rows from input `at`, int64 [N, 4]. Fails unless they are in order and within `tokens`, `slots` and `limit`
@@ -30,7 +30,7 @@ static inline Status *rows_input(Api api, const Context *context, size_t at, int
       return fail(api, "llmc: a row is outside of the tokens, the slots, the cache or the rotary tables");
     if (row.first < end) return fail(api, "llmc: a row begins before the one before it ends");
     end = row.first + row.count;
-    out->taken += row.count;
+    out->row_tokens += row.count;
   }
   return NULL;
 }

@@ -22,7 +22,7 @@ static inline Status *state_output(Api api, Context *context, size_t to, const T
 
 /* Clear the outputs if some tokens belong to no row. */
 static inline void clear_rest(const Rows *rows, int64_t tokens, int64_t width, float *out) {
-  if (rows->taken < tokens)
+  if (rows->row_tokens < tokens)
     for (int64_t i = 0; i < tokens * width; i++) out[i] = 0.0f;
 }
 

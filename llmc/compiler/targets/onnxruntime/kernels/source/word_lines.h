@@ -44,47 +44,49 @@ static void query_words(const Run *run, const Job *job, int64_t r, float *to) {
 /* The keys of a block, [KEYS, pad_depth(dim)], and the bytes between them. Returns the cache's own lines, or copies
 with zeros as padding. */
 static const uint8_t *load_keys(int64_t dim, Lines keys, float *copies, int64_t *stride) {
-  const int64_t wide = pad_depth(dim);
+  const int64_t padded_dim = pad_depth(dim);
   const uint16_t *from = (const uint16_t *)keys.from;
   *stride = keys.bytes;
-  if (keys.count == KEYS && dim == wide) return keys.from;
-  *stride = 2 * wide;
+  if (keys.count == KEYS && dim == padded_dim) return keys.from;
+  *stride = 2 * padded_dim;
   for (int64_t k = 0; k < KEYS; k++)
-    for (int64_t d = 0; d < wide; d += DEPTH)
-      store_aligned(copies + (k * wide + d) / 2, load_words(from + k * dim + d, k < keys.count ? dim - d : 0));
+    for (int64_t d = 0; d < padded_dim; d += DEPTH)
+      store_aligned(copies + (k * padded_dim + d) / 2, load_words(from + k * dim + d, k < keys.count ? dim - d : 0));
   return (const uint8_t *)copies;
 }
 
 /* Convert values to words of two keys, [KEYS / 2, pad_depth(dim)]. The first `masked` values become 0 (see
 read_values). Meanwhile prefetch the lines `after`. */
 static void load_values(int64_t dim, Lines values, int64_t masked, Lines after, float *to) {
-  const int64_t wide = pad_depth(dim), count = values.count;
+  const int64_t padded_dim = pad_depth(dim), count = values.count;
   const uint16_t *from = (const uint16_t *)values.from;
   for (int64_t k = 0; k < KEYS; k += 2) {
     fetch(after, k, 2);
-    for (int64_t d = 0; d < wide; d += DEPTH) {
+    for (int64_t d = 0; d < padded_dim; d += DEPTH) {
       const uint16_t *two = from + k * dim + d;
       const Floats first = load_words(two, k >= masked && k < count ? dim - d : 0);
       const Floats second = load_words(two + dim, k + 1 >= masked && k + 1 < count ? dim - d : 0);
-      pair_lines(first, second, to + k / 2 * wide + d);
+      pair_lines(first, second, to + k / 2 * padded_dim + d);
     }
   }
 }
 
 /* Add weights [LANES, KEYS / 2] · values [KEYS / 2, wide] to sums [LANES, wide]. See weighted_sum_words. */
-INLINE void weighted_sum_line(int64_t rows, const float *weights, const float *values, int64_t wide, float *sums) {
+INLINE void weighted_sum_line(int64_t rows, const float *weights, const float *values, int64_t padded_dim,
+                              float *sums) {
   int64_t d = 0;
-  for (; d + 2 * DEPTH <= wide; d += 2 * DEPTH) weighted_sum_words(4, rows, weights, values + d, KEYS, wide, sums + d);
-  if (d < wide) weighted_sum_words(2, rows, weights, values + d, KEYS, wide, sums + d);
+  for (; d + 2 * DEPTH <= padded_dim; d += 2 * DEPTH)
+    weighted_sum_words(4, rows, weights, values + d, KEYS, padded_dim, sums + d);
+  if (d < padded_dim) weighted_sum_words(2, rows, weights, values + d, KEYS, padded_dim, sums + d);
 }
 
 /* Sort the sums of a job's rows by column, and write the rows' results. */
-static void finish_rows(const Run *run, const Job *job, int64_t at, const Results *of) {
+static void finish_rows(const Run *run, const Job *job, int64_t at, const Results *results) {
   float sums[MAX_DIM] __attribute__((aligned(64)));
   for (int64_t r = 0; r < job->rows; r++) {
-    const Result all = result_of(of->all, r, of->wide);
-    for (int64_t d = 0; d < of->wide; d += DEPTH) in_order(all.sums + d, sums + d);
-    finish_row(run, job, at, r, (Result){all.most, all.total, sums});
+    const Result all = result_of(results->all, r, results->padded_dim);
+    for (int64_t d = 0; d < results->padded_dim; d += DEPTH) in_order(all.sums + d, sums + d);
+    finish_row(run, job, at, r, (Result){all.max_score, all.weight_sum, sums});
   }
 }
 

@@ -195,8 +195,9 @@ INLINE void group_dots(const int rows, const int panels, const int format, const
     __m256i own[STRIP_ROWS][2];
     UNROLL
     for (int r = 0; r < rows; r++) UNROLL HALVES own[r][half] = ((const __m256i *)&dots[r * panels + n])[half];
-    const int64_t usual = format == SIX ? 4 : 8; /* steps of a group of 16 or 32 inputs, which the compiler unrolls */
-    if (steps == usual) panel_dots(rows, format, table, usual, from[n], quantized, ahead, own);
+    /* steps of a group of 16 or 32 inputs, which the compiler unrolls */
+    const int64_t common_steps = format == SIX ? 4 : 8;
+    if (steps == common_steps) panel_dots(rows, format, table, common_steps, from[n], quantized, ahead, own);
     else panel_dots(rows, format, table, steps, from[n], quantized, ahead, own);
     UNROLL
     for (int r = 0; r < rows; r++) UNROLL HALVES ((__m256i *)&dots[r * panels + n])[half] = own[r][half];

@@ -25,11 +25,11 @@ INLINE Floats select(Ints first, Floats a, Floats b) { return (Floats)(((Ints)a 
 INLINE Floats min16(Floats a, Floats b) { return select(a < b, a, b); }
 INLINE Floats max16(Floats a, Floats b) { return select(a > b, a, b); }
 INLINE float max_of(Floats x) {
-  float most[LANES];
-  store(most, x);
+  float maxima[LANES];
+  store(maxima, x);
   for (int width = LANES / 2; width; width /= 2)
-    for (int i = 0; i < width; i++) most[i] = most[i] > most[i + width] ? most[i] : most[i + width];
-  return most[0];
+    for (int i = 0; i < width; i++) maxima[i] = maxima[i] > maxima[i + width] ? maxima[i] : maxima[i + width];
+  return maxima[0];
 }
 
 typedef union {
