@@ -153,7 +153,7 @@ def in_gguf_blocks(weights: Sequence[Weights]) -> bool:
 
 _LANES, _MOST_DIM = 16, 512
 KEYS = 64
-"""Ring buffers have a multiple of this many slots, so that they contain whole key blocks (source/tiles.h)."""
+"""Ring-buffer slots are a multiple of this, so that they contain whole key blocks (source/attention_blocks.h)."""
 
 
 def takes_experts(features: int) -> bool:

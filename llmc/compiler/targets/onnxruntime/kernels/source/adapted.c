@@ -1,15 +1,22 @@
 /* Adapted(base float [.., N], x float [.., K], adapters int64 [..], low uint8 [R, K'], high uint8 [R, N'],
-scales float [R], ends int64 [A + 1]) → (y float [.., N], scratch): base, and what each token's LoRA adapter adds to it.
+  scales float [R], ends int64 [A + 1]) → (y float [.., N], scratch)
 
-Of R ranks adapter a has ends[a − 1] … ends[a] − 1, and adapter 0 none: y = base + Σ (low_r · x) · scales_r · high_r over
-these; no others are read. `low` and `high` are signed codes; K' and N' are K and N up to whole vectors, with codes of 0.
-The second output is memory for (low_r · x) · scales_r. */
+Adds each token's LoRA update to `base`. `low` holds the quantized A matrices and `high` the quantized B matrices.
+
+All adapters share the R ranks. Adapter a owns ranks ends[a − 1] … ends[a] − 1; adapter 0 owns none. A token of adapter
+a gets y = base + Σ (low_r · x) · scales_r · high_r over the ranks of a. The kernel reads no other ranks.
+
+`low` and `high` are signed 8-bit values. K' and N' are K and N rounded up to a multiple of LANES; the padding is 0. The
+second output is scratch memory for (low_r · x) · scales_r. */
 #include "operators.h"
 #include "strips.h"
 
-enum { FEW = 4 /* ranks, or vectors of y, whose sums registers hold */, WORK = 4 /* of a code here, in bytes of panels */ };
+enum {
+  FEW = 4 /* ranks, or vectors of y, whose sums fit in registers */,
+  WEIGHT_BYTES = 4 /* cost of an 8-bit weight here, in bytes of panels */
+};
 
-typedef int8_t Codes __attribute__((vector_size(16), aligned(1), may_alias));
+typedef int8_t Int8x16 __attribute__((vector_size(16), aligned(1), may_alias));
 
 typedef struct {
   Api api;
@@ -19,12 +26,11 @@ typedef struct {
   const float *base, *x, *scales;
   const int64_t *adapters, *ends;
   const uint8_t *low, *high;
-  float *y, *products; /* products [tokens, most] */
-  int64_t tokens, rows, width, most, shares;
+  float *y, *projected; /* projected [tokens, max_ranks] */
+  int64_t tokens, rows, width, max_ranks, shares;
 } Step;
 
-static inline int64_t aligned(int64_t width) { return (width + LANES - 1) / LANES * LANES; }
-static inline Floats codes_at(const uint8_t *at) { return __builtin_convertvector(*(const Codes *)at, Floats); }
+static inline Floats load_quantized(const uint8_t *at) { return __builtin_convertvector(*(const Int8x16 *)at, Floats); }
 static inline int64_t first_of(const Step *s, int64_t token) {
   return s->adapters[token] ? s->ends[s->adapters[token] - 1] : 0;
 }
@@ -32,65 +38,67 @@ static inline int64_t count_of(const Step *s, int64_t token) {
   return s->adapters[token] ? s->ends[s->adapters[token]] - first_of(s, token) : 0;
 }
 
-/* Products of FEW ranks from `rank` on, of the token's own. */
-static void multiply_low(const Step *s, int64_t token, int64_t rank) {
-  const int64_t line = aligned(s->width), left = count_of(s, token) - rank, first = first_of(s, token) + rank;
+/* Project x onto up to FEW of the token's ranks, from `rank` on. */
+static void project_low(const Step *s, int64_t token, int64_t rank) {
+  const int64_t line = pad_lanes(s->width), left = count_of(s, token) - rank, first = first_of(s, token) + rank;
   if (left <= 0) return;
   const float *x = s->x + token * s->width;
-  const uint8_t *codes[FEW];
+  const uint8_t *quantized[FEW];
   Floats sums[FEW];
   UNROLL
-  for (int i = 0; i < FEW; i++) codes[i] = s->low + (first + (i < left ? i : 0)) * line, sums[i] = filled(0.0f);
+  for (int i = 0; i < FEW; i++) quantized[i] = s->low + (first + (i < left ? i : 0)) * line, sums[i] = splat(0.0f);
   for (int64_t k = 0; k < s->width; k += LANES) {
-    const Floats here = load_lanes(first_lanes(s->width - k), x + k);
+    const Floats x_lanes = load_lanes(first_lanes(s->width - k), x + k);
     UNROLL
-    for (int i = 0; i < FEW; i++) sums[i] = fused(codes_at(codes[i] + k), here, sums[i]);
+    for (int i = 0; i < FEW; i++) sums[i] = fma16(load_quantized(quantized[i] + k), x_lanes, sums[i]);
   }
   for (int i = 0; i < FEW && i < left; i++)
-    s->products[token * s->most + rank + i] = sum_of(sums[i]) * s->scales[first + i];
+    s->projected[token * s->max_ranks + rank + i] = sum_of(sums[i]) * s->scales[first + i];
 }
 
-/* FEW vectors of y from column `column` on. */
-static void multiply_high(const Step *s, int64_t token, int64_t column) {
-  const int64_t line = aligned(s->rows), count = count_of(s, token), at = token * s->rows + column;
-  const int64_t there = pieces(s->rows - column, LANES);
-  const uint8_t *codes = s->high + first_of(s, token) * line + column;
-  const float *products = s->products + token * s->most;
+/* Add the projected values to up to FEW vectors of y, from `column` on. */
+static void add_high(const Step *s, int64_t token, int64_t column) {
+  const int64_t line = pad_lanes(s->rows), count = count_of(s, token), at = token * s->rows + column;
+  const int64_t vectors = ceil_div(s->rows - column, LANES);
+  const uint8_t *quantized = s->high + first_of(s, token) * line + column;
+  const float *projected = s->projected + token * s->max_ranks;
   Floats sums[FEW];
   UNROLL
   for (int i = 0; i < FEW; i++)
-    if (i < there) sums[i] = load_lanes(first_lanes(s->rows - column - i * LANES), s->base + at + i * LANES);
-  for (int64_t r = 0; r < count; r++, codes += line) {
-    const Floats product = filled(products[r]);
+    if (i < vectors) sums[i] = load_lanes(first_lanes(s->rows - column - i * LANES), s->base + at + i * LANES);
+  for (int64_t r = 0; r < count; r++, quantized += line) {
+    const Floats value = splat(projected[r]);
     UNROLL
     for (int i = 0; i < FEW; i++)
-      if (i < there) sums[i] = fused(codes_at(codes + i * LANES), product, sums[i]);
+      if (i < vectors) sums[i] = fma16(load_quantized(quantized + i * LANES), value, sums[i]);
   }
   UNROLL
   for (int i = 0; i < FEW; i++)
-    if (i < there) store_lanes(s->y + at + i * LANES, first_lanes(s->rows - column - i * LANES), sums[i]);
+    if (i < vectors) store_lanes(s->y + at + i * LANES, first_lanes(s->rows - column - i * LANES), sums[i]);
 }
 
 static void low_share(void *data, size_t share) {
   const Step *s = data;
-  const int64_t each = pieces(s->most, FEW), all = s->tokens * each, end = share_at(all, s->shares, share + 1);
-  for (int64_t i = share_at(all, s->shares, share); i < end; i++) multiply_low(s, i / each, i % each * FEW);
+  const int64_t each = ceil_div(s->max_ranks, FEW), all = s->tokens * each, end = share_at(all, s->shares, share + 1);
+  for (int64_t i = share_at(all, s->shares, share); i < end; i++) project_low(s, i / each, i % each * FEW);
 }
 
 static void high_share(void *data, size_t share) {
   const Step *s = data;
-  const int64_t each = pieces(s->rows, FEW * LANES), all = s->tokens * each, end = share_at(all, s->shares, share + 1);
-  for (int64_t i = share_at(all, s->shares, share); i < end; i++) multiply_high(s, i / each, i % each * FEW * LANES);
+  const int64_t each = ceil_div(s->rows, FEW * LANES), all = s->tokens * each,
+                end = share_at(all, s->shares, share + 1);
+  for (int64_t i = share_at(all, s->shares, share); i < end; i++) add_high(s, i / each, i % each * FEW * LANES);
 }
 
-/* Whether tokens choose from adapters that lie within the ranks; the most ranks that one of them has. */
+/* Check the adapter numbers and rank ranges, and set s->max_ranks to the largest rank count of any token. */
 static Status *check(const Adapted *op, Step *s, int64_t adapters, int64_t ranks) {
   for (int64_t a = 0; a < adapters; a++)
     if (s->ends[a] < 0 || s->ends[a + 1] < s->ends[a] || s->ends[a + 1] > ranks)
       return fail(op->api, "llmc.Adapted: the ranks of an adapter are not among those of the matrices");
   for (int64_t t = 0; t < s->tokens; t++) {
-    if (s->adapters[t] < 0 || s->adapters[t] > adapters) return fail(op->api, "llmc.Adapted: there is no adapter of this number");
-    if (count_of(s, t) > s->most) s->most = count_of(s, t);
+    if (s->adapters[t] < 0 || s->adapters[t] > adapters)
+      return fail(op->api, "llmc.Adapted: there is no adapter of this number");
+    if (count_of(s, t) > s->max_ranks) s->max_ranks = count_of(s, t);
   }
   return NULL;
 }
@@ -113,28 +121,29 @@ static Status *compute(void *kernel, Context *context) {
   const int64_t ranks = scales.dims[0];
   if (adapters.rank >= MAX_RANK) return fail(op->api, "llmc.Adapted: adapters have too many dimensions");
   adapters.dims[adapters.rank++] = s.width;
-  if (!is_beside(&x, &base, s.width) || !is_beside(&x, &adapters, s.width) || !s.rows || !s.width || !ends.dims[0] ||
-      low.dims[0] != ranks || high.dims[0] != ranks || low.dims[1] != aligned(s.width) || high.dims[1] != aligned(s.rows))
+  if (!same_but_last(&x, &base, s.width) || !same_but_last(&x, &adapters, s.width) || !s.rows || !s.width ||
+      !ends.dims[0] || low.dims[0] != ranks || high.dims[0] != ranks || low.dims[1] != pad_lanes(s.width) ||
+      high.dims[1] != pad_lanes(s.rows))
     return fail(op->api, "llmc.Adapted: inputs of shapes that do not belong together");
   TRY(check(op, &s, ends.dims[0] - 1, ranks));
   void *y, *scratch;
-  const int64_t bytes = s.tokens * s.most * 4;
+  const int64_t bytes = s.tokens * s.max_ranks * 4;
   TRY(output(op->api, context, 0, base.dims, base.rank, &y));
   TRY(output(op->api, context, 1, &bytes, 1, &scratch));
   if (!s.tokens) return NULL;
-  s.y = y, s.products = scratch;
-  if (s.most) {
-    s.shares = shares_of(s.tokens * s.most * s.width * WORK, s.tokens * pieces(s.most, FEW));
+  s.y = y, s.projected = scratch;
+  if (s.max_ranks) {
+    s.shares = shares_of(s.tokens * s.max_ranks * s.width * WEIGHT_BYTES, s.tokens * ceil_div(s.max_ranks, FEW));
     TRY(parallel(op->api, context, (size_t)s.shares, low_share, &s));
   }
-  s.shares = shares_of(s.tokens * s.most * s.rows * WORK, s.tokens * pieces(s.rows, FEW * LANES));
+  s.shares = shares_of(s.tokens * s.max_ranks * s.rows * WEIGHT_BYTES, s.tokens * ceil_div(s.rows, FEW * LANES));
   return parallel(op->api, context, (size_t)s.shares, high_share, &s);
 }
 
 static Status *create(const Operator *self, Api api, const void *info, void **kernel) {
   (void)self, (void)info;
   Adapted op = {.api = api};
-  return keep(api, &op, sizeof op, kernel);
+  return keep_kernel(api, &op, sizeof op, kernel);
 }
 
 static const char *name(const Operator *self) { return (void)self, "Adapted"; }
@@ -149,6 +158,6 @@ static int output_type(const Operator *self, size_t at) { return (void)self, at 
 const Operator adapted_operator = {
     .version = ABI_VERSION, .create_or_fail = create, .name = name, .provider = any_provider, .inputs = inputs,
     .input_type = input_type, .input_kind = required, .input_memory = default_memory, .outputs = outputs,
-    .output_type = output_type, .output_kind = required, .compute_or_fail = compute, .destroy = release,
+    .output_type = output_type, .output_kind = required, .compute_or_fail = compute, .destroy = release_kernel,
     .first_version = version_one, .last_version = any_version,
 };

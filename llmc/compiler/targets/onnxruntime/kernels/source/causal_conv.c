@@ -1,13 +1,13 @@
-/* CausalConv(x, weight [C, K], bias [C]?, state [slots, K − 1, C], rows int64 [N, 4]; silu) → (y, state).
+/* CausalConv(x, weight [C, K], bias [C]?, state [slots, K − 1, C], rows int64 [N, 4]; silu) → (y, state)
 
-Each channel's convolution over its last K tokens, for rows of any lengths that lie end to end: x and y are [.., C], T
-tokens in all. A slot's state holds the K − 1 tokens before a row, the latest one last. With `silu` y is y / (1 + e⁻ʸ).
-y is zero for tokens of no row. Rows have a slot each. */
+Convolves each channel over its last K tokens, for a ragged batch of rows. x and y are [.., C] with T tokens in all. A
+slot's recurrent state holds the K − 1 tokens before a row, the latest last. With `silu`, y becomes y / (1 + e⁻ʸ). y is
+0 for tokens of no row. Each row has its own slot. */
 #include "operators.h"
 #include "states.h"
 #include "vector_math.h"
 
-enum { MOST_TAPS = 64, BLOCK = 64 /* channels of a job */ };
+enum { MAX_TAPS = 64, BLOCK = 64 /* channels of a job */ };
 
 typedef struct {
   Api api;
@@ -21,35 +21,37 @@ typedef struct {
   int64_t channels, taps, blocks, silu;
 } Run;
 
-/* Token `at` of a row, counted from its first, for 16 channels: those before the first are the state's. */
-static inline Floats seen(const Run *run, const Row *row, const float *state, int64_t at, int64_t channel,
-                          Lanes here) {
-  const float *from = at >= 0 ? run->x + (row->first + at) * run->channels : state + (run->taps - 1 + at) * run->channels;
-  return load_lanes(here, from + channel);
+/* Sixteen channels of token `at`, counted from the row's first token. Earlier tokens are in the recurrent state. */
+static inline Floats load_token(const Run *run, const Row *row, const float *state, int64_t at, int64_t channel,
+                                Lanes lanes) {
+  const float *from = at >= 0 ? run->x + (row->first + at) * run->channels
+                              : state + (run->taps - 1 + at) * run->channels;
+  return load_lanes(lanes, from + channel);
 }
 
-static void convolve(const Run *run, const Row *row, float *state, int64_t channel, Lanes here) {
+static void convolve(const Run *run, const Row *row, float *state, int64_t channel, Lanes lanes) {
   const int64_t taps = run->taps, tail = taps - 1;
   const int64_t channels = run->channels - channel < LANES ? run->channels - channel : LANES;
-  Floats weight[MOST_TAPS];
+  Floats weight[MAX_TAPS];
   for (int64_t i = 0; i < taps; i++) {
     float each[LANES] = {0};
     for (int64_t lane = 0; lane < channels; lane++) each[lane] = run->weight[(channel + lane) * taps + i];
     weight[i] = load(each);
   }
-  const Floats bias = run->bias ? load_lanes(here, run->bias + channel) : filled(0.0f);
+  const Floats bias = run->bias ? load_lanes(lanes, run->bias + channel) : splat(0.0f);
   if (row->past == 0)
     for (int64_t i = 0; i < tail; i++)
-      store_lanes(state + i * run->channels + channel, here, filled(0.0f));
+      store_lanes(state + i * run->channels + channel, lanes, splat(0.0f));
   for (int64_t t = 0; t < row->count; t++) {
     Floats sum = bias;
-    for (int64_t i = 0; i < taps; i++) sum = fused(seen(run, row, state, t + i - tail, channel, here), weight[i], sum);
-    store_lanes(run->y + (row->first + t) * run->channels + channel, here, run->silu ? silu16(sum) : sum);
+    for (int64_t i = 0; i < taps; i++)
+      sum = fma16(load_token(run, row, state, t + i - tail, channel, lanes), weight[i], sum);
+    store_lanes(run->y + (row->first + t) * run->channels + channel, lanes, run->silu ? silu16(sum) : sum);
   }
-  /* in this order none is overwritten before it is read */
+  /* this order reads every token before it is overwritten */
   for (int64_t i = 0; i < tail; i++)
-    store_lanes(state + i * run->channels + channel, here,
-                          seen(run, row, state, row->count + i - tail, channel, here));
+    store_lanes(state + i * run->channels + channel, lanes,
+                load_token(run, row, state, row->count + i - tail, channel, lanes));
 }
 
 static void job_of(void *data, size_t job) {
@@ -71,14 +73,15 @@ static Status *compute(void *kernel, Context *context) {
   TRY(optional_input(api, context, 2, &bias));
   TRY(input(api, context, 3, 3, &state));
   const int64_t channels = x.dims[x.rank - 1], taps = weight.dims[1], tokens = lines_of(&x);
-  if (weight.dims[0] != channels || taps < 2 || taps > MOST_TAPS || (bias.there && (bias.rank != 1 || bias.dims[0] != channels)))
+  if (weight.dims[0] != channels || taps < 2 || taps > MAX_TAPS ||
+      (bias.present && (bias.rank != 1 || bias.dims[0] != channels)))
     return fail(api, "llmc.CausalConv: weights of shapes that do not belong to the channels");
   if (state.dims[1] != taps - 1 || state.dims[2] != channels)
     return fail(api, "llmc.CausalConv: a state has not the tokens and channels of the convolution");
   Rows rows;
   TRY(rows_input(api, context, 4, tokens, state.dims[0], INT64_MAX, &rows));
   Run run = {
-      .x = x.data, .weight = weight.data, .bias = bias.there ? bias.data : NULL, .rows = rows.each,
+      .x = x.data, .weight = weight.data, .bias = bias.present ? bias.data : NULL, .rows = rows.each,
       .channels = channels, .taps = taps, .blocks = (channels + BLOCK - 1) / BLOCK, .silu = op->silu,
   };
   void *y;
@@ -93,7 +96,7 @@ static Status *create(const Operator *self, Api api, const void *info, void **ke
   (void)self;
   CausalConv op = {.api = api};
   TRY(int_attribute(api, info, "silu", &op.silu));
-  return keep(api, &op, sizeof op, kernel);
+  return keep_kernel(api, &op, sizeof op, kernel);
 }
 
 static const char *name(const Operator *self) { return (void)self, "CausalConv"; }
@@ -106,6 +109,6 @@ static int output_type(const Operator *self, size_t at) { return (void)self, (vo
 const Operator causal_conv_operator = {
     .version = ABI_VERSION, .create_or_fail = create, .name = name, .provider = any_provider, .inputs = inputs,
     .input_type = input_type, .input_kind = input_kind, .input_memory = default_memory, .outputs = outputs,
-    .output_type = output_type, .output_kind = required, .compute_or_fail = compute, .destroy = release,
+    .output_type = output_type, .output_kind = required, .compute_or_fail = compute, .destroy = release_kernel,
     .first_version = version_one, .last_version = any_version,
 };

@@ -1,18 +1,23 @@
 /* GatedDelta(query, key [.., K, D], value [.., H, V], decay, beta [.., H], state [slots, H, D, V], rows int64 [N, 4];
-normalise, eps) → (y [.., H, V], state).
+  normalise, eps) → (y [.., H, V], state)
 
-The gated delta rule (Yang et al. 2024, "Gated Delta Networks") for rows of any lengths that lie end to end, T tokens in
-all. A token fades a head's state S, S = exp(decay) · S, corrects what it holds under its key, S += k ⊗ beta · (v − k · S),
-and reads it, y = q · S / √D. Heads share the K of queries and keys, H / K in a row. With `normalise` queries and keys are
-divided by √(their squares' sum + eps). y is zero for tokens of no row. Rows have a slot each.
+Applies the gated delta rule (Yang et al. 2024, "Gated Delta Networks") to a ragged batch of rows with T tokens in all.
+A token updates each head's recurrent state S in three steps:
 
-Columns of a state do not meet, so that a job has COLUMNS of them. With g = exp(decay) and S as it was, k · gS and q · gS
-are read in one pass, and y = q · gS + (q · k) · correction. */
+  decay     S = exp(decay) · S
+  correct   S += k ⊗ beta · (v − k · S)
+  read      y = q · S / √D
+
+Each of the K query and key heads serves H / K consecutive heads. With `normalise`, queries and keys are divided by
+√(sum of squares + eps). y is 0 for tokens of no row. Each row has its own slot.
+
+Columns of a state are independent, so a job handles COLUMNS of them. With g = exp(decay) and the previous S, one pass
+reads both k · gS and q · gS, and y = q · gS + (q · k) · correction. */
 #include "operators.h"
 #include "states.h"
 #include "vector_math.h"
 
-enum { VECTORS = 4, COLUMNS = 16 * VECTORS, MOST_DIM = 1024 };
+enum { VECTORS = 4, COLUMNS = 16 * VECTORS, MAX_DIM = 1024 };
 
 typedef struct {
   Api api;
@@ -29,56 +34,56 @@ typedef struct {
 } Run;
 
 static float dot(const float *a, const float *b, int64_t count) {
-  Floats sum = filled(0.0f);
+  Floats sum = splat(0.0f);
   for (int64_t i = 0; i < count; i += 16) {
-    const Lanes here = first_lanes(count - i);
-    sum = fused(load_lanes(here, a + i), load_lanes(here, b + i), sum);
+    const Lanes lanes = first_lanes(count - i);
+    sum = fma16(load_lanes(lanes, a + i), load_lanes(lanes, b + i), sum);
   }
   return sum_of(sum);
 }
 
-/* 1 / √(squares' sum + eps), or 1 */
-static float shrink(const GatedDelta *op, const float *x, int64_t count) {
+/* 1 / √(sum of squares + eps), or 1 without `normalise` */
+static float inverse_norm(const GatedDelta *op, const float *x, int64_t count) {
   if (!op->normalise) return 1.0f;
-  return 1.0f / roots(filled(dot(x, x, count) + op->eps))[0];
+  return 1.0f / sqrt16(splat(dot(x, x, count) + op->eps))[0];
 }
 
 static void token(const Run *run, int64_t at, int64_t head, int64_t column, float *state) {
   const int64_t dim = run->dim, width = run->width, group = head / (run->heads / run->groups);
   const float *q = run->query + (at * run->groups + group) * dim, *k = run->key + (at * run->groups + group) * dim;
-  const float kept = exp16(filled(run->decay[at * run->heads + head]))[0];
-  const float k_scale = shrink(run->op, k, dim);
-  const float q_scale = shrink(run->op, q, dim) / roots(filled((float)dim))[0];
-  const float met = dot(q, k, dim) * q_scale * k_scale;
-  Floats known[VECTORS], asked[VECTORS], learnt[VECTORS];
-  Lanes here[VECTORS];
+  const float decay = exp16(splat(run->decay[at * run->heads + head]))[0];
+  const float k_scale = inverse_norm(run->op, k, dim);
+  const float q_scale = inverse_norm(run->op, q, dim) / sqrt16(splat((float)dim))[0];
+  const float query_key = dot(q, k, dim) * q_scale * k_scale;
+  Floats by_key[VECTORS], by_query[VECTORS], correction[VECTORS];
+  Lanes lanes[VECTORS];
   for (int i = 0; i < VECTORS; i++) {
-    known[i] = asked[i] = filled(0.0f);
-    here[i] = first_lanes(width - column - 16 * i);
+    by_key[i] = by_query[i] = splat(0.0f);
+    lanes[i] = first_lanes(width - column - 16 * i);
   }
   for (int64_t d = 0; d < dim; d++) {
-    const Floats each_k = filled(k[d]), each_q = filled(q[d]);
+    const Floats each_k = splat(k[d]), each_q = splat(q[d]);
     for (int i = 0; i < VECTORS; i++) {
-      const Floats s = load_lanes(here[i], state + d * width + 16 * i);
-      known[i] = fused(each_k, s, known[i]);
-      asked[i] = fused(each_q, s, asked[i]);
+      const Floats s = load_lanes(lanes[i], state + d * width + 16 * i);
+      by_key[i] = fma16(each_k, s, by_key[i]);
+      by_query[i] = fma16(each_q, s, by_query[i]);
     }
   }
   const int64_t line = (at * run->heads + head) * width + column;
-  const Floats rate = filled(run->beta[at * run->heads + head]);
+  const Floats rate = splat(run->beta[at * run->heads + head]);
   for (int i = 0; i < VECTORS; i++) {
-    const Floats v = load_lanes(here[i], run->value + line + 16 * i);
-    learnt[i] = rate * fused(filled(-kept * k_scale), known[i], v);
-    const Floats y = fused(filled(met), learnt[i], filled(kept * q_scale) * asked[i]);
-    store_lanes(run->y + line + 16 * i, here[i], y);
+    const Floats v = load_lanes(lanes[i], run->value + line + 16 * i);
+    correction[i] = rate * fma16(splat(-decay * k_scale), by_key[i], v);
+    const Floats y = fma16(splat(query_key), correction[i], splat(decay * q_scale) * by_query[i]);
+    store_lanes(run->y + line + 16 * i, lanes[i], y);
   }
-  const Floats fade = filled(kept);
+  const Floats decay_lanes = splat(decay);
   for (int64_t d = 0; d < dim; d++) {
-    const Floats each = filled(k[d] * k_scale);
+    const Floats each = splat(k[d] * k_scale);
     for (int i = 0; i < VECTORS; i++) {
-      float *place = state + d * width + 16 * i;
-      const Floats s = fade * load_lanes(here[i], place);
-      store_lanes(place, here[i], fused(each, learnt[i], s));
+      float *location = state + d * width + 16 * i;
+      const Floats s = decay_lanes * load_lanes(lanes[i], location);
+      store_lanes(location, lanes[i], fma16(each, correction[i], s));
     }
   }
 }
@@ -108,9 +113,9 @@ static Status *compute(void *kernel, Context *context) {
   TRY(input(api, context, 5, 4, &state));
   const int64_t groups = query.dims[2], dim = query.dims[3], heads = value.dims[2], width = value.dims[3];
   const int64_t tokens = value.dims[0] * value.dims[1];
-  if (groups < 1 || dim < 1 || dim > MOST_DIM || heads < groups || heads % groups || width < 1)
+  if (groups < 1 || dim < 1 || dim > MAX_DIM || heads < groups || heads % groups || width < 1)
     return fail(api, "llmc.GatedDelta: heads of this number or size are not supported");
-  if (!is_beside(&key, &query, dim) || !is_beside(&beta, &decay, heads) || decay.dims[2] != heads)
+  if (!same_but_last(&key, &query, dim) || !same_but_last(&beta, &decay, heads) || decay.dims[2] != heads)
     return fail(api, "llmc.GatedDelta: keys, decay and beta have not the shapes of queries and heads");
   for (size_t i = 0; i < 2; i++)
     if (query.dims[i] != value.dims[i] || decay.dims[i] != value.dims[i])
@@ -137,7 +142,7 @@ static Status *create(const Operator *self, Api api, const void *info, void **ke
   GatedDelta op = {.api = api};
   TRY(int_attribute(api, info, "normalise", &op.normalise));
   TRY(float_attribute(api, info, "eps", &op.eps));
-  return keep(api, &op, sizeof op, kernel);
+  return keep_kernel(api, &op, sizeof op, kernel);
 }
 
 static const char *name(const Operator *self) { return (void)self, "GatedDelta"; }
@@ -149,6 +154,6 @@ static int output_type(const Operator *self, size_t at) { return (void)self, (vo
 const Operator gated_delta_operator = {
     .version = ABI_VERSION, .create_or_fail = create, .name = name, .provider = any_provider, .inputs = inputs,
     .input_type = input_type, .input_kind = required, .input_memory = default_memory, .outputs = outputs,
-    .output_type = output_type, .output_kind = required, .compute_or_fail = compute, .destroy = release,
+    .output_type = output_type, .output_kind = required, .compute_or_fail = compute, .destroy = release_kernel,
     .first_version = version_one, .last_version = any_version,
 };

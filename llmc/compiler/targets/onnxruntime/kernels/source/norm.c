@@ -1,11 +1,13 @@
-/* AddNorm(x, residual, weight [D], decoding int64 [1]?; eps) → (y, sum, words uint16 [..]?), x and residual float [.., D]:
-sum = x + residual, and y = sum / √(mean of sum² + eps) · weight. Without a residual x is the sum. Where words are asked for,
-rows behind the first `decoding` go there, rounded to bfloat16 (words.h), and not to y. */
+/* AddNorm(x, residual?, weight [D], decoding int64 [1]?; eps) → (y, sum?, words uint16 [..]?)
+
+x and residual are float [.., D]. sum = x + residual, or x without a residual, and y = sum / √(mean of sum² + eps) ·
+weight. If `words` is requested, prefill rows (those after the first `decoding`) go there instead of to y, rounded to
+bfloat16 (words.h). */
 #include "operators.h"
 #include "strips.h"
 #include "words.h"
 
-enum { SHARE = 1 << 13 }; /* floats that are worth a thread's turn */
+enum { SHARE = 1 << 13 }; /* floats that justify waking a thread */
 
 typedef struct {
   Api api;
@@ -16,19 +18,18 @@ typedef struct {
   const float *x, *residual, *weight;
   float *y, *sum, eps;
   uint16_t *words;
-  int64_t rows, decoding, width, shares;
+  int64_t rows, decode_rows, width, shares;
 } Job;
 
-/* x + residual, or x, of LANES numbers from `at` on. */
-INLINE Floats summed(const Job *job, Lanes here, int64_t at) {
-  const Floats x = load_lanes(here, job->x + at);
-  return job->residual ? x + load_lanes(here, job->residual + at) : x;
+INLINE Floats summed(const Job *job, Lanes lanes, int64_t at) {
+  const Floats x = load_lanes(lanes, job->x + at);
+  return job->residual ? x + load_lanes(lanes, job->residual + at) : x;
 }
 
-/* What a row's LANES numbers from `at` on come to. */
-INLINE Floats normed(const Job *job, Floats over, int64_t row, int64_t at) {
-  const Lanes here = first_lanes(job->width - at);
-  return summed(job, here, row * job->width + at) * over * load_lanes(here, job->weight + at);
+/* LANES values of a normalised row, from `at` on. */
+INLINE Floats normed(const Job *job, Floats inverse_rms, int64_t row, int64_t at) {
+  const Lanes lanes = first_lanes(job->width - at);
+  return summed(job, lanes, row * job->width + at) * inverse_rms * load_lanes(lanes, job->weight + at);
 }
 
 static void share_of(void *data, size_t share) {
@@ -37,22 +38,24 @@ static void share_of(void *data, size_t share) {
   const int64_t end = share_at(job->rows, job->shares, share + 1);
   for (int64_t row = share_at(job->rows, job->shares, share); row < end; row++) {
     const int64_t first = row * width;
-    Floats squares = filled(0.0f);
+    Floats squares = splat(0.0f);
     for (int64_t i = 0; i < width; i += LANES) {
-      const Lanes here = first_lanes(width - i);
-      const Floats s = summed(job, here, first + i);
-      squares = fused(s, s, squares);
-      if (job->sum) store_lanes(job->sum + first + i, here, s);
+      const Lanes lanes = first_lanes(width - i);
+      const Floats s = summed(job, lanes, first + i);
+      squares = fma16(s, s, squares);
+      if (job->sum) store_lanes(job->sum + first + i, lanes, s);
     }
     float mean = sum_of(squares) / (float)width + job->eps;
-    if (!(mean <= 3.4028235e38f)) mean = __builtin_nanf(""); /* squares beyond float32 must not make a row of zeros */
-    const Floats over = filled(1.0f) / roots(filled(mean));
-    if (row < job->decoding)
-      for (int64_t i = 0; i < width; i += LANES) store_lanes(job->y + first + i, first_lanes(width - i), normed(job, over, row, i));
+    if (!(mean <= 3.4028235e38f))
+      mean = __builtin_nanf(""); /* a mean beyond float32 must not turn the row into zeros */
+    const Floats inverse_rms = splat(1.0f) / sqrt16(splat(mean));
+    if (row < job->decode_rows)
+      for (int64_t i = 0; i < width; i += LANES)
+        store_lanes(job->y + first + i, first_lanes(width - i), normed(job, inverse_rms, row, i));
     else
       for (int64_t i = 0; i < width; i += DEPTH)
-        store((float *)words_at(job->words, width, row - job->decoding, i),
-              narrowed(normed(job, over, row, i), normed(job, over, row, i + LANES)));
+        store((float *)words_at(job->words, width, row - job->decode_rows, i),
+              to_bf16_pair(normed(job, inverse_rms, row, i), normed(job, inverse_rms, row, i + LANES)));
   }
 }
 
@@ -63,20 +66,25 @@ static Status *compute(void *kernel, Context *context) {
   TRY(optional_input(op->api, context, 1, &residual));
   TRY(input(op->api, context, 2, 1, &weight));
   const int64_t width = weight.dims[0];
-  if (!is_beside(&x, residual.there ? &residual : &x, width) ||
-      (residual.there && residual.dims[residual.rank - 1] != width))
+  if (!same_but_last(&x, residual.present ? &residual : &x, width) ||
+      (residual.present && residual.dims[residual.rank - 1] != width))
     return fail(op->api, "llmc.AddNorm: inputs of shapes that do not belong together");
   Job job = {
-      .x = x.data, .residual = residual.data, .weight = weight.data, .eps = op->eps, .rows = lines_of(&x), .width = width,
+      .x = x.data,
+      .residual = residual.data,
+      .weight = weight.data,
+      .eps = op->eps,
+      .rows = lines_of(&x),
+      .width = width,
   };
-  TRY(decoding_input(op->api, context, 3, job.rows, &job.decoding));
-  const int64_t numbers = rounded_numbers(width, job.rows - job.decoding);
+  TRY(decode_rows_input(op->api, context, 3, job.rows, &job.decode_rows));
+  const int64_t numbers = rounded_numbers(width, job.rows - job.decode_rows);
   void *y, *sum, *words;
-  int asked;
+  int requested;
   TRY(output(op->api, context, 0, x.dims, x.rank, &y));
-  TRY(optional_output(op->api, context, 1, x.dims, x.rank, &asked, &sum));
-  TRY(optional_output(op->api, context, 2, &numbers, 1, &asked, &words));
-  if (!asked) job.decoding = job.rows;
+  TRY(optional_output(op->api, context, 1, x.dims, x.rank, &requested, &sum));
+  TRY(optional_output(op->api, context, 2, &numbers, 1, &requested, &words));
+  if (!requested) job.decode_rows = job.rows;
   job.y = y, job.sum = sum, job.words = words;
   job.shares = job.rows * job.width / SHARE;
   if (job.shares > job.rows) job.shares = job.rows;
@@ -88,7 +96,7 @@ static Status *create(const Operator *self, Api api, const void *info, void **ke
   (void)self;
   AddNorm op = {.api = api};
   TRY(float_attribute(api, info, "eps", &op.eps));
-  return keep(api, &op, sizeof op, kernel);
+  return keep_kernel(api, &op, sizeof op, kernel);
 }
 
 static const char *name(const Operator *self) { return (void)self, "AddNorm"; }
@@ -102,6 +110,6 @@ static int output_type(const Operator *self, size_t at) { return (void)self, at 
 const Operator norm_operator = {
     .version = ABI_VERSION, .create_or_fail = create, .name = name, .provider = any_provider, .inputs = inputs,
     .input_type = input_type, .input_kind = input_kind, .input_memory = default_memory, .outputs = outputs,
-    .output_type = output_type, .output_kind = output_kind, .compute_or_fail = compute, .destroy = release,
+    .output_type = output_type, .output_kind = output_kind, .compute_or_fail = compute, .destroy = release_kernel,
     .first_version = version_one, .last_version = any_version,
 };

@@ -1,7 +1,7 @@
-/* The part of ONNX Runtime's C interface that these operators use.
+/* The part of ONNX Runtime's C API that these operators use.
 
-The interface is a table of functions whose order never changes once a version has shipped; `enum` names the entries
-used here by their place (onnxruntime_c_api.cc, API version 17). Statuses are NULL for success. */
+The API is a table of functions. Their order never changes once a version is released, so the enum below gives each
+function's index (onnxruntime_c_api.cc, API version 17). A NULL status means success. */
 #ifndef LLMC_ORT_ABI_H
 #define LLMC_ORT_ABI_H
 
@@ -43,7 +43,7 @@ typedef struct {
   const char *(*version)(void);
 } ApiBase;
 
-/* An operator: what ONNX Runtime asks of it. Fields after `last_version` belong to later versions. */
+/* OrtCustomOp: the functions that ONNX Runtime calls on an operator. Later versions add fields after `last_version`. */
 typedef struct Operator Operator;
 struct Operator {
   uint32_t version;
@@ -70,9 +70,9 @@ struct Operator {
   int (*last_version)(const Operator *);
 };
 
-#define TRY(call)              \
-  do {                         \
-    Status *failed_ = (call);  \
+#define TRY(call)                \
+  do {                           \
+    Status *failed_ = (call);    \
     if (failed_) return failed_; \
   } while (0)
 
@@ -80,7 +80,6 @@ static inline Status *fail(Api api, const char *why) {
   return ((Status * (*)(int, const char *)) api[CREATE_STATUS])(INVALID_ARGUMENT, why);
 }
 
-/* An integer attribute of a node. */
 static inline Status *int_attribute(Api api, const void *info, const char *name, int64_t *out) {
   return ((Status * (*)(const void *, const char *, int64_t *)) api[INT_ATTRIBUTE])(info, name, out);
 }
@@ -92,18 +91,18 @@ static inline Status *float_attribute(Api api, const void *info, const char *nam
 enum { MAX_RANK = 6 };
 
 typedef struct {
-  int there; /* 0 for an optional tensor that is not */
+  int present; /* 0 for an optional tensor that is absent */
   void *data;
   size_t rank;
   int64_t dims[MAX_RANK];
 } Tensor;
 
-/* An input of the running node, with its shape; it may be missing. */
+/* Read an input of the running node, with its shape. The input may be absent. */
 static inline Status *optional_input(Api api, const Context *context, size_t at, Tensor *out) {
   const Value *value = NULL;
   ShapeInfo *shape = NULL;
   TRY(((Status * (*)(const Context *, size_t, const Value **)) api[CONTEXT_INPUT])(context, at, &value));
-  *out = (Tensor){.there = value != NULL};
+  *out = (Tensor){.present = value != NULL};
   if (!value) return NULL;
   TRY(((Status * (*)(const Value *, void **)) api[TENSOR_DATA])(value, &out->data));
   TRY(((Status * (*)(const Value *, ShapeInfo **)) api[SHAPE])(value, &shape));
@@ -114,44 +113,44 @@ static inline Status *optional_input(Api api, const Context *context, size_t at,
   return bad || out->rank <= MAX_RANK ? bad : fail(api, "llmc: a tensor has more than 6 dimensions");
 }
 
-/* An input that has to be there, of `rank` dimensions, or with 0 of one or more. */
+/* Read a required input with `rank` dimensions, or with at least one if `rank` is 0. */
 static inline Status *input(Api api, const Context *context, size_t at, size_t rank, Tensor *out) {
   TRY(optional_input(api, context, at, out));
   if (rank ? out->rank == rank : out->rank) return NULL;
   return fail(api, "llmc: an input is missing, or has another number of dimensions");
 }
 
-/* Whether a tensor is as another but for the last dimension, which is `width`. */
-static inline int is_beside(const Tensor *tensor, const Tensor *other, int64_t width) {
+/* Whether the last dimension of `tensor` is `width` and its other dimensions equal those of `other`. */
+static inline int same_but_last(const Tensor *tensor, const Tensor *other, int64_t width) {
   if (!tensor->rank || tensor->rank != other->rank || tensor->dims[tensor->rank - 1] != width) return 0;
   for (size_t i = 0; i + 1 < tensor->rank; i++)
     if (tensor->dims[i] != other->dims[i]) return 0;
   return 1;
 }
 
-/* How many there are of the last dimension's lines. */
+/* The product of all dimensions but the last. */
 static inline int64_t lines_of(const Tensor *tensor) {
   int64_t lines = 1;
   for (size_t i = 0; i + 1 < tensor->rank; i++) lines *= tensor->dims[i];
   return lines;
 }
 
-/* An output of the running node, made with the given shape, if anybody asked for it. */
+/* Create an output of the running node with the given shape, if the graph requests it. */
 static inline Status *optional_output(Api api, Context *context, size_t at, const int64_t *dims, size_t rank,
-                                      int *asked, void **data) {
+                                      int *requested, void **data) {
   Value *value = NULL;
   *data = NULL;
   TRY(((Status * (*)(Context *, size_t, const int64_t *, size_t, Value **)) api[CONTEXT_OUTPUT])(context, at, dims,
-                                                                                               rank, &value));
-  *asked = value != NULL;
+                                                                                                 rank, &value));
+  *requested = value != NULL;
   return value ? ((Status * (*)(Value *, void **)) api[TENSOR_DATA])(value, data) : NULL;
 }
 
-/* An output that has to be asked for. */
+/* Create a required output. */
 static inline Status *output(Api api, Context *context, size_t at, const int64_t *dims, size_t rank, void **data) {
-  int asked;
-  TRY(optional_output(api, context, at, dims, rank, &asked, data));
-  return asked ? NULL : fail(api, "llmc: an output has no name");
+  int requested;
+  TRY(optional_output(api, context, at, dims, rank, &requested, data));
+  return requested ? NULL : fail(api, "llmc: an output has no name");
 }
 
 /* Run job(data, 0 … count − 1) on the session's threads. */

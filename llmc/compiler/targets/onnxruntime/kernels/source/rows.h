@@ -1,4 +1,4 @@
-/* Rows of tokens that lie end to end: of each its slot, tokens before it, its first token, and how many it has. */
+/* The rows of a ragged batch: for each its cache slot, number of earlier tokens, first token and token count. */
 #ifndef LLMC_ROWS_H
 #define LLMC_ROWS_H
 
@@ -11,10 +11,11 @@ typedef struct {
 typedef struct {
   const Row *each;
   int64_t count;
-  int64_t taken; /* tokens that are some row's */
+  int64_t row_tokens; /* tokens that belong to a row */
 } Rows;
 
-/* The rows of input `at`, int64 [N, 4], in order, each within `tokens`, `slots` and, with its past, `limit` places. */
+/* Read rows from input `at`, int64 [N, 4]. Fails unless they are in order and within `tokens`, `slots` and `limit`
+tokens of a sequence. */
 static inline Status *rows_input(Api api, const Context *context, size_t at, int64_t tokens, int64_t slots,
                                  int64_t limit, Rows *out) {
   Tensor rows;
@@ -29,7 +30,7 @@ static inline Status *rows_input(Api api, const Context *context, size_t at, int
       return fail(api, "llmc: a row is outside of the tokens, the slots, the cache or the rotary tables");
     if (row.first < end) return fail(api, "llmc: a row begins before the one before it ends");
     end = row.first + row.count;
-    out->taken += row.count;
+    out->row_tokens += row.count;
   }
   return NULL;
 }

@@ -1,13 +1,15 @@
-/* What the operators of layers with a state share. A state has a place for each slot, is float32, and is replaced in
-place where the tensors before and after are one buffer; else what is there is copied first. A row without a past starts
-from zeros, whatever its slot holds, and a row without tokens leaves its slot as it is. */
+/* Common code of operators with a recurrent state.
+
+A recurrent state is float32 with one entry for each slot. It is updated in place if the input and output tensors share
+a buffer; otherwise it is copied first. A row without earlier tokens starts from zeros, whatever its slot holds. A row
+without tokens leaves its slot unchanged. */
 #ifndef LLMC_STATES_H
 #define LLMC_STATES_H
 
 #include "rows.h"
 #include "vectors.h"
 
-/* Output `to` [slots, ..], which begins as `before` is. */
+/* Create output `to` [slots, ..] with the contents of `before`. */
 static inline Status *state_output(Api api, Context *context, size_t to, const Tensor *before, float **out) {
   void *after;
   TRY(output(api, context, to, before->dims, before->rank, &after));
@@ -18,9 +20,9 @@ static inline Status *state_output(Api api, Context *context, size_t to, const T
   return NULL;
 }
 
-/* Zeros for tokens of no row. */
+/* Clear the outputs if some tokens belong to no row. */
 static inline void clear_rest(const Rows *rows, int64_t tokens, int64_t width, float *out) {
-  if (rows->taken < tokens)
+  if (rows->row_tokens < tokens)
     for (int64_t i = 0; i < tokens * width; i++) out[i] = 0.0f;
 }
 

@@ -1,18 +1,20 @@
-/* See team.h. A team of threads of the library's own, which wait for work awake.
+/* A thread pool whose threads spin while they wait for work. See team.h.
 
-A decode step has hundreds of short regions of parallel work: what a region costs beside its jobs, a step pays hundreds of
-times. A region is offered by a store to each member's part and one to `region`; a member takes jobs of its own part
-first, which are the same ones in every step, then those that others have not come to. So whoever calls waits for those who
-work alone: threads that sleep, are held up by the system, or are not there in a forked child, do not delay it. Who waits
-spins, after YIELDING lets others have the CPU in between, and after SLEEPING, where there is no work, sleeps.
+A decode step has hundreds of short parallel regions, so the overhead of a region counts hundreds of times per step. The
+caller publishes a region with one store to each member's part and one to `region`. A member first claims jobs of its
+own part, which are the same ones in each step, and then unclaimed jobs of the others. Hence the caller waits only for
+threads that do work. Threads that sleep, that the system has preempted, or that a forked child lacks cause no delay.
 
-A claim is one compare-and-swap of a word that holds the region's number, so that nobody takes from a region that is over;
-what the region is about is read behind it. */
+A waiting thread spins. After YIELDING it also yields the CPU between checks. After SLEEPING without work it sleeps.
+
+A claim is one compare-and-swap of a word that contains the region's number. Thus no thread can claim jobs of a region
+that is over. A thread reads the region's description only after its claim succeeds. */
 #include "team.h"
 
 #include <stdatomic.h>
 
-/* The part of Linux's C library that this file uses, of any version and make: no headers are there to compile with. */
+/* The functions of Linux's C library that this file uses, since the build has no headers. They are the same in glibc
+and musl. */
 typedef struct {
   int64_t seconds, nanoseconds;
 } Time;
@@ -34,25 +36,25 @@ enum { FUTEX = 202 };
 enum { FUTEX = 98 };
 #endif
 
-enum { MOST_THREADS = 256, MOST_CLAIMS = 0xFFFF /* of a part */ };
+enum { MAX_THREADS = 256, MAX_CLAIMS = 0xFFFF /* of a part */ };
 enum { PAUSES = 32, YIELDING = 100 * 1000, SLEEPING = 1000 * 1000 /* nanoseconds */ };
 
 typedef struct {
-  _Alignas(64) _Atomic uint64_t part; /* the region · 2³² + claims taken · 2¹⁶ + claims */
-  _Alignas(64) _Atomic uint64_t done; /* the region · 2³² + claims done by this member, of any part */
+  _Alignas(64) _Atomic uint64_t part; /* region · 2³² + claims taken · 2¹⁶ + claims */
+  _Alignas(64) _Atomic uint64_t done; /* region · 2³² + claims done by this member, in any part */
 } Member;
 
-static Member members[MOST_THREADS];
+static Member members[MAX_THREADS];
 static struct {
-  _Alignas(64) _Atomic uint32_t region; /* counts them */
+  _Alignas(64) _Atomic uint32_t region; /* number of the current region */
   _Atomic uint32_t parts, asleep, ending;
   _Alignas(64) void (*job)(void *, size_t);
   void *data;
   size_t count, each /* jobs of a claim */, claims;
-  _Alignas(64) atomic_flag busy; /* who has it may change what is not atomic */
+  _Alignas(64) atomic_flag busy; /* its holder may change the fields that are not atomic */
   _Atomic uint32_t size;
   int process;
-  Thread threads[MOST_THREADS];
+  Thread threads[MAX_THREADS];
 } team = {.busy = ATOMIC_FLAG_INIT};
 
 static int64_t nanoseconds(void) {
@@ -66,7 +68,7 @@ typedef struct {
   int64_t since;
 } Wait;
 
-/* Wait a moment. Returns for how long by now, in nanoseconds, now and then, and else 0. */
+/* Pause briefly. Every PAUSES calls, returns the nanoseconds waited so far; otherwise 0. */
 static int64_t waited(Wait *wait) {
 #ifdef __x86_64__
   __builtin_ia32_pause();
@@ -91,21 +93,21 @@ static int claim(Member *of, uint32_t region, size_t *at) {
 
 static size_t part_at(uint32_t part, uint32_t parts) { return team.claims * part / parts; }
 
-/* Do what is left of a region, one's own part first. Returns how many claims. */
+/* Run the unclaimed jobs of a region, this member's part first. Returns the number of claims. */
 static uint32_t work_on(uint32_t region, uint32_t own) {
   const uint32_t parts = atomic_load_explicit(&team.parts, memory_order_relaxed);
-  uint32_t did = 0;
+  uint32_t claimed = 0;
   for (uint32_t i = 0; i < parts && own < parts; i++) {
     const uint32_t part = own + i < parts ? own + i : own + i - parts;
-    for (size_t at; claim(members + part, region, &at); did++) {
+    for (size_t at; claim(members + part, region, &at); claimed++) {
       at += part_at(part, atomic_load_explicit(&team.parts, memory_order_relaxed));
       for (size_t n = at * team.each; n < team.count && n < (at + 1) * team.each; n++) team.job(team.data, n);
     }
   }
-  return did;
+  return claimed;
 }
 
-/* The number of a region after `seen`, once there is one. */
+/* Wait for a region after `seen`, and return its number. */
 static uint32_t region_after(uint32_t seen) {
   for (Wait wait = {0};;) {
     const uint32_t now = atomic_load_explicit(&team.region, memory_order_acquire);
@@ -123,15 +125,15 @@ static void *member(void *at) {
   for (uint32_t region = 0;;) {
     region = region_after(region);
     if (atomic_load_explicit(&team.ending, memory_order_relaxed)) return NULL;
-    const uint32_t did = work_on(region, own);
-    if (did) atomic_store_explicit(&members[own].done, (uint64_t)region << 32 | did, memory_order_release);
+    const uint32_t claimed = work_on(region, own);
+    if (claimed) atomic_store_explicit(&members[own].done, (uint64_t)region << 32 | claimed, memory_order_release);
   }
 }
 
 static uint32_t next_region(void) {
   const uint32_t region = atomic_load_explicit(&team.region, memory_order_relaxed) + 1;
   atomic_store(&team.region, region);
-  if (atomic_load(&team.asleep)) syscall(FUTEX, &team.region, FUTEX_WAKE_PRIVATE, MOST_THREADS, NULL, NULL, 0);
+  if (atomic_load(&team.asleep)) syscall(FUTEX, &team.region, FUTEX_WAKE_PRIVATE, MAX_THREADS, NULL, NULL, 0);
   return region;
 }
 
@@ -139,7 +141,7 @@ static void run(size_t count, void (*job)(void *, size_t), void *data) {
   const uint32_t parts = count < team.size ? (uint32_t)count : team.size;
   const uint64_t region = (uint64_t)(atomic_load_explicit(&team.region, memory_order_relaxed) + 1) << 32;
   team.job = job, team.data = data, team.count = count;
-  team.each = 1 + (count - 1) / ((size_t)parts * MOST_CLAIMS);
+  team.each = 1 + (count - 1) / ((size_t)parts * MAX_CLAIMS);
   team.claims = 1 + (count - 1) / team.each;
   for (uint32_t i = 0; i < parts; i++)
     atomic_store_explicit(&members[i].part, region | (part_at(i + 1, parts) - part_at(i, parts)), memory_order_release);
@@ -177,11 +179,11 @@ static void stop(void) {
   atomic_store_explicit(&team.ending, 0, memory_order_relaxed);
 }
 
-/* Let jobs have so many threads, the caller's among them, in the place of those they had: 0 for the session's. Returns how
-many they have, fewer where the system grants no more. */
+/* Set the number of threads that jobs run on, including the caller's; 0 means the session's threads. Replaces the
+previous team. Returns the number of threads, which is smaller if the system refuses to create more. */
 __attribute__((visibility("default"))) uint32_t SetThreads(uint32_t threads) {
   const int process = getpid();
-  if (team.process != process) { /* a child forked from whoever had a team, which has none of its threads */
+  if (team.process != process) { /* a forked child has none of its parent's threads */
     team.process = process, team.size = 0;
     atomic_store(&team.asleep, 0);
     atomic_flag_clear(&team.busy);
@@ -191,8 +193,8 @@ __attribute__((visibility("default"))) uint32_t SetThreads(uint32_t threads) {
   team.size = 1;
   Signals all, before;
   for (int i = 0; i < 16; i++) all.words[i] = ~0ull;
-  pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for the process's other threads */
-  while (team.size < threads && team.size < MOST_THREADS &&
+  pthread_sigmask(SIG_SETMASK, &all, &before); /* the process's other threads handle signals */
+  while (team.size < threads && team.size < MAX_THREADS &&
          !pthread_create(team.threads + team.size, NULL, member, (void *)(uintptr_t)team.size))
     team.size++;
   pthread_sigmask(SIG_SETMASK, &before, NULL);

@@ -1,45 +1,48 @@
-/* Vectors of 16 numbers, which the operators are written in, whatever registers a CPU has.
+/* Vectors of 16 numbers, which the operators use on every CPU regardless of its register width.
 
-They are the compiler's own vectors: + − · / and comparisons go lane by lane. What instruction sets do differently is in
-isa/, a file for each, with these functions:
+They are the compiler's vector types: + − · / and comparisons work lane by lane. Each instruction set has a file in isa/
+with these definitions:
 
-  Lanes first_lanes(count)              the first `count` lanes, none for less than 1, all for more than 16
-  Floats load_lanes(lanes, from)        zeros in other lanes, whose memory is not read
-  void store_lanes(to, lanes, x)        memory of other lanes is left alone
-  Halves load_half_lanes(lanes, from), void store_half_lanes(to, lanes, x)    the same of float16
-  Floats from_half(x), Halves to_half(x)     float16 to float32, and back, to the nearest, ties to even
-  Floats lower(a, b), higher(a, b)      the second where one is no number
-  float greatest(x)                     of all lanes, by higher
-  Floats between(first, end, x, other)  x in lanes first … end − 1, else other
-  Floats unless_below(x, limit, y)      y where x ≥ limit or is no number, else 0
-  Floats times_power(x, n)              x · 2ⁿ for whole n from −126 to 127
-  Ints to_ints(x)                       to the nearest, ties to even
-  void to_bytes(to, x)                  four words of four signed bytes, the nearest that these hold
-  void transpose(from, stride, rows, to, apart)   16 rows of 16 floats, `stride` apart, become columns:
-                                        to[d · apart + row]; those from `rows` on count as zeros
-  Words looked_up(values, x)            for each byte of x, which is below 16, the one of a table of 16 signed bytes, plus 128
-  enum { SCORED }                       vectors of a query's scores that registers hold for six queries
-  STRIP_ROWS                            activations whose sums with a panel registers hold, a divisor of TOGETHER
-  enum { BOTH_ROWS }                    activations that two panels at once are faster with than one after the other, 4 at most
-  int bias_of(coding)                   what products take off codes
-  void group_dots(rows, panels, coding, values, steps, from, codes, ahead, dots)    one group of neighbouring panels
-                                        (panels.h): dots[r · panels + n] grow by Σ (code − bias) · x; from[n] are the codes
-                                        of panel n, `values` the table of those that have one, `codes` those of the
-                                        activations, 4 · steps inputs; `ahead` as tile has it
+  Lanes first_lanes(count)              the first `count` lanes: none below 1, all above 16
+  Floats load_lanes(lanes, from)        0 in the other lanes, whose memory is not read
+  void store_lanes(to, lanes, x)        leaves the memory of the other lanes unchanged
+  Halves load_half_lanes(lanes, from), void store_half_lanes(to, lanes, x)    the same for float16
+  Floats from_half(x), Halves to_half(x)     float16 to float32 and back; rounds to nearest, ties to even
+  Floats min16(a, b), max16(a, b)       b in lanes where either is NaN
+  float max_of(x)                       maximum of all lanes, by max16
+  Floats select_lanes(first, end, x, other)  x in lanes first … end − 1, other elsewhere
+  Floats zero_below(x, limit, y)        y where x ≥ limit or x is NaN, 0 elsewhere
+  Floats times_power(x, n)              x · 2ⁿ for integers n from −126 to 127
+  Ints to_ints(x)                       rounds to nearest, ties to even
+  void to_bytes(to, x)                  16 signed bytes, with saturation
+  void transpose(from, stride, rows, to, to_stride)   turns 16 rows of 16 floats, `stride` apart, into columns:
+                                        to[d · to_stride + row]; rows from `rows` on count as 0
+  Words look_up(values, x)              for each byte of x (below 16): that entry of 16 signed bytes, plus 128
+  enum { SCORED }                       vectors of a query's scores that fit in registers for six queries
+  STRIP_ROWS                            activations whose sums with a panel fit in registers; divides PACKED_ROWS
+  enum { BOTH_ROWS }                    up to so many activations (4 at most), two panels at once are faster than one
+  int bias_of(format)                   constant that group_dots subtracts from quantized weights
+  void group_dots(rows, panels, format, values, steps, from, quantized, ahead, dots)
+                                        adds Σ (weight − bias) · x to dots[r · panels + n], over a group of 4 · steps
+                                        inputs. from[n]: quantized weights of panel n; `values`: the table of formats
+                                        that have one; `quantized`: activations; `ahead`: see multiply_panels (panels.h)
 
-A CPU that multiplies tiles of bytes has another file, which defines HAS_TILES and has what tiled.h uses:
+A CPU with tile instructions for bytes has another file, which defines HAS_TILES and this interface for tiled.h:
 
-  enum { TILE_ROWS }                    activations of a tile, a multiple of TOGETHER
-  enum { AS_THEY_LIE }                  whether tile_dots takes codes of 8 bits as they lie in a panel
-  int may_tile(group)                   whether it does so in groups of so many inputs, and this process may
-  void begin_tiles(group), void end_tiles()     before products in groups of so many inputs, and after them
-  const uint8_t *tile_codes(coding, values, zero, steps, from, to)    where the codes of a group of a panel are as tile_dots
-                                        takes them, less `zero`: made at `to`, 64 · steps bytes, or at `from`
-  void tile_dots(panels, with_sign, group, from, codes, again, dots)     dots[n][r · LANES + i] = activation r · row i of
-                                        panel n: `from` TILE_ROWS activations of `group` signed bytes, codes[n] what tile_codes
-                                        gave, bytes with a sign or without; `again` if codes are those of the call before
+  enum { TILE_ROWS }                    activations of a tile, a multiple of PACKED_ROWS
+  enum { TILES_READ_PANELS }            whether tile_dots reads 8-bit weights directly from a panel
+  int supports_tiles(group)             whether it handles groups of this size, and the process has permission
+  void begin_tiles(group), void end_tiles()     called before and after multiplying with groups of this size
+  const uint8_t *tile_weights(format, values, zero, steps, from, to)
+                                        unpacks a group of a panel, less `zero`, for tile_dots. Returns `to` (64 · steps
+                                        bytes), or `from` if nothing changes
+  void tile_dots(panels, is_signed, group, from, weights, reuse_weights, dots)
+                                        dots[n][r · LANES + i] = activation r · row i of panel n. `from`: TILE_ROWS
+                                        activations of `group` signed bytes; weights[n]: results of tile_weights,
+                                        signed or unsigned; `reuse_weights`: the previous call had the same weights
 
-All give the same bits: products that are added are fused, sums have one order. */
+All instruction sets give the same bits: products are added with fused multiply-add, and each sum has one fixed
+order. */
 #ifndef LLMC_VECTORS_H
 #define LLMC_VECTORS_H
 
@@ -47,10 +50,10 @@ All give the same bits: products that are added are fused, sums have one order. 
 #include <stdint.h>
 
 #define INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("clang loop unroll(full)") /* arrays indexed in the loop are to be registers */
+#define UNROLL _Pragma("clang loop unroll(full)") /* keeps arrays that the loop indexes in registers */
 
-enum { LANES = 16, TOGETHER = 8 /* activations that lie together (panels.h) */ };
-enum { TABLED = 1, FOUR = 4, SIX = 6, EIGHT = 8 /* how codes lie (panels.h): 4 bits for values of a table, or bits */ };
+enum { LANES = 16, PACKED_ROWS = 8 /* activations that are interleaved (panels.h) */ };
+enum { TABLED = 1, FOUR = 4, SIX = 6, EIGHT = 8 /* weight formats (panels.h): 4 bits with a table, or bits */ };
 
 typedef float Floats __attribute__((vector_size(64)));
 typedef int32_t Ints __attribute__((vector_size(64)));
@@ -60,11 +63,11 @@ typedef float FloatsAnywhere __attribute__((vector_size(64), aligned(1), may_ali
 typedef uint32_t WordsAnywhere __attribute__((vector_size(64), aligned(1), may_alias));
 typedef uint16_t HalvesAnywhere __attribute__((vector_size(32), aligned(1), may_alias));
 
-INLINE Floats filled(float x) { return (Floats){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
-INLINE Ints filled_ints(int32_t x) { return (Ints){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
-INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-/* `count` rounded up to whole registers. */
-INLINE int64_t whole(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
+INLINE Floats splat(float x) { return (Floats){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+INLINE Ints splat_ints(int32_t x) { return (Ints){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+/* `count` rounded up to a multiple of LANES. */
+INLINE int64_t pad_lanes(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
 INLINE Floats load(const float *from) { return *(const FloatsAnywhere *)from; }
 INLINE void store(float *to, Floats x) { *(FloatsAnywhere *)to = x; }
 INLINE Floats load_aligned(const float *from) { return *(const Floats *)from; }
@@ -78,23 +81,23 @@ INLINE float one_from_half(uint16_t x) {
 }
 INLINE Halves load_halves(const void *from) { return *(const HalvesAnywhere *)from; }
 
-/* Steps of four inputs whose codes share bytes. */
-INLINE int sharing(int coding) { return coding == EIGHT ? 1 : coding == SIX ? 4 : 2; }
+/* Steps of four inputs that share bytes in a format. */
+INLINE int packed_steps(int format) { return format == EIGHT ? 1 : format == SIX ? 4 : 2; }
 
-/* Fetch what lies `ahead` bytes on from the bytes of step `k` and of those that share them; nothing for 0. */
-INLINE void fetch_step(const int coding, const uint8_t *from, int64_t k, int64_t ahead) {
-  const int lines = coding == SIX ? 3 : 1;
+/* Prefetch `ahead` bytes after the bytes of step `k` and of the steps that share them. 0 prefetches nothing. */
+INLINE void fetch_step(const int format, const uint8_t *from, int64_t k, int64_t ahead) {
+  const int lines = format == SIX ? 3 : 1;
   if (!ahead) return;
   UNROLL
   for (int i = 0; i < lines; i++) __builtin_prefetch(from + 64 * (lines * k + i) + ahead, 0, 2);
 }
 
 /* a · b + c, rounded once */
-INLINE Floats fused(Floats a, Floats b, Floats c) { return __builtin_elementwise_fma(a, b, c); }
-INLINE Floats magnitude(Floats x) { return (Floats)((Ints)x & filled_ints(0x7FFFFFFF)); }
+INLINE Floats fma16(Floats a, Floats b, Floats c) { return __builtin_elementwise_fma(a, b, c); }
+INLINE Floats abs16(Floats x) { return (Floats)((Ints)x & splat_ints(0x7FFFFFFF)); }
 INLINE Floats to_floats(Ints x) { return __builtin_convertvector(x, Floats); }
-INLINE Floats nearest(Floats x) { return __builtin_elementwise_roundeven(x); }
-INLINE Floats roots(Floats x) { return __builtin_elementwise_sqrt(x); }
+INLINE Floats round16(Floats x) { return __builtin_elementwise_roundeven(x); }
+INLINE Floats sqrt16(Floats x) { return __builtin_elementwise_sqrt(x); }
 
 #if defined(__AVX512VNNI__)
 #include "isa/avx512.h"
@@ -115,8 +118,8 @@ INLINE Floats roots(Floats x) { return __builtin_elementwise_sqrt(x); }
 enum { TILE_ROWS = 16 };
 #endif
 
-/* Over all lanes: halves of halves. */
-#define HALVED(x, what)                                                                          \
+/* Reduce all lanes: combine halves until one value remains. */
+#define REDUCE(x, what)                                                                          \
   const __auto_type by8_ = what(__builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7),           \
                                 __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15));    \
   const __auto_type by4_ = what(__builtin_shufflevector(by8_, by8_, 0, 1, 2, 3),                 \
@@ -124,11 +127,11 @@ enum { TILE_ROWS = 16 };
   const __auto_type by2_ = what(__builtin_shufflevector(by4_, by4_, 0, 1),                       \
                                 __builtin_shufflevector(by4_, by4_, 2, 3));                      \
   return what(by2_[0], by2_[1]);
-#define ADDED(a, b) ((a) + (b))
-INLINE float sum_of(Floats x) { HALVED(x, ADDED) }
+#define SUM(a, b) ((a) + (b))
+INLINE float sum_of(Floats x) { REDUCE(x, SUM) }
 
-/* Over the lanes of each of LANES vectors: lane i of x[0] becomes what is over those of x[i]. */
-#define EACH_LANES(x, what)                                                       \
+/* Reduce each of LANES vectors: lane i of x[0] becomes the result for x[i]. */
+#define REDUCE_LANES(x, what)                                                     \
   MERGED(8, x, what, (0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),    \
          (8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))          \
   MERGED(4, x, what, (0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27),  \

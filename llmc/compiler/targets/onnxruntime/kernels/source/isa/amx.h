@@ -1,20 +1,21 @@
-/* Tiles of 16 rows over avx512.h, for CPUs that multiply tiles of bytes (Intel Sapphire Rapids and later). */
+/* int8 tiles of AMX (Intel Sapphire Rapids and later), over avx512.h. */
 
 #define HAS_TILES
 
-enum { TILE_ROWS = 16, AS_THEY_LIE = 1, TILE_DEPTH = 64 /* bytes of a tile's row */ };
+enum { TILE_ROWS = 16, TILES_READ_PANELS = 1, TILE_DEPTH = 64 /* bytes of a tile row */ };
 
-/* Tiles: sums of two panels, 4 · 16 inputs of each, and activations. */
-enum { SUMS = 0, OTHERS = 1, PANEL = 2, OTHER_PANEL = 3, GIVEN = 4 };
+/* Tile registers: the sums of two panels, a step of both panels (4 · 16 inputs each), and the activations. */
+enum { SUMS = 0, OTHER_SUMS = 1, PANEL = 2, OTHER_PANEL = 3, ACTIVATIONS = 4 };
 
 typedef struct {
-  uint8_t palette, start, none[14];
+  uint8_t palette, start, reserved[14];
   uint16_t bytes[16];
   uint8_t rows[16];
 } Shapes;
 
-/* Whether Linux grants this process tiles, which it is to ask for (Documentation/arch/x86/xstate.rst). */
-INLINE int granted(void) {
+/* Ask Linux for permission to use AMX tiles, which a process needs before its first tile instruction
+(Documentation/arch/x86/xstate.rst). */
+INLINE int request_tiles(void) {
 #ifdef EMULATED_TILES
   return 1;
 #else
@@ -24,14 +25,14 @@ INLINE int granted(void) {
 #endif
 }
 
-/* The same, asked once. */
+/* Whether the process may use AMX tiles. Requests the permission once. */
 INLINE int tiles_allowed(void) {
-  static int may; /* 1: yes, −1: no */
-  if (!may) may = granted() ? 1 : -1;
+  static int may; /* 1: yes, −1: no, 0: not requested yet */
+  if (!may) may = request_tiles() ? 1 : -1;
   return may > 0;
 }
 
-INLINE int may_tile(int64_t group) {
+INLINE int supports_tiles(int64_t group) {
   if (group < TILE_DEPTH / 2) return 0;
   if (group > TILE_DEPTH ? group % TILE_DEPTH : group % 4) return 0;
   return tiles_allowed();
@@ -40,45 +41,45 @@ INLINE int may_tile(int64_t group) {
 INLINE void begin_tiles(int64_t group) {
   const int64_t depth = group < TILE_DEPTH ? group : TILE_DEPTH;
   Shapes shapes = {.palette = 1};
-  for (int i = SUMS; i <= GIVEN; i++) shapes.bytes[i] = 4 * LANES, shapes.rows[i] = TILE_ROWS;
+  for (int i = SUMS; i <= ACTIVATIONS; i++) shapes.bytes[i] = 4 * LANES, shapes.rows[i] = TILE_ROWS;
   shapes.rows[PANEL] = shapes.rows[OTHER_PANEL] = (uint8_t)(depth / 4);
-  shapes.bytes[GIVEN] = (uint16_t)depth;
+  shapes.bytes[ACTIVATIONS] = (uint16_t)depth;
   _tile_loadconfig(&shapes);
 }
 INLINE void end_tiles(void) { _tile_release(); }
 
-/* As bytes, four inputs of each of 16 rows at a time. */
-INLINE const uint8_t *tile_codes(const int coding, const int8_t *values, int zero, int64_t steps, const uint8_t *from,
-                                 uint8_t *to) {
-  if (coding == EIGHT && !zero) return from;
-  const int64_t apart = steps / sharing(coding);
-  const __m512i table = table_of(coding, values), zeros = _mm512_set1_epi8((char)zero);
-  for (int64_t k = 0; k < apart; k++) {
+/* Unpack a group to bytes, in the order of a panel: four inputs of each of 16 rows at a time. */
+INLINE const uint8_t *tile_weights(const int format, const int8_t *values, int zero, int64_t steps, const uint8_t *from,
+                                   uint8_t *to) {
+  if (format == EIGHT && !zero) return from;
+  const int64_t step_stride = steps / packed_steps(format);
+  const __m512i table = table_of(format, values), zeros = _mm512_set1_epi8((char)zero);
+  for (int64_t k = 0; k < step_stride; k++) {
     __m512i four[4];
-    unpacked(coding, table, steps, from, k, four);
+    unpack_steps(format, table, steps, from, k, four);
     UNROLL
-    for (int i = 0; i < sharing(coding); i++)
-      _mm512_storeu_si512(to + 4 * LANES * (k + i * apart), _mm512_sub_epi8(four[i], zeros));
+    for (int i = 0; i < packed_steps(format); i++)
+      _mm512_storeu_si512(to + 4 * LANES * (k + i * step_stride), _mm512_sub_epi8(four[i], zeros));
   }
   return to;
 }
 
-INLINE void tile_dots(const int panels, const int with_sign, int64_t group, const int8_t *from, const uint8_t *const *codes,
-                      int again, int32_t (*dots)[TILE_ROWS * LANES]) {
-  const int fresh = !again || group > TILE_DEPTH;
+INLINE void tile_dots(const int panels, const int is_signed, int64_t group, const int8_t *from,
+                      const uint8_t *const *weights, int reuse_weights, int32_t (*dots)[TILE_ROWS * LANES]) {
+  const int load_weights = !reuse_weights || group > TILE_DEPTH;
   _tile_zero(SUMS);
-  if (panels == 2) _tile_zero(OTHERS);
+  if (panels == 2) _tile_zero(OTHER_SUMS);
   for (int64_t at = 0; at < group; at += TILE_DEPTH) {
-    _tile_loadd(GIVEN, from + at, group);
-    if (fresh) _tile_loadd(PANEL, codes[0] + LANES * at, 4 * LANES);
-    if (with_sign) _tile_dpbssd(SUMS, GIVEN, PANEL);
-    else _tile_dpbsud(SUMS, GIVEN, PANEL);
+    _tile_loadd(ACTIVATIONS, from + at, group);
+    if (load_weights) _tile_loadd(PANEL, weights[0] + LANES * at, 4 * LANES);
+    if (is_signed) _tile_dpbssd(SUMS, ACTIVATIONS, PANEL);
+    else _tile_dpbsud(SUMS, ACTIVATIONS, PANEL);
     if (panels == 2) {
-      if (fresh) _tile_loadd(OTHER_PANEL, codes[1] + LANES * at, 4 * LANES);
-      if (with_sign) _tile_dpbssd(OTHERS, GIVEN, OTHER_PANEL);
-      else _tile_dpbsud(OTHERS, GIVEN, OTHER_PANEL);
+      if (load_weights) _tile_loadd(OTHER_PANEL, weights[1] + LANES * at, 4 * LANES);
+      if (is_signed) _tile_dpbssd(OTHER_SUMS, ACTIVATIONS, OTHER_PANEL);
+      else _tile_dpbsud(OTHER_SUMS, ACTIVATIONS, OTHER_PANEL);
     }
   }
   _tile_stored(SUMS, dots[0], 4 * LANES);
-  if (panels == 2) _tile_stored(OTHERS, dots[1], 4 * LANES);
+  if (panels == 2) _tile_stored(OTHER_SUMS, dots[1], 4 * LANES);
 }
