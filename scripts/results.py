@@ -190,6 +190,47 @@ def _grid(data: dict[str, Any], theme: dict[str, str]) -> str:
     return _svg("Decode buckets before and after planning from traffic", 312, parts, theme)
 
 
+def _cold_start(data: dict[str, Any], theme: dict[str, str]) -> str:
+    """Two rows on one axis of seconds: a server that compiles its graphs at start, and one that opens a bundle."""
+    start = data["cold_start"]
+    compiling = start["load_s"] + sum(start["graphs_s"]) + start["run_s"]
+    left, width, y = 150, 560, 62
+    scale = width / compiling
+    parts = [
+        _text(10, 20, "Start of a server until it is ready", theme["text"], ' font-size="14" font-weight="600"'),
+        _text(10, 38, start["note"], theme["faint"]),
+    ]
+
+    def row(name: str, segments: list[tuple[float, str]], text: str) -> None:
+        nonlocal y
+        parts.append(_text(left - 10, y + 17, name, theme["text"], ' text-anchor="end"'))
+        x = float(left)
+        for seconds, colour in segments:
+            size = max(seconds * scale - 1, 1)
+            parts.append(f'<rect x="{x:.1f}" y="{y}" width="{size:.1f}" height="26" fill="{theme[colour]}"/>')
+            x += seconds * scale
+        where = (x + 8, "start") if x < left + width / 2 else (left + width, "end")
+        below = 0 if where[1] == "start" else 26
+        parts.append(_text(where[0], y + 17 + below, text, theme["text"], f' text-anchor="{where[1]}"'))
+        y += 26 + 20 + below
+
+    graphs = len(start["graphs_s"])
+    row(
+        "compiles at start",
+        [(start["load_s"], "faint"), *((one, "before") for one in start["graphs_s"]), (start["run_s"], "after")],
+        f"ready after {compiling:.0f} s: traces and loads the model, compiles {graphs} graphs, runs each once",
+    )
+    ready = start["open_s"] + start["warm_up_s"]
+    opened = f"ready after {ready:.0f} s: opens the bundle, loads and runs its {graphs} graphs"
+    row("llmc serve", [(start["open_s"], "faint"), (start["warm_up_s"], "after")], opened)
+    parts.append(f'<path d="M{left} {y}h{width}" stroke="{theme["faint"]}"/>')
+    step = next(each for each in (1, 2, 5, 10, 20, 50, 100) if compiling / each <= 8)
+    for seconds in range(0, int(compiling) + 1, step):
+        x = left + seconds * scale
+        parts.append(_text(x, y + 16, f"{seconds} s", theme["faint"], ' text-anchor="middle" font-size="10"'))
+    return _svg("Seconds until a server is ready: compilation at start, and a bundle", y + 26, parts, theme)
+
+
 def written() -> dict[str, str]:
     """The text of every file with figures, by its path from the repository's root."""
     data = tomllib.loads((ROOT / "benchmarks/results.toml").read_text(encoding="utf-8"))
@@ -208,6 +249,7 @@ def written() -> dict[str, str]:
         texts[f"{IMAGES}/padding-{theme}.svg"] = _padding_chart(data, colours)
         texts[f"{IMAGES}/speed-{theme}.svg"] = _speed_chart(data, colours)
         texts[f"{IMAGES}/grid-{theme}.svg"] = _grid(data, colours)
+        texts[f"{IMAGES}/cold-start-{theme}.svg"] = _cold_start(data, colours)
     return texts
 
 
