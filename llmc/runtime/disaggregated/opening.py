@@ -144,5 +144,5 @@ def open_prefiller(
         worker.close()
         raise
     for difference in differences:
-        logger().warning("disaggregated of %s and %s: %s", opened.path, bundle.path, difference)
+        logger().warning("disaggregated pair of %s and %s: %s", opened.path, bundle.path, difference)
     return worker.client(owned=True)

@@ -133,7 +133,7 @@ class RemotePrefiller(Prefiller):
             raise
         if not self.connections:
             for difference in differences:
-                _log.warning("disaggregated with %s: %s", self._address, difference)
+                _log.warning("disaggregated prefill with %s: %s", self._address, difference)
         self._dtype = narrower(self._mine.cache_dtype, self._theirs.cache_dtype)
         self.connections += 1
         return frames

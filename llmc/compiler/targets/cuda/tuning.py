@@ -143,7 +143,7 @@ def require_fits(results: Results, device: str, compiler: str, source: str) -> N
         differ.append(f"jax, jaxlib and plug-in {built_by}, not {compiler}")
     if differ:
         raise ArtifactError(
-            f"{source}: results of {results.built_for.get('gpu', 'a gpu')} that do not hold here: {'; '.join(differ)}"
+            f"{source}: results of {results.built_for.get('gpu', 'a GPU')} that do not hold here: {'; '.join(differ)}"
             "; run llmc tune on such a GPU with these versions, or compile with --tuning model"
         )
 

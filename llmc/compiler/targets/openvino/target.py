@@ -260,7 +260,7 @@ class OpenVinoTarget(OpenVinoBase):
             "fixed": " ".join(str(rows) for rows in models.values() if rows is not None),
             **({"halves": " ".join(halves)} if halves else {}),
             **({"wide": True} if wide else {}), **({"rings": json.dumps(rings)} if any(rings) else {}),
-            **({"eight": " ".join(sorted(eight))} if eight else {}), **({"head": lm_head} if lm_head == 4 else {}),
+            **({"eight": " ".join(sorted(eight))} if eight else {}), **({"lm_head": lm_head} if lm_head == 4 else {}),
         }  # fmt: skip
         (program,) = programs
         assert isinstance(program, GraphProgram)
