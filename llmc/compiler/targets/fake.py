@@ -37,37 +37,19 @@ from llmc.compiler.stages import Stages
 from llmc.compiler.targets.base import CompiledExecutable, Lowered, Shape, State, Target
 from llmc.compiler.targets.costs import Costs, Timing, Verifying
 from llmc.compiler.targets.description import TOY, DeviceDescription
-from llmc.compiler.targets.on_target import EachExecutable
 from llmc.errors import CheckpointError, InputError
-from llmc.runtime.executors.fake import device
 from llmc.runtime.executors.fake.program import EMBEDDING, FORMAT, LM_HEAD, of_adapter
 
 if TYPE_CHECKING:
-    from llmc.artifacts.bundle.manifest_schema import Executable
     from llmc.artifacts.digest import Blob
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.workspace import Workspace
     from llmc.buckets.bucket import Bucket
     from llmc.buckets.limits import Limits
     from llmc.compiler.targets.on_target import OnTargetCompiler
-    from llmc.runtime.bundle import Bundle
     from llmc.runtime.cache_shape import CacheShape
     from llmc.runtime.executors.fake.device import FakeKind
     from llmc.settings import Settings
-
-
-class FakeOnTargetCompiler(EachExecutable):
-    """Writes the device's name into each executable."""
-
-    executor: ClassVar[str] = "fake"
-
-    def lacks(self) -> str:
-        return (
-            "" if device.here else "this host has no fake device; attach one: llmc.runtime.executors.fake.device.here"
-        )
-
-    def compile(self, bundle: Bundle, executable: Executable) -> bytes:
-        return canonical_json(json.loads(bundle.files.read(executable.blob)) | {"gpu": self.host()["gpu"]})
 
 
 DECAY = -0.9
@@ -116,6 +98,8 @@ class FakeTarget(Target):
         """The on-target compiler, imported here to keep it out of portable executables' keys."""
         if self._state == "native":
             return None
+
+        from llmc.compiler.targets.fake_on_target import FakeOnTargetCompiler
 
         return FakeOnTargetCompiler()
 

@@ -16,7 +16,7 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import ExecutableReport
 from llmc.compiler.pipeline.on_target import OnTargetResult, compile_fully, compile_on_target, unfinished
 from llmc.compiler.pipeline.resolve import CompileJob
-from llmc.compiler.targets.fake import FakeOnTargetCompiler
+from llmc.compiler.targets.fake_on_target import FakeOnTargetCompiler
 from llmc.errors import ArtifactError, CompileError, DeviceError, InputError, VerificationError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor

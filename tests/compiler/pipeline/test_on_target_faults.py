@@ -15,7 +15,7 @@ import pytest
 from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.store.store import Store
 from llmc.compiler.pipeline.on_target import compile_on_target
-from llmc.compiler.targets.fake import FakeOnTargetCompiler
+from llmc.compiler.targets.fake_on_target import FakeOnTargetCompiler
 from llmc.errors import ArtifactError, CapacityError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.fake import device

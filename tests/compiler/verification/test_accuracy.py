@@ -13,7 +13,7 @@ import pytest
 
 from llmc.artifacts.bundle.manifest import read_manifest
 from llmc.artifacts.store.store import Store
-from llmc.buckets.limits import AccuracyLimits as PlanLimits
+from llmc.buckets.limits import Limits as PlanLimits
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import verification as stage

@@ -82,7 +82,7 @@ def test_a_plan_that_the_server_would_not_take_has_the_job_alone(
 
 
 def test_they_lie_beside_a_portable_bundle_and_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmc.compiler.targets.fake import FakeOnTargetCompiler
+    from llmc.compiler.targets.fake_on_target import FakeOnTargetCompiler
     from llmc.compiler.targets.hpu.on_target import host_files
 
     toy = Toy.make(tmp_path)

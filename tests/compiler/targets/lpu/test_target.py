@@ -180,7 +180,9 @@ def test_without_hyperdex_programs_are_portable_and_what_is_left_is_named(lpu: L
     assert code_of_bundle(bundle.manifest) is None
     with pytest.raises(DeviceError, match=r"only portable on this host; .* again with --device lpu:2"):
         lpu.compile(tmp_path / "native", settings=NOWHERE, require_native=True)
-    with pytest.raises(InputError, match="cannot be finished from its own files: on a host with HyperDex, compile the"):
+    with pytest.raises(
+        InputError, match="cannot be compiled on the target from its own files: on a host with HyperDex, compile the"
+    ):
         compile_on_target(tmp_path / "portable", lpu.store, lambda _: None)
 
 
@@ -211,7 +213,7 @@ def test_the_number_of_lpus_may_come_from_the_environment() -> None:
         lpus("lpu", Settings(num_lpu_devices=3))
     assert open_target("lpu:4", NOWHERE).costs.memory(CompileOptions()) == (
         4 * U55C_BYTES,
-        "of 4 LPUs on Alveo U55C GPUs",
+        "of 4 LPUs on Alveo U55C cards",
     )
 
 
