@@ -88,14 +88,18 @@ def _text(x: float, y: float, text: str, colour: str, more: str = "") -> str:
     return f'<text x="{x:g}" y="{y:g}" fill="{colour}"{more}>{escape(text)}</text>'
 
 
+def _heading(title: str, note: str, theme: dict[str, str]) -> list[str]:
+    return [
+        _text(10, 20, title, theme["text"], ' font-size="14" font-weight="600"'),
+        _text(10, 38, note, theme["faint"]),
+    ]
+
+
 def _bars(title: str, note: str, rows: list[tuple[str, list[tuple[float, str, str]]]], theme: dict[str, str]) -> str:
     """Horizontal bars: a row is a label and its bars, each a value, its text and the colour's name."""
     label, width, height, gap = 300, 270, 15, 12
     most = max(value for _, group in rows for value, _, _ in group)
-    parts = [
-        _text(10, 20, title, theme["text"], ' font-size="14" font-weight="600"'),
-        _text(10, 38, note, theme["faint"]),
-    ]
+    parts = _heading(title, note, theme)
     y = 52
     for name, group in rows:
         parts.append(_text(label - 10, y + height * len(group) / 2 + 4, name, theme["text"], ' text-anchor="end"'))
@@ -163,12 +167,7 @@ def _grid(data: dict[str, Any], theme: dict[str, str]) -> str:
     points = [*grid["own"], *grid["tuned"]]
     limits = [math.log2(max(point[axis] for point in points)) for axis in (0, 1)]
     note = "A point is a graph. Padding is in-sample: on the trace that the list was planned from."
-    parts = [
-        _text(
-            10, 20, "Decode buckets of vllm-gaudi, before and after", theme["text"], ' font-size="14" font-weight="600"'
-        ),
-        _text(10, 38, note, theme["faint"]),
-    ]
+    parts = _heading("Decode buckets of vllm-gaudi, before and after", note, theme)
     for x0, name, colour, said in (
         (50, "own", "before", "the server's own"), (430, "tuned", "after", "planned from traffic"),
     ):  # fmt: skip
@@ -192,37 +191,32 @@ def _grid(data: dict[str, Any], theme: dict[str, str]) -> str:
 
 def _cold_start(data: dict[str, Any], theme: dict[str, str]) -> str:
     """Two rows on one axis of seconds: a server that compiles its graphs at start, and one that opens a bundle."""
-    start = data["cold_start"]
+    start, left, width, y = data["cold_start"], 150, 560, 58
+    graphs = len(start["graphs_s"])
     compiling = start["load_s"] + sum(start["graphs_s"]) + start["run_s"]
-    left, width, y = 150, 560, 62
+    opening = start["open_s"] + start["warm_up_s"]
     scale = width / compiling
-    parts = [
-        _text(10, 20, "Start of a server until it is ready", theme["text"], ' font-size="14" font-weight="600"'),
-        _text(10, 38, start["note"], theme["faint"]),
-    ]
-
-    def row(name: str, segments: list[tuple[float, str]], text: str) -> None:
-        nonlocal y
+    parts = _heading("Start of a server until it is ready", start["note"], theme)
+    for name, text, segments in (
+        (
+            "compiles at start",
+            f"ready after {compiling:.0f} s: traces and loads the model, compiles {graphs} graphs, runs each once",
+            [(start["load_s"], "faint"), *((one, "before") for one in start["graphs_s"]), (start["run_s"], "after")],
+        ),
+        (
+            "llmc serve",
+            f"ready after {opening:.0f} s: opens the bundle, loads and runs its {graphs} graphs",
+            [(start["open_s"], "faint"), (start["warm_up_s"], "after")],
+        ),
+    ):
         parts.append(_text(left - 10, y + 17, name, theme["text"], ' text-anchor="end"'))
+        parts.append(_text(left, y + 42, text, theme["text"]))
         x = float(left)
         for seconds, colour in segments:
             size = max(seconds * scale - 1, 1)
             parts.append(f'<rect x="{x:.1f}" y="{y}" width="{size:.1f}" height="26" fill="{theme[colour]}"/>')
             x += seconds * scale
-        where = (x + 8, "start") if x < left + width / 2 else (left + width, "end")
-        below = 0 if where[1] == "start" else 26
-        parts.append(_text(where[0], y + 17 + below, text, theme["text"], f' text-anchor="{where[1]}"'))
-        y += 26 + 20 + below
-
-    graphs = len(start["graphs_s"])
-    row(
-        "compiles at start",
-        [(start["load_s"], "faint"), *((one, "before") for one in start["graphs_s"]), (start["run_s"], "after")],
-        f"ready after {compiling:.0f} s: traces and loads the model, compiles {graphs} graphs, runs each once",
-    )
-    ready = start["open_s"] + start["warm_up_s"]
-    opened = f"ready after {ready:.0f} s: opens the bundle, loads and runs its {graphs} graphs"
-    row("llmc serve", [(start["open_s"], "faint"), (start["warm_up_s"], "after")], opened)
+        y += 62
     parts.append(f'<path d="M{left} {y}h{width}" stroke="{theme["faint"]}"/>')
     step = next(each for each in (1, 2, 5, 10, 20, 50, 100) if compiling / each <= 8)
     for seconds in range(0, int(compiling) + 1, step):

@@ -93,7 +93,7 @@ def test_words_are_found_in_names_of_every_form() -> None:
 
 
 def test_no_two_public_classes_share_a_name() -> None:
-    """A reader who meets a class's name knows which one is meant. Aliases of types count too."""
+    """A reader who meets a class's name knows which one is meant. Aliases that are annotated as such count too."""
     where: dict[str, list[str]] = {}
     for path in sorted((ROOT / "llmc").rglob("*.py")):
         for node in ast.parse(path.read_text()).body:

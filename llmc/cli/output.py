@@ -59,8 +59,8 @@ def echo(text: str = "", *, nl: bool = True, err: bool = False, verbatim: bool =
     stream.flush()
 
 
-def wrapped(text: str, stream: TextIO, indent: str = "  ") -> str:
-    """Wrap the long lines of a text at spaces if `stream` is a terminal; further lines begin with `indent`.
+def wrapped(text: str, stream: TextIO) -> str:
+    """Wrap the long lines of a text at spaces if `stream` is a terminal; further lines are indented by two spaces.
 
     Lines fit the terminal, and at most MAX_COLUMNS. JSON, and rows of tables (lines with several spaces side by side)
     stay as they are. Elsewhere than on a terminal, the text is unchanged: programs read it line by line.
@@ -69,7 +69,7 @@ def wrapped(text: str, stream: TextIO, indent: str = "  ") -> str:
         return text
     columns = _columns()
     return "\n".join(
-        line if len(line) <= columns or "  " in line.strip() else "\n".join(_folded(line, columns, indent))
+        line if len(line) <= columns or "  " in line.strip() else "\n".join(_folded(line, columns, "  "))
         for line in text.split("\n")
     )
 

@@ -104,12 +104,12 @@ def _half(values: Array) -> Array:
 
 TOKENS, LENGTH = 8192, 256
 """The calibration text is cut after TOKENS tokens, into sequences of LENGTH tokens."""
-OnProgress = Callable[[int, int], None]
+OnLayer = Callable[[int, int], None]
 """Takes the number of finished layers and the number of all layers."""
 
 
 def calibrate(
-    checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], out: Sink, on_progress: OnProgress = lambda *_: None
+    checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], out: Sink, on_progress: OnLayer = lambda *_: None
 ) -> dict[str, tuple[int, int, int]]:  # fmt: skip
     """Write 4-bit blocks of the model's projections to `out`, and return the location of each matrix.
 

@@ -24,7 +24,7 @@ from llmc.compiler.weights.recipes import quantise_q8
 
 if TYPE_CHECKING:
     from llmc.compiler.checkpoint.base import Checkpoint
-    from llmc.compiler.weights.calibration import OnProgress
+    from llmc.compiler.weights.calibration import OnLayer
     from llmc.compiler.weights.nbits import Array
 
 
@@ -38,7 +38,7 @@ class Judged:
 
 def divergence(
     checkpoint: Checkpoint, judged: Judged, wide: frozenset[str], probe: Sequence[int],
-    on_progress: OnProgress = lambda *_: None,    *, embed_lm_head: bool = False,
+    on_progress: OnLayer = lambda *_: None,    *, embed_lm_head: bool = False,
 ) -> tuple[float, list[GroupCost]]:  # fmt: skip
     """Return mean KL(float ‖ quantized) in nats, and the cost of each group over the sequence `probe`.
 

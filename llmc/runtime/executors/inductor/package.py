@@ -38,7 +38,7 @@ import re
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +50,7 @@ from llmc.runtime.executors.inductor.toolchain import is_known
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
     from llmc.runtime.executors.whole_step.cache import AcceleratorArray
+    from llmc.runtime.executors.whole_step.step_program import Run
 
 FORM = Form(b"LLMCAOT1", "an AOTInductor executable")
 PACKAGE, PROGRAM = "package", "program"
@@ -146,7 +147,7 @@ class Package:
                     "--resume -o BUNDLE"
                 )
 
-    def open(self, source: str, device: Any) -> Callable[..., Sequence[Any]]:
+    def open(self, source: str, device: Any) -> Run:
         """Load the code as a function with the inputs and outputs of whole_step's `flat_step`, on torch's `device`.
 
         Call `BundleFiles.require_native` before. Run it from one thread at a time; it takes no locks, as CUDA graph
