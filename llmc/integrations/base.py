@@ -46,10 +46,11 @@ class Integration:
 
     A part in code is named as "module:attribute", a class that takes no arguments; the module is imported on first use.
 
-    buckets      `BucketRules`, under the integration's own name caches       name to a compile cache
-    (artifacts/third_party/base.py) logs         name to a format of its logs or metrics
-    (buckets/traffic/formats/base.py) histograms   names of the histograms of a request's tokens in its metrics
-    deployment   for vLLM and its plug-ins
+    buckets     `BucketRules`, under the integration's own name
+    caches      name to a compile cache (artifacts/third_party/base.py)
+    logs        name to a format of its logs or metrics (buckets/traffic/formats/base.py)
+    histograms  names of the histograms of a request's tokens in its metrics
+    deployment  for vLLM and its plug-ins
     """
 
     buckets: str = ""
@@ -196,11 +197,12 @@ class NextAbove:
 class BucketRules(ABC):
     """Restated planner rules of one server. A class takes no arguments; `Setup` carries the inputs of the rules.
 
-    name, title   the name for --server, and the full name: "vLLM on Intel Gaudi" source        the source of the rules:
-    project, version or commit, and files settings      the server's own settings, in addition to the limits, that its
-    rules depend on limit_flags   the server's flags for llmc's limits miss          the server's reaction to a step
-    above the largest graph logged        settings in the server's log, each with a pattern whose first group is the
-    value
+    name, title  the name for --server, and the full name: "vLLM on Intel Gaudi"
+    source       the source of the rules: project, version or commit, and files
+    settings     the server's own settings, in addition to the limits, that its rules depend on
+    limit_flags  the server's flags for llmc's limits
+    miss         the server's reaction to a step above the largest graph
+    logged       settings in the server's log, each with a pattern whose first group is the value
     """
 
     name: ClassVar[str]

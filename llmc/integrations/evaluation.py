@@ -28,11 +28,14 @@ class ShapeUse:
 class FamilyEvaluation:
     """One family on traffic.
 
-    shapes      the given list steps       all steps, including those without a graph real        units of work of the
-    steps in graphs padded      units that their graphs computed misses      steps that no prepared graph covered, by
-    the server's reaction missed      their shapes with the steps of each, the most frequent first, at most `SHOWN`
-    padding_pNN   the least padding that NN% of the steps do not exceed; None without steps used        graphs that ran,
-    by shape
+    shapes       the given list
+    steps        all steps, including those without a graph
+    real         units of work of the steps in graphs
+    padded       units that their graphs computed
+    misses       steps that no prepared graph covered, by the server's reaction
+    missed       their shapes with the steps of each, the most frequent first, at most `SHOWN`
+    padding_pNN  the least padding that NN% of the steps do not exceed; None without steps
+    used         graphs that ran, by shape
     """
 
     family: GraphFamily

@@ -37,9 +37,11 @@ class TrafficSource:
 class ObservedSteps:
     """The steps that a server takes, or took, for recorded traffic.
 
-    demands     by family and shape ends        the same with all lengths at the low and at the high end of their
-    intervals, where only these are known facts       the input, for a plan's provenance counts      requests admitted,
-    left out and clipped notes       sentences on skipped or differently counted contents
+    demands  by family and shape
+    ends     the same with all lengths at the low and at the high end of their intervals, where only these are known
+    facts    the input, for a plan's provenance
+    counts   requests admitted, left out and clipped
+    notes    sentences on skipped or differently counted contents
     """
 
     demands: Demands

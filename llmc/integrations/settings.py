@@ -18,10 +18,13 @@ TRUE, FALSE = ("1", "true", "yes", "on", "y", "t"), ("0", "false", "no", "off", 
 class Setting:
     """A number, switch or word that a server's rules depend on.
 
-    name        spelling in llmc's --set and JSON kind        type of its value; a `default` None means that the server
-    derives it flag        the server's command-line flag, or "" variable    the server's environment variable, or ""
-    path        keys into a flag whose value is a JSON object, as in ("compilation_config", "max_size") choices     all
-    allowed words, where there are few also        other names of the flag
+    name      spelling in llmc's --set and JSON
+    kind      type of its value; a `default` None means that the server derives it
+    flag      the server's command-line flag, or ""
+    variable  the server's environment variable, or ""
+    path      keys into a flag whose value is a JSON object, as in ("compilation_config", "max_size")
+    choices   all allowed words, where there are few
+    also      other names of the flag
     """
 
     name: str

@@ -75,8 +75,8 @@ class Dual:
     def ascend(self, values: Costs, free: int, target: float, steps: int) -> tuple[float, Costs, Points]:
         """Return the best bound of a subgradient ascent, its prices, and the buckets it would choose.
 
-        values     float64 [n], initial price for each client of the instance and unit of weight target     the cost of
-        a known choice, which sets the length of steps (Held and Karp)
+        values  float64 [n], initial price for each client of the instance and unit of weight
+        target  the cost of a known choice, which sets the length of steps (Held and Karp)
         """
         prices = sums(self._member_of, self._instance.weights * values)
         best, best_prices = self._at(prices, free), prices

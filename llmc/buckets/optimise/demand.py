@@ -18,8 +18,8 @@ Costs = NDArray[np.float64]
 class Demand:
     """Distinct steps in ascending order, each with its weight above 0.
 
-    points     int64 [n, d]: the sizes that a bucket must reach in every dimension to serve the step weights    float64
-    [n]: how often the step happens, in any unit
+    points   int64 [n, d]: the sizes that a bucket must reach in every dimension to serve the step
+    weights  float64 [n]: how often the step happens, in any unit
 
     Equal steps are merged, and steps of weight 0 are dropped; the result does not depend on the order of the input.
     """

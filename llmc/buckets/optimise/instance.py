@@ -22,8 +22,9 @@ Indices = NDArray[np.int64]
 class Instance:
     """Clients: the distinct steps after rounding up to levels.
 
-    levels     ascending values of each dimension, those that some step rounds up to places     int64 [n, d], the level
-    of each client, distinct and ascending weights    float64 [n], above 0
+    levels   ascending values of each dimension, those that some step rounds up to
+    places   int64 [n, d], the level of each client, distinct and ascending
+    weights  float64 [n], above 0
     """
 
     space: Space

@@ -22,8 +22,9 @@ ROUNDS = 24
 class Line:
     """n indices in a row, each with the cost of a bucket that serves every step up to there.
 
-    costs      float64 [n], ascending; equal neighbours are allowed weights    float64 [n], at least 0: how often a step
-    rounds up to the index forced     bool [n]: where a bucket is always chosen
+    costs    float64 [n], ascending; equal neighbours are allowed
+    weights  float64 [n], at least 0: how often a step rounds up to the index
+    forced   bool [n]: where a bucket is always chosen
 
     A step is served by the first chosen index at or after its own. The last index must have weight or be forced.
     """

@@ -18,8 +18,8 @@ TOGETHER = 1 << 18
 class Serving:
     """Chosen buckets, the required ones first, and the cheapest and second cheapest that cover each client.
 
-    buckets    int64 [k, d] first      int64 [n], the index of the cheapest bucket that covers the client; k where none
-    does
+    buckets  int64 [k, d]
+    first    int64 [n], the index of the cheapest bucket that covers the client; k where none does
     """
 
     def __init__(self, instance: Instance, buckets: Points) -> None:

@@ -19,9 +19,9 @@ PROVEN = 1e-8
 class Choice:
     """Chosen buckets, ascending, and their quality.
 
-    cost     Σ weight · cost of the cheapest bucket that covers the step bound    no choice of as many allowed buckets,
-    including the required ones, costs less than this exact    whether `bound` proves the choice optimal, to 1 part in
-    10⁸
+    cost   Σ weight · cost of the cheapest bucket that covers the step
+    bound  no choice of as many allowed buckets, including the required ones, costs less than this
+    exact  whether `bound` proves the choice optimal, to 1 part in 10⁸
     """
 
     buckets: tuple[tuple[int, ...], ...]

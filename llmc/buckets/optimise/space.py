@@ -24,8 +24,8 @@ ROWS_A_SEARCH = 256
 class Space(ABC):
     """The allowed buckets. Points have as many columns as `values` has entries.
 
-    values      ascending values of each dimension; every allowed bucket consists of them required    buckets that are
-    always chosen, int64 [r, d], ascending; they need not be allowed ones
+    values    ascending values of each dimension; every allowed bucket consists of them
+    required  buckets that are always chosen, int64 [r, d], ascending; they need not be allowed ones
     """
 
     def __init__(self, values: tuple[Points, ...], cost: CostFunction, required: Iterable[Sequence[int]]) -> None:

@@ -15,9 +15,10 @@ class Admission:
     After clipping, a prompt has `limits.longest_prompt` tokens, its output the rest of max_model_len (at least 1), and
     at most all but one of the prompt's tokens are cached.
 
-    admitted        requests passed on, including clipped ones above_prompt    requests whose prompt is above
-    `limits.longest_prompt` above_total     other requests whose prompt and output are above `limits.max_model_len`
-    clipped         those of the last two that were clipped and passed on; 0 without `clip`
+    admitted      requests passed on, including clipped ones
+    above_prompt  requests whose prompt is above `limits.longest_prompt`
+    above_total   other requests whose prompt and output are above `limits.max_model_len`
+    clipped       those of the last two that were clipped and passed on; 0 without `clip`
 
     The counts are of the latest call, and complete when its iterator is exhausted.
     """

@@ -63,11 +63,14 @@ class Trace:
     Texts to embed or score (`generates` False) have no output, and count without. From a file of histograms, requests
     are drawn at the `end` of their intervals (length_histogram.py).
 
-    path            the file's path size            bytes of the file as stored format          the file's format
-    lengths         the histograms of a file without requests, else None has_times       whether the trace has arrival
-    times; without, all times are 0 start           the moment of second 0, as far as the trace records it, once
-    iteration has begun skipped_empty   requests skipped so far by the latest iteration out_of_order    requests whose
-    time was raised so far by the latest iteration
+    path           the file's path
+    size           bytes of the file as stored
+    format         the file's format
+    lengths        the histograms of a file without requests, else None
+    has_times      whether the trace has arrival times; without, all times are 0
+    start          the moment of second 0, as far as the trace records it, once iteration has begun
+    skipped_empty  requests skipped so far by the latest iteration
+    out_of_order   requests whose time was raised so far by the latest iteration
 
     The constructor raises InputError, naming the file and where known line and column, for a file that cannot be read,
     is in no known format or has no requests. Iteration raises it for a line that is damaged or lacks a value, a length

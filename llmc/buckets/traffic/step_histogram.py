@@ -25,10 +25,12 @@ class StepKey(NamedTuple):
 class StepHistogram:
     """Counts of a server's steps.
 
-    axes        the numbers of a shape: ("tokens",), or ("batch", "query", "blocks") counts      steps by shape counted
-    all "steps", or only "misses", those that no prepared graph covered padded      whether shapes are sizes after
-    padding, which leaves a step's real tokens unknown prepared    prepared shapes by phase, where the log lists them
-    notes       skipped or double-counted contents
+    axes      the numbers of a shape: ("tokens",), or ("batch", "query", "blocks")
+    counts    steps by shape
+    counted   all "steps", or only "misses", those that no prepared graph covered
+    padded    whether shapes are sizes after padding, which leaves a step's real tokens unknown
+    prepared  prepared shapes by phase, where the log lists them
+    notes     skipped or double-counted contents
     """
 
     axes: tuple[str, ...]

@@ -1,9 +1,11 @@
 """Bucket logs of vLLM on Gaudi: buckets generated and warmed up at start, and misses during serving.
 
-INFO … Generated 36 prompt buckets [bs, query, num_blocks]: [(1, 128, 0), …]        vllm-gaudi, 2025 and 2026 INFO …
-Generated 31 prompt buckets [bs, seq]: [(1, 128), …]                         HabanaAI's fork, 2024 INFO … Generated 112
-decode buckets [bs, total_blocks]: [(1, 128), …] INFO … [Warmup][Graph/prompt][1/36] batch_size:4 query_len:1024
-num_blocks:0 free_mem:21.06 GiB
+vllm-gaudi, 2025 and 2026:
+    INFO … Generated 36 prompt buckets [bs, query, num_blocks]: [(1, 128, 0), …]
+HabanaAI's fork, 2024:
+    INFO … Generated 31 prompt buckets [bs, seq]: [(1, 128), …]
+    INFO … Generated 112 decode buckets [bs, total_blocks]: [(1, 128), …]
+    INFO … [Warmup][Graph/prompt][1/36] batch_size:4 query_len:1024 num_blocks:0 free_mem:21.06 GiB
 """
 
 from __future__ import annotations

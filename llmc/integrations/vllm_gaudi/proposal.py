@@ -30,9 +30,9 @@ NEVER = 1e15
 class StepGrid:
     """Steps on a grid of rows and columns, both ascending, and the cost of one run at each point.
 
-    weights    float64 [rows, columns], at least 0: how often steps round up to the point costs      float64 [rows,
-    columns], ascending along a row; `NEVER` where there can be no shape full       whether every chosen row has the
-    last column; otherwise it reaches its own last step
+    weights  float64 [rows, columns], at least 0: how often steps round up to the point
+    costs    float64 [rows, columns], ascending along a row; `NEVER` where there can be no shape
+    full     whether every chosen row has the last column; otherwise it reaches its own last step
 
     The last point of all is always chosen. No step leaves its row.
     """

@@ -1,9 +1,10 @@
 """Variants of the fake device, selected by the suffix of its name.
 
 fake             buckets when specialised, otherwise one sequence's prompt or a token of each of the first slots
-fake:ragged      rows of any lengths in any slots fake:paged=N     ragged; all slots share N tokens in blocks of
-BLOCK_TOKENS fake:graphs=N    buckets; it has N bytes of memory, and captures graphs in it fake:portable    buckets;
-executables are portable until a host with a fake GPU compiles them on the target
+fake:ragged      rows of any lengths in any slots
+fake:paged=N     ragged; all slots share N tokens in blocks of BLOCK_TOKENS
+fake:graphs=N    buckets; it has N bytes of memory, and captures graphs in it
+fake:portable    buckets; executables are portable until a host with a fake GPU compiles them on the target
 
 A target-compiled executable is the portable one with the member "gpu", the name of its fake GPU. A host has none
 unless a test adds one (`here`).
