@@ -37,7 +37,7 @@ from llmc.runtime.step import exact
 from llmc.server.events import Ready, Retired, SwapRefused
 from tests.server.live import Live
 from tests.server.process import Process
-from tests.tiers import default_cases, full
+from tests.tiers import full
 from tests.timing import until
 
 pytestmark = pytest.mark.real_weights
@@ -324,7 +324,7 @@ def test_a_copy_is_the_same_checkpoint(copy: Path) -> None:
     assert open_checkpoint(copy).digest() == open_checkpoint(DEMO).digest()
 
 
-@default_cases(2)
+@full
 @pytest.mark.parametrize("part", [0, 4, 9, 300, 5_000, 1_000_000, 0.1, 0.5, 0.9999])
 def test_a_flipped_bit_is_an_error_or_another_checkpoint_and_never_a_cache_hit(
     int8_bundle: Path, cache: Path, plan: Plan, copy: Path, part: float

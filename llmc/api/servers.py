@@ -27,27 +27,28 @@ Named = str | os.PathLike[str]
 def tune(
     server: str, traffic: Named, *, settings: Mapping[str, Value] | None = None, clip: bool = False,
     arrival_rate: float | None = None, max_graphs: int | None = None, max_warmup: float | None = None,
-    max_graph_memory: int | None = None, **limits: int,
+    max_graph_memory: int | None = None, hedge: float | None = None, **limits: int,
 ) -> Tuned:  # fmt: skip
     """Choose the lists of `server` that pad the requests in `traffic` least; the result also has its default lists.
 
     `server` may name a release: "vllm@0.24". `limits` are max_model_len and, where they differ from the server's
     defaults, max_num_seqs, max_num_batched_tokens and block_size. `settings` are server-specific, by name. `max_warmup`
-    is in seconds, `max_graph_memory` in bytes; without a bound there are as many graphs as by default. Raises
+    is in seconds, `max_graph_memory` in bytes; without a bound there are as many graphs as by default. `hedge` is the
+    weight of shifted traffic in the plan, 0 to below 1, by default chosen (llmc.integrations.tune). Raises
     InputError for unusable input, UnknownNameError for an unknown server.
     """
     from llmc.integrations import bucket_rules, released
     from llmc.integrations.configuration import setup_for
     from llmc.integrations.observed import TrafficSource, observe
-    from llmc.integrations.tune import ServerBudget
-    from llmc.integrations.tune import tune as choose
+    from llmc.integrations.tune import ServerBudget, tune_on
 
     name, release = released(server)
     model = bucket_rules(name)
     setup = setup_for(model, limits, {**release, **(settings or {})})
-    observed = observe(model, setup, TrafficSource(os.fspath(traffic), arrival_rate, clip))
+    source = TrafficSource(os.fspath(traffic), arrival_rate, clip)
+    observed = observe(model, setup, source)
     budget = ServerBudget(max_graphs, max_warmup, max_graph_memory)
-    return choose(model, setup, observed.demands, budget, facts=observed.facts)
+    return tune_on(model, setup, source, observed, budget, hedge=hedge)
 
 
 def load(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from llmc.buckets.render.text import counted
 from llmc.cli.interrupts import sigterm_interrupts
 from llmc.cli.options import Command, argument, flag, store_flag, switch
 from llmc.cli.output import CompileProgress, echo
@@ -98,14 +99,15 @@ class LoopCommand(Command):
 
 def said(done: Round) -> str:
     """Summarise a round in one line."""
-    parts = [f"{done.requests} requests"]
+    parts = [counted(done.requests, "request")]
     if done.gain:
         saved = ", ".join(f"{phase} {gain:+.1%}" for phase, gain in done.gain.items())
-        parts.append(f"a plan of {done.graphs} buckets saves of padded tokens: {saved}")
+        parts.append(f"a plan of {counted(done.graphs, 'bucket')} saves of padded tokens: {saved}")
     if done.compile_s is not None:
-        parts.append(f"{done.built} executables built and {done.reused} reused in {done.compile_s:.1f} s")
+        parts.append(f"{counted(done.built, 'executable')} built and {done.reused} reused in {done.compile_s:.1f} s")
     elif done.estimated_s is not None:
-        parts.append(f"compiling takes about {done.estimated_s:.0f} s, {done.reused} executables are there")
+        stored = counted(done.reused, "executable")
+        parts.append(f"compiling takes about {done.estimated_s:.0f} s, {stored} in the store")
     if done.outcome in ("swapped", "ready"):
         parts.append(f"{done.bundle} {'is served' if done.outcome == 'swapped' else 'is ready'}")
     what = {

@@ -21,6 +21,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments, verbosity = _verbosity(list(sys.argv[1:] if argv is None else argv))
     _logging(verbosity)
     output.quiet, output.verbose, output.going_on = verbosity < 0, verbosity > 0, ""
+    output.command = arguments
     if any("\0" in argument for argument in arguments):
         _fail("an argument contains a NUL byte", verbosity)
         return USAGE

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmc.buckets.render.text import counted
 from llmc.cli import output as console
 from llmc.cli.output import echo
 from llmc.cli.results import on_target_lines
@@ -35,7 +36,7 @@ def on_target_instead(output: Path | None, cache_dir: Path | None, options: Comp
         echo(json.dumps(result.to_json()))
         return True
     echo(
-        f"{result.bundle}: {result.native + result.portable} executables; native {result.native}, portable "
+        f"{result.bundle}: {counted(result.native + result.portable, 'executable')}; native {result.native}, portable "
         f"{result.portable}; {result.bytes / 1e6:,.1f} MB; {result.seconds:.1f} s"
     )
     for line in on_target_lines(result.to_json()):

@@ -19,6 +19,8 @@ quiet = False
 """Set by main from -q: no progress output."""
 verbose = False
 """Set by main from -v: more output."""
+command: list[str] = []
+"""Set by main: the arguments of the command line."""
 going_on = ""
 """How to continue after an interrupt; main prints it for commands that can be resumed."""
 

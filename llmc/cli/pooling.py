@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from llmc.buckets.render.text import counted
 from llmc.cli.options import Command, argument, bundle_argument, flag, switch, threads_flag
 from llmc.cli.output import echo
 from llmc.errors import InputError
@@ -139,11 +140,11 @@ def _summary(count: int, seconds: float, pooler: object) -> None:
     from llmc.runtime.pooling.pooler import Pooler
 
     assert isinstance(pooler, Pooler)
-    counted = pooler.statistics
-    padding = 1 - counted.tokens / max(counted.padded_tokens, 1)
+    done = pooler.statistics
+    padding = 1 - done.tokens / max(done.padded_tokens, 1)
     if not output.quiet:
         echo(
-            f"{count} texts in {seconds:.2f} s; {counted.tokens} tokens in {counted.steps} batches, "
+            f"{counted(count, 'text')} in {seconds:.2f} s; {done.tokens} tokens in {done.steps} batches, "
             f"padding {padding:.1%}",
             err=True,
         )

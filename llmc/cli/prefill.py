@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmc.buckets.render.text import counted
 from llmc.cli import output as messages
 from llmc.cli.options import Command, bundle_argument, flag, switch, threads_flag
 from llmc.cli.output import echo
@@ -81,7 +82,7 @@ class PrefillCommand(Command):
         if self.as_json:
             echo(json.dumps({"event": "stopped", "served": server.served}))
         elif not messages.quiet:
-            echo(f"llmc: stopped; {server.served} prompts served", err=True)
+            echo(f"llmc: stopped; {counted(server.served, 'prompt')} served", err=True)
 
 
 def _watch_input(stop: threading.Event) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmc.artifacts.digest import parse
+from llmc.buckets.render.text import counted
 from llmc.cli.output import echo
 from llmc.compiler.estimates.estimate import Estimate
 from llmc.files import write_text
@@ -31,13 +32,13 @@ def print_estimate(found: dict[str, Any], as_json: bool) -> None:
     for e in found["executables"]:
         sizes = " ".join(f"{k}={e[k]}" for k in ("batch", "query", "context") if e[k] is not None)
         state = "cached" if e["cached"] else "to build" if shared else f"to build: {e['why']}"
-        echo(f"{e['phase']} {sizes or 'every shape'} ({e['buckets']} buckets): {state}")
+        echo(f"{e['phase']} {sizes or 'every shape'} ({counted(e['buckets'], 'bucket')}): {state}")
     if shared:
         echo(f"why: {shared}")
     echo(found["choice"])
     seconds = found["estimated_seconds"]
     echo(
-        f"{found['to_build']} executables to build, {found['cached']} cached; "
+        f"{counted(found['to_build'], 'executable')} to build, {found['cached']} cached; "
         f"{'time not measured here yet' if seconds is None else f'about {seconds:.0f} s'} "
         f"and {found['estimated_bytes'] / 1e6:,.0f} MB"
     )
@@ -90,7 +91,7 @@ def print_result(result: CompileResult, as_json: bool, file: Path | None = None)
     if as_json:
         echo(json.dumps(result.to_json()))
         return
-    echo(f"{result.bundle}: {result.built + result.reused} executables ({result.choice})")
+    echo(f"{result.bundle}: {counted(result.built + result.reused, 'executable')} ({result.choice})")
     echo(
         f"built {result.built}, from the store {result.reused}; native {result.native}, portable {result.portable}; "
         f"{result.bytes / 1e6:,.1f} MB, of which weights {result.weights_bytes / 1e6:,.1f} MB; {result.seconds:.1f} s"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from llmc.buckets.render.text import counted
 from llmc.cli import output as messages
 from llmc.cli.capturing import CaptureFlags
 from llmc.cli.options import (
@@ -326,7 +327,7 @@ class _Reported:
             case Dead():
                 self._say(f"the engine stopped, and /health is now 503: {event.message}")
             case Stopped():
-                cut = f", {event.cancelled} requests cut" if event.cancelled else ""
+                cut = f", {counted(event.cancelled, 'request')} cut" if event.cancelled else ""
                 self._say(f"stopped after {event.seconds:.1f} s{cut}")
             case _:
                 self._progress(event)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from llmc.buckets.render.text import counted
 from llmc.cli.options import Command, add, argument, flag, switch
 from llmc.cli.output import ReadingProgress, StepProgress, close_bars, echo
 from llmc.cli.quantities import duration, fraction
@@ -62,7 +63,7 @@ def say(done: str, path: Path, requests: int, notes: list[str], as_json: bool) -
     if as_json:
         echo(json.dumps({"file": str(path), "requests": requests, "notes": notes}))
     else:
-        echo(f"{done} {requests:,} requests to {path}")
+        echo(f"{done} {counted(requests, 'request')} to {path}")
 
 
 MIN, DEFAULT_FOR, DEFAULT_EVERY = 1.0, "60s", "5s"

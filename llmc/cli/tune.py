@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from llmc.buckets.render.text import counted
 from llmc.cli import output as messages
 from llmc.cli.interrupts import EXIT, sigterm_interrupts
 from llmc.cli.options import Command, bundle_argument, device_flag, flag, store_flag, switch
@@ -69,5 +70,5 @@ def _text(result: TuneResult) -> str:
     where = f"; in {result.file}" if result.file and result.results else ""
     return (
         f"{result.bundle}: {result.results} matmuls tuned on {gpu}, {result.new} of them new; {result.tuned} of "
-        f"{result.executables} executables; {result.seconds:.1f} s{where}"
+        f"{counted(result.executables, 'executable')}; {result.seconds:.1f} s{where}"
     )

@@ -174,7 +174,10 @@ class GraphCost:
 
 @dataclass(frozen=True)
 class Export:
-    """Lists in a server's own form: variables, flags with their values, and complete files by name."""
+    """Lists in a server's own form: variables, flags with their values, and complete files by name.
+
+    Files other than .json may begin with comments: lines that begin with #.
+    """
 
     environment: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
@@ -237,6 +240,17 @@ class BucketRules(ABC):
     def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[GraphDemand]:
         """Yield the steps that the server takes for `requests`, which are within the limits and in arrival order."""
 
+    def uniform(self, setup: Setup, own: Lists) -> Iterator[GraphDemand]:
+        """Yield steps of all sizes up to the largest of `own`, the server's own lists, each equally often.
+
+        Of more than MOST_SIZES sizes, as many at equal distances.
+        """
+        for family in self.families:
+            top = max((shape[0] for shape in own[family.name]), default=0)
+            for size in spaced(top):
+                shape = (size,)
+                yield GraphDemand(family.name, shape, 1, self.work(setup, family.name, shape))
+
     def finder(self, setup: Setup, family: str, shapes: Sequence[Shape]) -> Finder:
         """Return the look-up among prepared `shapes`."""
         return NextAbove(shapes, self.miss)
@@ -276,6 +290,15 @@ class BucketRules(ABC):
     @abstractmethod
     def read_log(self, lines: Iterable[str]) -> Lists | None:
         """Return the lists that the server printed at start, or None where the log has none."""
+
+
+MOST_SIZES = 4096
+"""Most sizes of uniform steps in one dimension."""
+
+
+def spaced(top: int, most: int = MOST_SIZES) -> range:
+    """Return at most `most` numbers from 1 to `top` at equal distances, `top` among them."""
+    return range(top, 0, -max(1, -(-top // most)))
 
 
 def collect(demands: Iterable[GraphDemand]) -> dict[str, dict[Shape, GraphDemand]]:

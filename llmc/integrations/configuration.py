@@ -277,29 +277,36 @@ def as_text(given: Export) -> str:
     return "\n".join(f"# {name}\n{text}" for name, text in parts if text)
 
 
-def write_folder(folder: Path, given: Export, name: str, report: str) -> list[str]:
+def write_folder(folder: Path, given: Export, name: str, report: str, notes: Sequence[str] = ()) -> list[str]:
     """Write everything to `folder`, creating it; return the files' names. Each file is written atomically.
 
-    Values that name one of the files name it by its absolute path in `folder`; in Kubernetes, by its mount path. Raises
-    InputError where the folder or a file cannot be written.
+    `notes` on the origin are comments in each file whose format has them. Raises InputError where the folder or a file
+    cannot be written.
     """
-    return write_texts(folder, texts_for(folder, given, name) | {REPORT: report}, "configuration")
+    return write_texts(folder, texts_for(given, name, notes) | {REPORT: report}, "configuration")
 
 
-def texts_for(folder: Path, given: Export, name: str) -> dict[str, str]:
-    """Return the contents of `folder` by file name, without the report."""
-    here = {file: str((folder / file).absolute()) for file in given.files}
-    placed = Export(
-        {variable: here.get(value, value) for variable, value in given.environment.items()},
-        tuple(_placed(argument, here) for argument in given.arguments),
-        given.files,
-    )
+def texts_for(given: Export, name: str, notes: Sequence[str] = ()) -> dict[str, str]:
+    """Return the contents of a configuration's folder by file name, without the report.
+
+    Values name the server's own files by their paths in the folder, and in Kubernetes by their mount paths.
+    """
+    named = [file for file in given.files if file in {*given.environment.values(), *map(_value, given.arguments)}]
+    started = [f"{' and '.join(named)}: found from the folder in which the server starts"] if named else []
     return {
-        ENVIRONMENT: environment_text(placed),
-        ARGUMENTS: arguments_text(placed),
-        **given.files,
-        KUBERNETES: kubernetes_text(given, name),
+        ENVIRONMENT: _comments([*notes, *started]) + environment_text(given),
+        ARGUMENTS: _comments([*notes, f"grep -v '^#' {ARGUMENTS} | xargs SERVER", *started]) + arguments_text(given),
+        **{file: ("" if file.endswith(".json") else _comments(notes)) + text for file, text in given.files.items()},
+        KUBERNETES: _comments(notes) + kubernetes_text(given, name),
     }
+
+
+def _comments(notes: Iterable[str]) -> str:
+    return "".join(f"# {note}\n" for note in notes)
+
+
+def _value(argument: str) -> str:
+    return argument.partition(" ")[2]
 
 
 def _quoted(argument: str) -> str:
@@ -310,11 +317,6 @@ def _quoted(argument: str) -> str:
 def _words(value: str) -> str:
     """A value for a shell: words of numbers unquoted, since they are several values, anything else quoted."""
     return value if all(word.isdigit() for word in value.split()) else shlex.quote(value)
-
-
-def _placed(argument: str, here: Mapping[str, str]) -> str:
-    flag, blank, value = argument.partition(" ")
-    return f"{flag}{blank}{here.get(value, value)}"
 
 
 def mounted(given: Export) -> tuple[Mapping[str, str], Sequence[str]]:

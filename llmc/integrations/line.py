@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from llmc.buckets.optimise.line import Line
+from llmc.buckets.render.text import counted
 from llmc.errors import InputError
 from llmc.integrations.base import GraphDemand, Miss, Pick, Shape
 
@@ -97,7 +98,8 @@ def choose(
     """
     needed = set(required)
     if len(needed) > most:
-        raise InputError(f"at most {most} graphs, but at least {len(needed)} are needed: {_few(sorted(needed))}")
+        allowed = counted(most, "graph")
+        raise InputError(f"at most {allowed}, but at least {len(needed)} are needed: {_few(sorted(needed))}")
     indices = sorted({*candidates, *needed})
     weights = np.zeros(len(indices))
     for (value,), demand in demands.items():

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from llmc.buckets.render.text import percent, size_text, table
+from llmc.buckets.plan import Fact
+from llmc.buckets.render.text import counted, percent, size_text, table
 from llmc.integrations.base import Accepted, BucketRules, Export, Setup, Shape
 from llmc.integrations.configuration import arguments_text, environment_text
 from llmc.integrations.evaluation import FamilyEvaluation, ServerEvaluation
+from llmc.integrations.tune import Tuned
+from llmc.version import __version__
 
 if TYPE_CHECKING:
     from matplotlib.figure import FigureBase
@@ -32,6 +35,29 @@ class Findings:
     export: Export
     notes: Sequence[str] = ()
     """Sentences below the tables: the input, and dropped and added contents."""
+    origin: Sequence[tuple[str, str]] = ()
+    """Name and value of each fact on the report's origin (`origin`)."""
+    others: Others = field(default_factory=dict)
+    """Configurations on other traffic, by its name."""
+
+
+Others = Mapping[str, Sequence[tuple[str, ServerEvaluation]]]
+"""Evaluations of configurations, each with its name, by the name of the traffic."""
+
+
+def origin(server: BucketRules, facts: Mapping[str, Fact], command: str = "") -> list[tuple[str, str]]:
+    """Return what a report, and comments in written files, say of their origin, each with its name.
+
+    `facts` are those of observed traffic, empty without traffic; `command` is the command line.
+    """
+    found = [("written by", f"llmc {__version__}, for {server.title} ({server.name})")]
+    if "traffic" in facts:
+        unit = "requests" if "requests" in facts else "steps"
+        period = f", {facts['period']}" if "period" in facts else ""
+        found.append(("traffic", f"{facts['traffic']}: {facts[unit]:,} {unit}{period}"))
+    if "traffic_sha256" in facts:
+        found.append(("sha256 of the traffic", str(facts["traffic_sha256"])))
+    return found + ([("command", command)] if command else [])
 
 
 def page(found: Findings) -> str:
@@ -46,9 +72,16 @@ def page(found: Findings) -> str:
             height = 0.9 + BAR * len(found.evaluations)
             plot = Plot(f"{family.name}: {family.unit}", height, partial(_bars, found=found, family=family.name))
             drawings.append((f"{family.name}: real work and padding, in {family.unit}", svg(plot, f"f{index}-")))
-    sections = [_start(found)] if found.evaluations else []
-    facts = [(name, str(value)) for name, value in found.setup.limits.to_dict().items()]
-    facts += [(name, str(value)) for name, value in found.setup.own.items()]
+    sections = []
+    if found.origin:
+        sections.append(Section("Origin", [Table("This report", columns(("name", "value"), 2), list(found.origin))]))
+    if found.evaluations:
+        sections.append(_start(found))
+    if found.others:
+        header, *rows = _other_rows(found.others)
+        sections.append(Section("Padding on other traffic", [Table("Padding", columns(header, 1), rows)], (SHIFTED,)))
+    facts = [(name, _setting(value)) for name, value in found.setup.limits.to_dict().items()]
+    facts += [(name, _setting(value)) for name, value in found.setup.own.items()]
     facts.append(("rules read in", found.server.source))
     tables = [Table("Limits and settings", columns(("name", "value"), 2), facts)]
     variables, flags = environment_text(found.export), arguments_text(found.export)
@@ -57,8 +90,32 @@ def page(found: Findings) -> str:
             rows = [(line,) for line in content.splitlines()]
             tables.append(Table(name, columns((name,), 1), rows))
     sections.append(Section("The configuration", tables, tuple(found.notes)))
+    if found.evaluations:
+        sections.append(Section("Terms", [Table("Words of this report", columns(("term", "meaning"), 2), TERMS)]))
     limits = ", ".join(f"{name} {value:,}" for name, value in found.setup.limits.to_dict().items())
     return rendered(f"{found.server.title}: {limits}", drawings, sections)
+
+
+TERMS = (
+    ("graph", "a compiled program of fixed sizes: a step is padded to the sizes of the graph that covers it"),
+    ("family", "one list of graphs of the server, such as prefill or decode"),
+    ("padding", "work on padding over real work, in the family's unit"),
+    ("p50, p95", "the padding that half of the steps, and 95% of them, do not exceed"),
+    ("misses", "steps that no graph covers: they run without one, or are compiled during serving"),
+    ("unused", "graphs that no step of this traffic uses"),
+    ("warm-up", "the time in which the server compiles or captures its graphs at start"),
+)  # fmt: skip
+SHIFTED = (
+    "Halves and days that are held out: both configurations are judged on them, and the tuned one is planned from the "
+    "traffic before them. Lengths × 2 and × 0.5: each request has twice or half as many tokens, within the limits. "
+    "Arrivals × 2: requests arrive twice as fast. Uniform steps: all sizes that the server's own lists reach, equally "
+    "often. These shifts are simulated."
+)
+
+
+def _setting(value: object) -> str:
+    """A setting as people write it."""
+    return "the server's own" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _start(found: Findings) -> Section:
@@ -90,7 +147,7 @@ def _start(found: Findings) -> Section:
             "needed",
             "computed",
             "misses",
-            "never used",
+            "unused",
             "padding",
             "p50",
             "p95",
@@ -160,6 +217,43 @@ def comparison(found: Sequence[tuple[str, ServerEvaluation]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def others_text(found: Others) -> str:
+    """Return a table of padding on other traffic: a row for each, a column for each family and configuration."""
+    rows = _other_rows(found)
+    return "\n".join(table(rows, range(1, len(rows[0])))) + "\n"
+
+
+def others_json(found: Others) -> dict[str, object]:
+    """Return the evaluations on other traffic as a JSON object."""
+    return {traffic: {name: one.to_dict() for name, one in pair} for traffic, pair in found.items()}
+
+
+def _other_rows(found: Others) -> list[tuple[str, ...]]:
+    names = [name for name, _ in next(iter(found.values()))]
+    families = [one.family.name for one in next(iter(found.values()))[0][1].families if one.family.counted]
+    rows: list[tuple[str, ...]] = [("padding on", *(f"{family}: {name}" for family in families for name in names))]
+    for traffic, evaluations in found.items():
+        all_padding = (one.family(family).padding for family in families for _, one in evaluations)
+        rows.append((traffic, *map(percent, all_padding)))
+    return rows
+
+
+def hedge_text(tuned: Tuned) -> list[str]:
+    """Return sentences on the hedge of a plan: its price, and where it pads more than the server's own lists."""
+    lines = []
+    if any(named for named in tuned.weights.values()):
+        price = " and ".join(f"{100 * points:.1f} points of {family}" for family, points in tuned.price.items())
+        lines.append(f"hedged against other traffic, which adds {price} padding on this traffic (--hedge)")
+    for shift, families in tuned.worse.items():
+        own, chosen = tuned.shifts[shift]
+        worse = ", ".join(
+            f"{family} {percent(chosen.family(family).padding)} instead of {percent(own.family(family).padding)}"
+            for family in families
+        )
+        lines.append(f"pads more than the server's own lists on {shift}: {worse}")
+    return lines
+
+
 def _row(name: str, family: FamilyEvaluation) -> tuple[str, ...]:
     counts = (len(family.shapes), family.steps)
     all_padding = (family.padding, family.padding_p50, family.padding_p95)
@@ -183,7 +277,7 @@ def uncovered(found: ServerEvaluation) -> str:
 
 
 def _missed(family: FamilyEvaluation) -> str:
-    return ", ".join(f"{shape_text(shape)} ({steps} steps)" for shape, steps in family.missed[:SHOWN])
+    return ", ".join(f"{shape_text(shape)} ({counted(steps, 'step')})" for shape, steps in family.missed[:SHOWN])
 
 
 def ranges(found: Sequence[tuple[str, ServerEvaluation]], ends: Mapping[str, Sequence[ServerEvaluation]]) -> list[str]:

@@ -42,7 +42,7 @@ def test_ls_lists_what_is_stored(store: Store, monkeypatch: pytest.MonkeyPatch) 
     (row,) = [line for line in lines if NEW.short in line]
     assert row.split()[:9] == ["executable", NEW.short, "4.883", "KiB", "0", "B", "4.883", "KiB", "0"]
     assert "batch=4 phase=decode state=portable target=fake toolchain.onnxruntime=1.31.1" in row
-    assert lines[-1] == f"3 entries; 1 blobs, {size_text(store.usage().total)} on disk in {store.root}"
+    assert lines[-1] == f"3 entries; 1 blob, {size_text(store.usage().total)} on disk in {store.root}"
 
 
 def test_ls_reports_shapes_first_and_digests_of_code_never(store: Store) -> None:
@@ -96,7 +96,7 @@ def test_show_what_is_not_there(store: Store, tmp_path: Path) -> None:
 
 
 def test_verify_a_sound_store_and_bundle(store: Store, bundle: Path) -> None:
-    assert output(store, "verify") == f"{store.root}: 1 blobs, 4.883 KiB read, 0 damaged\n"
+    assert output(store, "verify") == f"{store.root}: 1 blob, 4.883 KiB read, 0 damaged\n"
     assert data(store, "verify")["bad"] == []
     assert data(store, "verify", bundle) == {
         "path": str(bundle),

@@ -282,7 +282,7 @@ def test_a_dry_run_says_what_it_would_build_and_writes_nothing(compile_: Llmc, h
     ran = compile_("--dry-run")
     assert (ran.code, ran.err) == (0, "")
     *shapes, why, choice, total = ran.out.splitlines()
-    assert shapes[0] == "prompt batch=4 query=32 context=0 (1 buckets): to build"
+    assert shapes[0] == "prompt batch=4 query=32 context=0 (1 bucket): to build"
     assert len(shapes) == BUCKETS and all(line.endswith(": to build") for line in shapes)
     assert why.startswith("why: stage trace has to run: nothing of kind trace is stored")
     assert choice == "one executable per bucket"
@@ -310,8 +310,8 @@ def test_a_dry_run_knows_what_is_in_the_store(compile_: Llmc) -> None:
     assert {e["why"] for e in found["executables"]} == {None}
     ran = compile_("--dry-run", "--decode-batch", "1,1,4")
     assert ran.out.count(": to build") == 1
-    assert "decode batch=3 query=1 context=32 (1 buckets): to build" in ran.out
-    assert "1 executables to build, 6 cached" in ran.out
+    assert "decode batch=3 query=1 context=32 (1 bucket): to build" in ran.out
+    assert "1 executable to build, 6 cached" in ran.out
     assert "\nwhy: shape.batch: " in ran.out
     dynamic = compile_("--dry-run", "--no-specialise").out.splitlines()
     assert dynamic[0] == "any every shape (6 buckets): to build"

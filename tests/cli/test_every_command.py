@@ -7,8 +7,10 @@ in capitals are files that `built` writes.
 from __future__ import annotations
 
 import io
+import os
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -18,10 +20,12 @@ from typer.main import get_group
 from llmc.cli.main import main
 from llmc.cli.options import add_named
 from llmc.cli.root import COMMANDS
+from llmc.compiler.checkpoint import demo_path
 from llmc.testing.toy import write_toy_encoder
 from tests.cli.conftest import surround
 from tests.cli.helpers import Llmc
 from tests.server.process import Process
+from tests.test_real_weights import flip
 
 pytestmark = pytest.mark.real_weights
 
@@ -102,6 +106,8 @@ RUNS = {
         "Paris",
     ),
 }  # fmt: skip
+REQUESTED = ("--device", "onnxruntime", "--max-model-len", "64", "--max-num-seqs", "2")
+"""How the bundle is compiled."""
 ELSEWHERE = {
     "serve": "test_the_server",
     "prefill": "tests/cli/test_prefill.py",
@@ -129,8 +135,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("demo")
     with pytest.MonkeyPatch.context() as patch:
         surround(patch, folder, folder / "cache")
-        words = ("--device", "onnxruntime", "--max-model-len", "64", "--max-num-seqs", "2", "-q", "-o", "bundle")
-        assert main(["compile", DEMO, *words]) == 0
+        assert main(["compile", DEMO, *REQUESTED, "-q", "-o", "bundle"]) == 0
     requests = "".join(f"2026-01-01 00:00:{second:02},{8 + second},{4 + second % 8}\n" for second in range(40))
     (folder / "short.csv").write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{requests}")
     (folder / "fleet.yaml").write_text(FLEET)
@@ -166,3 +171,20 @@ def test_the_server(built: Path) -> None:
         assert status == 200 and "Paris" in answer["choices"][0]["text"]
         server.signal()
         assert server.ended()[0] == 0
+
+
+@pytest.mark.parametrize("at", [0, 5_000, 50_000_000])
+def test_a_changed_bit_of_the_model_is_an_error_or_a_model_that_is_not_in_the_store(
+    built: Path, llmc: Llmc, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, at: int
+) -> None:
+    monkeypatch.setenv("LLMC_CACHE_DIR", str(built / "cache"))
+    copy = Path(shutil.copyfile(demo_path(), tmp_path / "copy.gguf"))
+    assert "0 executables to build, 1 cached" in llmc("compile", copy, *REQUESTED, "--dry-run").out
+    before = copy.stat()
+    flip(copy, at)
+    os.utime(copy, ns=(before.st_atime_ns, before.st_mtime_ns))
+    ran = llmc("compile", copy, *REQUESTED, "--dry-run")
+    if at < 50_000_000:
+        assert str(copy) in ran.failed(1)
+    else:
+        assert "1 executable to build, 0 cached" in ran.out

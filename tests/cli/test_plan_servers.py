@@ -29,6 +29,16 @@ def test_tune_writes_a_configuration_that_all_padding_less_with_fewer_graphs(llm
     assert f"--compilation-config '{sizes[:-1]}" in Path("conf/arguments").read_text()
     page = Path("conf/report.html").read_text()
     assert "<svg" in page and "cudagraph_capture_sizes" in page and "http-equiv" in page
+    origin = ["llmc 0", "azure_conv_sample.csv: 1,500 requests, 2023-11-16 18:15:46 to 2023-11-16 18:"]
+    for entry in Path("conf").iterdir():
+        text = entry.read_text()
+        assert all(line in text for line in origin), entry
+        assert "llmc plan tune --server vllm" in text and str(SAMPLE.parent) not in text and str(Path.cwd()) not in text
+    assert list(found["other_traffic"]) == [
+        "the second half (held out)", "lengths × 0.5", "lengths × 2", "arrivals × 2", "uniform steps",
+    ]  # fmt: skip
+    assert all(title in page for title in found["other_traffic"]) and "Terms" in page
+    assert 0 <= found["hedge"]["price"]["tokens"] <= 0.02
     judged = llmc("plan", "evaluate", "conf", "p.json", "--default", "--server", "vllm", *TRAFFIC, "--json").json
     assert {name: one["padding"] for name, one in judged["configurations"].items()} == {
         "the server's own": own["padding"], "conf": tuned["padding"], "p.json": tuned["padding"],
@@ -45,7 +55,16 @@ def test_tune_says_what_to_paste_and_judges_on_other_traffic(llmc: Llmc) -> None
     ran = llmc("plan", "tune", *VLLM, *TRAFFIC, "--judge", SAMPLE)
     assert ran.code == 0
     assert "# arguments\n--max-model-len 8192\n" in ran.out and "# config.yaml\nmax-model-len: 8192\n" in ran.out
-    assert f"tuned, on {SAMPLE.name}" in ran.out
+    assert f"\n{SAMPLE.name} " in ran.out and "\nlengths × 2 " in ran.out
+
+
+def test_a_hedge_is_a_share(llmc: Llmc) -> None:
+    alone = llmc("plan", "tune", *VLLM, *TRAFFIC, "--hedge", "0", "--json").json
+    hedged = llmc("plan", "tune", *VLLM, *TRAFFIC, "--hedge", "30%", "--json").json
+    assert alone["hedge"]["price"] == {"tokens": 0} and hedged["hedge"]["price"]["tokens"] > 0
+    pad = [one["other_traffic"]["uniform steps"]["tuned"]["padding"]["tokens"] for one in (alone, hedged)]
+    assert pad[1] < pad[0]
+    assert "a share from 0 to below 1, not 1" in llmc("plan", "tune", *VLLM, *TRAFFIC, "--hedge", "1").failed(2)
 
 
 def test_a_plan_goes_out_and_comes_back(llmc: Llmc) -> None:
@@ -130,6 +149,7 @@ def test_configurations_of_different_settings_are_judged_each_on_its_own_steps(l
     alone = llmc("plan", "evaluate", "decode", *VLLM, *TRAFFIC, "--json").json
     assert ran["configurations"]["decode"] == alone["configurations"]["decode"]
     assert ran["configurations"]["both"]["missing"] > 0 == alone["configurations"]["decode"]["missing"]
+    assert ran["other_traffic"]["lengths × 2"].keys() == {"both", "decode"}
     assert "cudagraph_mode" not in Path("p.html").read_text()
     Path("other").write_text("--max-num-seqs 8 --cudagraph-capture-sizes 8")
     arguments = ("--server", "vllm", "--max-model-len", 8192, *TRAFFIC)

@@ -34,8 +34,8 @@ def test_requests_as_json(llmc: Llmc) -> None:
 def test_what_was_left_out_is_on_standard_error(llmc: Llmc) -> None:
     Path("t.csv").write_text("prompt_tokens,output_tokens\n5,2\n5,0\n")
     ran = llmc("traffic", "show", "t.csv")
-    assert ran.err == "1 requests without a prompt or without output were left out\n"
-    assert ran.out.startswith("1 requests, which record no times")
+    assert ran.err == "left out: 1 request without a prompt or without output\n"
+    assert ran.out.startswith("1 request, which record no times")
 
 
 def test_histograms_show_intervals(llmc: Llmc) -> None:

@@ -88,6 +88,8 @@ class Fake(BucketRules):
         found = dict(self.default(setup))
         for text in given.files.values():
             for each in text.splitlines():
+                if each.startswith("#"):
+                    continue
                 name, *numbers = each.split()
                 found[name] = line.shapes(map(int, numbers))
         return found

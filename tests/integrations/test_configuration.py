@@ -22,7 +22,7 @@ LISTS = {"tokens": ((1,), (64,)), "decode": ((8,),)}
 
 
 def written(folder: Path, fake: Fake, setup: Setup) -> Path:
-    configuration.write_folder(folder, fake.export(setup, LISTS), "fake", "<html></html>")
+    configuration.write_folder(folder, fake.export(setup, LISTS), "fake", "<html></html>", ["from here"])
     return folder
 
 
@@ -33,7 +33,10 @@ def test_a_folder_that_was_exported_is_read_back(fake: Fake, tmp_path: Path) -> 
     assert sorted(entry.name for entry in (tmp_path / "a").iterdir()) == [
         "arguments", "environment", "kubernetes-env.yaml", "lists.txt", "report.html",
     ]  # fmt: skip
-    assert f"FAKE_LISTS={tmp_path / 'a' / 'lists.txt'}" in (tmp_path / "a" / "environment").read_text()
+    assert "FAKE_LISTS=lists.txt\n" in (tmp_path / "a" / "environment").read_text()
+    for name in ("arguments", "environment", "kubernetes-env.yaml", "lists.txt"):
+        text = (tmp_path / "a" / name).read_text()
+        assert text.startswith("# from here\n") and str(tmp_path) not in text
     assert "--json '{\"a\": 1}'\n" in (tmp_path / "a" / "arguments").read_text()
 
 

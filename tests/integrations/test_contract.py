@@ -106,3 +106,13 @@ def test_an_integration_that_cannot_be_imported_is_named(monkeypatch: pytest.Mon
     monkeypatch.setattr("llmc.integrations.INTEGRATIONS", broken)
     with pytest.raises(InputError, match=r"the integration 'mine' .* cannot be imported \(No module named 'llmc_no"):
         integrations.__wrapped__()
+
+
+def test_its_own_lists_serve_uniform_steps(server: BucketRules, built: Setup) -> None:
+    own = server.default(built)
+    found = collect(server.uniform(built, own))
+    assert any(found.values())
+    for name, shapes in found.items():
+        finder = server.finder(built, name, own[name])
+        assert all(demand.real == demand.steps * server.work(built, name, shape) for shape, demand in shapes.items())
+        assert not any(finder.find(shape).miss == "error" for shape in shapes)

@@ -64,7 +64,7 @@ def test_a_log_of_steps_is_taken_as_it_is(tmp_path: Path) -> None:
     assert found.demands == {
         "tokens": {(3,): GraphDemand("tokens", (3,), 7, 21), (9,): GraphDemand("tokens", (9,), 2, 18)}
     }
-    assert found.facts == {"steps": 9}
+    assert found.facts == {"traffic": "server.log", "steps": 9} and found.requests == () and found.period is None
 
 
 def test_steps_of_another_server_are_refused(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
@@ -9,10 +11,14 @@ from hypothesis import strategies as st
 
 from llmc.errors import InputError
 from llmc.integrations import bucket_rules
-from llmc.integrations.base import GraphCost, GraphDemand, Setup, Shape
+from llmc.integrations.base import BucketRules, GraphCost, GraphDemand, Setup, Shape
+from llmc.integrations.evaluation import evaluate
+from llmc.integrations.observed import TrafficSource, observe, parts
 from llmc.integrations.settings import complete
-from llmc.integrations.tune import ServerBudget, tune
+from llmc.integrations.tune import MOST_PRICE, ServerBudget, Tuned, tune, tune_on
 from tests.integrations.fake import Fake
+from tests.integrations.judging import counted
+from tests.tiers import full
 
 counts = st.dictionaries(st.integers(1, 64), st.integers(1, 50), min_size=1, max_size=12)
 
@@ -58,3 +64,103 @@ def test_times_and_sizes_are_graphs_by_what_one_takes() -> None:
         ServerBudget(graph_bytes=5).most(GraphCost(2.0, None, "here"))
     with pytest.raises(InputError, match="allows no graph"):
         ServerBudget(warmup_seconds=1.0).most(cost)
+
+
+PEAKS = {"tokens": counted("tokens", {3: 400, 11: 400, 13: 400, 37: 50}), "decode": counted("decode", {3: 400, 5: 100})}
+"""Traffic for which the best list has no size near most others."""
+OTHER = {"tokens": counted("tokens", dict.fromkeys(range(1, 65), 1)), "decode": counted("decode", {6: 1, 7: 9})}
+
+
+def test_a_plan_pads_other_traffic_no_more_than_the_servers_own_lists(fake: Fake, setup: Setup) -> None:
+    alone = tune(fake, setup, PEAKS, ServerBudget(), shifts={"other": OTHER}, hedge=0.0)
+    assert alone.worse == {"other": ["tokens"]} and alone.price == {"tokens": 0, "decode": 0}
+    hedged = tune(fake, setup, PEAKS, ServerBudget(), shifts={"other": OTHER})
+    assert hedged.chosen.graphs <= hedged.default.graphs and hedged.unhedged == alone.chosen
+    for name in ("tokens", "decode"):
+        gain = hedged.default.family(name).padding - alone.chosen.family(name).padding
+        assert hedged.price[name] <= min(MOST_PRICE, max(0.0, gain / 2)) + 1e-9
+        own, chosen = (one.family(name).padding for one in hedged.shifts["other"])
+        assert chosen < alone.shifts["other"][1].family(name).padding or chosen <= own
+
+
+def test_a_given_hedge_weighs_all_shifts_alike(fake: Fake, setup: Setup) -> None:
+    shifts = {"one": OTHER, "two": PEAKS}
+    found = tune(fake, setup, PEAKS, ServerBudget(), shifts=shifts, hedge=0.5)
+    assert found.weights == {"tokens": {"one": 0.5, "two": 0.5}, "decode": {"one": 0.5, "two": 0.5}}
+    for wrong in (-0.1, 1.0):
+        with pytest.raises(InputError, match="a hedge is a share from 0 to below 1, not"):
+            tune(fake, setup, PEAKS, ServerBudget(), shifts=shifts, hedge=wrong)
+
+
+def test_graphs_move_to_the_family_that_gains_by_them() -> None:
+    """SGLang's own lists have more sizes for prefills than these steps need."""
+    server = bucket_rules("sglang")
+    setup = Setup(server.limits({"max_model_len": 8192, "max_num_seqs": 128}), complete(server.settings, {}))
+    demands = {
+        "decode": counted("decode", dict.fromkeys(range(1, 129), 5)), "prefill": counted("prefill", {64: 9, 128: 9}),
+    }  # fmt: skip
+    found = tune(server, setup, demands, ServerBudget())
+    assert found.chosen.graphs <= found.default.graphs
+    assert len(found.plan.lists["decode"]) > len(found.default_lists["decode"])
+    assert found.chosen.padding["prefill"] == 0
+
+
+@pytest.mark.parametrize("name", ["vllm", pytest.param("vllm-gaudi", marks=full), "sglang", "tpu-inference"])
+def test_on_a_recorded_log_the_plan_is_better_on_the_half_that_it_did_not_see(name: str) -> None:
+    server = bucket_rules(name)
+    limits = server.limits({"max_model_len": 8192, "max_num_seqs": 32, "max_num_batched_tokens": 2048})
+    found = tuned_on(server, Setup(limits, complete(server.settings, {})), SAMPLE)
+    for own, plan in found.held_out.values():
+        assert plan.worst < own.worst
+    assert all(price <= MOST_PRICE for price in found.price.values())
+    if name in ("vllm-gaudi", "tpu-inference"):
+        assert not found.worse
+
+
+SAMPLE = Path(__file__).parents[1] / "data" / "azure_conv_sample.csv"
+
+
+def tuned_on(server: BucketRules, setup: Setup, path: Path) -> Tuned:
+    source = TrafficSource(str(path))
+    return tune_on(server, setup, source, observe(server, setup, source), ServerBudget())
+
+
+def trace(path: Path, *lines: str) -> Path:
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\n".join(lines) + "\n")
+    return path
+
+
+def test_a_short_log_is_held_out_by_its_second_half(fake: Fake, setup: Setup, tmp_path: Path) -> None:
+    rows = [f"2026-01-01 00:00:{second:02},{8 if second < 20 else 30},4" for second in range(40)]
+    path = trace(tmp_path / "t.csv", *rows)
+    source = TrafficSource(str(path))
+    first, second = parts(fake, setup, source, observe(fake, setup, source))
+    assert (first.name, first.requests, second.name, second.requests) == ("the first half", 20, "the second half", 20)
+    assert max(first.demands["tokens"]) < (30,) <= max(second.demands["tokens"])
+    found = tuned_on(fake, setup, path)
+    (own, plan) = found.held_out["the second half"]
+    assert own == evaluate(fake, setup, found.default_lists, second.demands) and plan != found.chosen
+
+
+def test_days_are_held_out_each_by_itself(fake: Fake, setup: Setup, tmp_path: Path) -> None:
+    rows = [f"2026-01-0{1 + hour // 24} {hour % 24:02}:00:00Z,{8 + hour // 24},4" for hour in range(5, 96)]
+    path = trace(tmp_path / "t.csv", *rows)
+    source = TrafficSource(str(path))
+    observed = observe(fake, setup, source)
+    found = [(part.name, part.requests) for part in parts(fake, setup, source, observed)]
+    assert found == [("the first half", 43), ("2026-01-03", 24), ("2026-01-04", 24)]
+    assert list(tuned_on(fake, setup, path).held_out) == ["2026-01-03", "2026-01-04"]
+    assert str(observed.period) == "2026-01-01 05:00:00 to 2026-01-04 23:00:00 UTC"
+    relative = trace(tmp_path / "r.csv", *(f"{3600 * hour},8,4" for hour in range(96)))
+    source = TrafficSource(str(relative))
+    observed = observe(fake, setup, source)
+    assert [part.name for part in parts(fake, setup, source, observed)] == ["the first half", "day 3", "day 4"]
+    assert str(observed.period) == "3 days, 23:00:00 without a date"
+    closer = TrafficSource(str(relative), arrival_rate=2.0)
+    assert [part.requests for part in parts(fake, setup, closer, observe(fake, setup, closer))] == [48, 48]
+
+
+def test_what_has_no_order_of_requests_is_not_held_out(fake: Fake, setup: Setup, tmp_path: Path) -> None:
+    one = trace(tmp_path / "t.csv", "0,8,4")
+    found = tuned_on(fake, setup, one)
+    assert found.held_out == {} and list(found.shifts) == ["lengths × 0.5", "lengths × 2", "uniform steps"]

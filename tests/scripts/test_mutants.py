@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import llmc.buckets.lookup
+import llmc.buckets.coverage
 from scripts.mutants import mutants_of
 
 
@@ -79,7 +79,7 @@ def test_an_operator_beside_a_comment_has_no_mutant() -> None:
 
 
 def test_mutants_of_llmc_are_valid() -> None:
-    source = Path(llmc.buckets.lookup.__file__).read_bytes()
+    source = Path(llmc.buckets.coverage.__file__).read_bytes()
     mutants = mutants_of(source)
     assert {mutant.kind for mutant in mutants} >= {"comparison", "arithmetic", "constant", "branch", "return"}
     assert [mutant for mutant in mutants if not mutant.is_valid(source)] == []

@@ -29,6 +29,7 @@ from numpy.typing import ArrayLike
 
 from llmc.buckets.bucket import PHASES, Bucket, Phase
 from llmc.buckets.cost.surface import Floats, Surface, leave_one_out, running_maximum
+from llmc.buckets.render.text import counted
 from llmc.errors import InputError
 from llmc.files import read_text, write_text
 from llmc.json_fields import Fields, fail
@@ -156,7 +157,7 @@ class Bench:
     def describe(self) -> str:
         """Return one line for reports and provenance: the device, and each phase's points and model error."""
         left = len(self.unmeasured)
-        incomplete = f"; interrupted: {left} buckets were not measured" if left else ""
+        incomplete = f"; interrupted: {counted(left, 'bucket')} not measured" if left else ""
         return f"bench of {self.device}: {', '.join(self._describe(phase) for phase in PHASES)}{incomplete}"
 
     def _describe(self, phase: Phase) -> str:

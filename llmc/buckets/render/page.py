@@ -94,12 +94,13 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin: 2.2rem 0 .4rem; }
 h3 { font-size: 1rem; margin: 1.4rem 0 .3rem; }
 figure { margin: 0; } figure svg { max-width: 100%; height: auto; }
 table { border-collapse: collapse; margin: .4rem 0; font-size: .85rem; }
-th, td { overflow-wrap: anywhere; padding: .15rem .7rem; text-align: left; border-bottom: 1px solid #d8dee4; }
+th, td { overflow-wrap: break-word; padding: .15rem .7rem; text-align: left; border-bottom: 1px solid #d8dee4; }
 th { background: #f3f5f7; position: sticky; top: 0; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
 table.sortable th { cursor: pointer; }
 .scroll { max-height: 28rem; overflow: auto; display: inline-block; max-width: 100%; }
 p.note { color: #57606a; margin: .3rem 0; }
+@media print { .scroll { max-height: none; overflow: visible; } }
 </style>
 </head>
 <body>

@@ -46,6 +46,6 @@ def shortened(text: str, most: int) -> str:
     return f"{text[: most - most // 3 - 1]}…{text[len(text) - most // 3 :]}"
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number and its noun: "1 bucket", "1,200 buckets"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a number and its noun: "1 bucket", "1,200 buckets"; `plural` where it is not the noun and an s."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

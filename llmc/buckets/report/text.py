@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from llmc.buckets.bucket import PHASES, Bucket
 from llmc.buckets.evaluation.replay import Evaluation, PhaseEvaluation
 from llmc.buckets.plan import Plan
-from llmc.buckets.render.text import percent, table
+from llmc.buckets.render.text import counted, percent, table
 from llmc.buckets.strategies.base import DIMENSIONS, phase_of
 from llmc.settings import BOUNDS
 
@@ -156,7 +156,7 @@ def _comparison_row(name: str, phase: PhaseEvaluation) -> tuple[str, ...]:
 
 
 def _section(phase: PhaseEvaluation, hottest: int) -> list[str]:
-    lines = [f"{phase.phase}: {phase.requests} requests in {phase.steps} steps"]
+    lines = [f"{phase.phase}: {counted(phase.requests, 'request')} in {counted(phase.steps, 'step')}"]
     if phase.uncovered:
         lines.append(_uncovered(phase))
     if phase.steps:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llmc.buckets.render.text import table
+from llmc.buckets.render.text import counted, table
 from llmc.buckets.traffic.formats import FIELDS, create, recognise
 from llmc.buckets.traffic.formats.base import Fields, StepFormat
 from llmc.buckets.traffic.length_histogram import Lengths
@@ -77,7 +77,7 @@ def profile_text(found: Profile) -> str:
     """Return lengths, concurrency and drift; ends in a newline."""
     when = f" in {_seconds(found.duration)}" if found.duration is not None else ", which record no times"
     rate = f", {found.rate:.3g} a second" if found.rate else ""
-    lines = [f"{found.requests:,} requests{when}{rate}, {found.cached:.1%} of the prompts' tokens cached", ""]
+    lines = [f"{counted(found.requests, 'request')}{when}{rate}, {found.cached:.1%} of the prompts' tokens cached", ""]
     rows = [_row(name, sketch) for name, sketch in _sketches(found)]
     lines += table([LENGTH_HEADER, *rows], range(1, 7))
     if found.running is not None and found.running.number:
@@ -130,7 +130,7 @@ def lengths_text(found: Lengths) -> str:
         cells = [_interval(low, high) for low, high in values["percentiles"]]
         mean = "-" if values["mean"] is None else f"{values['mean']:,.1f}"
         rows.append((name, mean, *cells))
-    lines = [f"{found.requests:,} requests{when}, lengths known by interval", ""]
+    lines = [f"{counted(found.requests, 'request')}{when}, lengths known by interval", ""]
     return "\n".join([*lines, *table(rows, range(1, 7))]) + "\n"
 
 

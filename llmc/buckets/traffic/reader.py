@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush, heappushpop
 from typing import NoReturn
 
+from llmc.buckets.render.text import counted
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.formats import FIELDS, create, recognise
 from llmc.buckets.traffic.formats.base import Fields, Format, FoundRows, LengthFormat, RequestFormat
@@ -144,7 +145,7 @@ class Trace:
         """Return sentences on requests that the latest complete iteration skipped or changed."""
         found = self.notes()
         if self.skipped_empty:
-            found.append(f"{self.skipped_empty} requests without a prompt or without output were left out")
+            found.append(f"left out: {counted(self.skipped_empty, 'request')} without a prompt or without output")
         if self.out_of_order:
             found.append(f"{self.out_of_order} requests are far out of order, and get the time of the previous one")
         return found

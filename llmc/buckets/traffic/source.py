@@ -16,6 +16,7 @@ from llmc.buckets.traffic.length_histogram import End
 from llmc.buckets.traffic.reader import Trace
 from llmc.buckets.traffic.schedule import arrivals, schedule
 from llmc.buckets.traffic.step_time import AssumedStepTime, BenchStepTime, StepTime
+from llmc.buckets.traffic.timestamps import Period
 
 
 class Traffic:
@@ -45,6 +46,7 @@ class Traffic:
         self.decode_requests = 0
         self.cached_requests = 0
         self._prompt_tokens = self._new_tokens = 0
+        self._last = 0.0
         self._clip = clip
         self._trace: Trace = Trace(
             path,
@@ -101,6 +103,7 @@ class Traffic:
     def _counted(self, requests: Iterable[TrafficRequest]) -> Iterator[TrafficRequest]:
         for request in requests:
             self._prompt_tokens += request.prompt
+            self._last = request.time
             self._new_tokens += request.output
             self.decode_requests += request.output > 1
             self.cached_requests += request.cached > 0
@@ -140,6 +143,10 @@ class Traffic:
         if self.bench is not None:
             facts["bench_sha256"] = self.bench.digest()
         return facts
+
+    def period(self) -> Period:
+        """Return the time of the admitted requests as recorded, once they are read."""
+        return Period(self._trace.start, self._last)
 
     def notes(self) -> list[str]:
         """Return notes on requests above the limits, and on skipped lines."""

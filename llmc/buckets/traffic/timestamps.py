@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Literal, NamedTuple
 
 _DATE_TIME = re.compile(r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d)(?::(\d\d(?:\.\d+)?))? ?(Z|[+-]\d\d:?\d\d)?", re.ASCII)
@@ -105,6 +105,40 @@ class Moment(NamedTuple):
 
     seconds: float
     kind: Kind
+
+
+DAY = 86_400.0
+"""Seconds of a day."""
+
+
+class Period(NamedTuple):
+    """The time of a trace: the moment of its second 0, as far as it is recorded, and the second of its end."""
+
+    start: Moment | None
+    seconds: float
+
+    def day(self, second: float) -> int:
+        """Return the number of a second's day: 0 for the first, counted from midnight if the start has a date."""
+        offset = self.start.seconds % DAY if self.start is not None and self._dated else 0.0
+        return int((offset + second) // DAY)
+
+    def date(self, day: int) -> str:
+        """Return the date of a day's number; "day 1" for 0 without dates."""
+        return self._at(day * DAY)[:10] if self._dated else f"day {day + 1}"
+
+    def __str__(self) -> str:
+        if not self._dated:
+            return f"{timedelta(seconds=round(self.seconds))} without a date" if self.seconds else "no times"
+        zone = " UTC" if self.start is not None and self.start.kind == "utc" else ""
+        return f"{self._at(0.0)} to {self._at(self.seconds)}{zone}"
+
+    @property
+    def _dated(self) -> bool:
+        return self.start is not None and self.start.kind != "relative"
+
+    def _at(self, second: float) -> str:
+        origin = 0.0 if self.start is None else self.start.seconds
+        return f"{datetime.fromtimestamp(origin + second, UTC):%Y-%m-%d %H:%M:%S}"
 
 
 def moment(value: object) -> Moment:

@@ -51,11 +51,6 @@ def show_value(value: object) -> str:
     return repr(value) if isinstance(value, Absent) else json.dumps(value, sort_keys=True)
 
 
-def count_text(number: int, one: str, many: str) -> str:
-    """Format a count with its noun, for example "2 files"."""
-    return f"{number} {one if number == 1 else many}"
-
-
 def age_text(moment: float) -> str:
     """Format the time since `moment` (seconds since 1970), for example "3 h"."""
     seconds = max(0.0, time.time() - moment)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmc.buckets.render.text import size_text
+from llmc.buckets.render.text import counted, size_text
 from llmc.cli.cache.common import (
     age_text,
     bundle_folder,
@@ -141,7 +141,8 @@ class CacheVerifyCommand(Command):
             print_json({"path": location, **checked, **extra, "bad": errors})
         else:
             echo(
-                f"{location}: {checked['blobs']} blobs, {size_text(checked['bytes'])} read, {len(errors)} damaged{said}"
+                f"{location}: {counted(checked['blobs'], 'blob')}, {size_text(checked['bytes'])} read, "
+                f"{len(errors)} damaged{said}"
             )
         if errors:
             shown = "\n  ".join(errors[:BAD_SHOWN])
@@ -203,8 +204,9 @@ def _print_manifest(path: str, manifest: Manifest, origin: str | None) -> None:
     buckets = sum(item.buckets for item in manifest.executables)
     echo(f"{path}: bundle for {manifest.device} ({manifest.target}, run by {manifest.executor})")
     echo(
-        f"{len(states)} executables ({states.count('native')} native, {states.count('portable')} portable) "
-        f"for {buckets} buckets; {len(manifest.blobs)} blobs, {size_text(manifest.size)}; llmc {manifest.llmc}"
+        f"{counted(len(states), 'executable')} ({states.count('native')} native, {states.count('portable')} portable) "
+        f"for {counted(buckets, 'bucket')}; {counted(len(manifest.blobs), 'blob')}, {size_text(manifest.size)}; "
+        f"llmc {manifest.llmc}"
     )
     if origin is not None:
         echo(origin)
@@ -283,7 +285,7 @@ class CacheListCommand(Command):
             )
             return
         print_table(TITLES, map(_row, listed))
-        echo(f"{len(listed)} entries; {_usage_text(survey.usage, survey.root)}")
+        echo(f"{counted(len(listed), 'entry', 'entries')}; {_usage_text(survey.usage, survey.root)}")
 
 
 def entry_json(entry: Entry) -> dict[str, Any]:
@@ -318,7 +320,7 @@ def _usage_text(usage: StoreUsage, root: Path) -> str:
     """Total disk usage, and how much of it is neither entries nor blobs."""
     others = ((usage.bundle_bytes, "bundle folders only"), (usage.other_bytes, "quarantine and temporaries"))
     rest = ", ".join(f"{size_text(size)} of it in {what}" for size, what in others if size)
-    return f"{usage.blobs} blobs, {size_text(usage.total)} on disk in {root}" + (f"; {rest}" if rest else "")
+    return f"{counted(usage.blobs, 'blob')}, {size_text(usage.total)} on disk in {root}" + (f"; {rest}" if rest else "")
 
 
 def _summary(entry: Entry) -> str:

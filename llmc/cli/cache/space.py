@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from llmc.buckets.render.text import size_text
+from llmc.buckets.render.text import counted, size_text
 from llmc.cli.cache.common import (
     age_text,
     bundle_folder,
-    count_text,
     is_bundle,
     open_cache,
     print_json,
@@ -73,7 +72,7 @@ class CacheCollectCommand(Command):
         for line in summary(found, layout.root):
             echo(line)
         if left.folders:
-            folders = count_text(left.folders, "temporary folder", "temporary folders")
+            folders = counted(left.folders, "temporary folder")
             done = "would remove" if self.dry_run else "removed"
             echo(f"{done} {folders} of killed processes, {size_text(left.freed)}")
 
@@ -87,7 +86,7 @@ def did_something(found: Collection) -> bool:
 def summary(found: Collection, root: Path) -> list[str]:
     """Describe what a collection did, or would do."""
     counts = [
-        count_text(count, one, many)
+        counted(count, one, many)
         for count, one, many in (
             (found.entries, "entry", "entries"),
             (found.bundles, "bundle folder", "bundle folders"),

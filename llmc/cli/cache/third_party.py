@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmc.buckets.render.text import size_text
-from llmc.cli.cache.common import count_text, open_cache, print_json
+from llmc.buckets.render.text import counted, size_text
+from llmc.cli.cache.common import open_cache, print_json
 from llmc.cli.options import Command, argument, flag, store_flag, switch
 from llmc.cli.output import TransferProgress, echo, print_table
 from llmc.errors import ArtifactError, InputError
@@ -201,7 +201,7 @@ def _print_packed(cache: ThirdPartyCache, done: Packed, folder: Path, as_json: b
             "left_out": dict(done.left_out),
         })  # fmt: skip
         return
-    files = count_text(len(contents.files), "file", "files")
+    files = counted(len(contents.files), "file")
     new = "" if done.new else ", already in the store"
     echo(f"packed {cache.name} cache {folder}: {files}, {size_text(contents.size)}{new}")
     for unit, why in done.left_out.items():
@@ -244,5 +244,5 @@ def _print_unpacked(
         return
     size = size_text(contents.size)
     counts = [(done.placed, "new"), (done.replaced, "replaced"), (done.present, "there already"), (done.kept, "kept")]
-    reported = ", ".join(f"{count_text(len(units), 'part', 'parts')} {what}" for units, what in counts if units)
+    reported = ", ".join(f"{counted(len(units), 'part')} {what}" for units, what in counts if units)
     echo(f"unpacked {contents.cache} cache to {folder}: {size}; {reported}")

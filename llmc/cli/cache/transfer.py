@@ -9,10 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmc.buckets.render.text import size_text
+from llmc.buckets.render.text import counted, size_text
 from llmc.cli.cache.common import (
     bundle_folder,
-    count_text,
     is_bundle,
     open_cache,
     print_json,
@@ -198,7 +197,7 @@ class CacheExportCommand(Command):
         if self.as_json:
             print_json({"file": self.file, **done._asdict()})
             return
-        images, blobs = count_text(done.images, "image", "images"), count_text(done.blobs, "blob", "blobs")
+        images, blobs = counted(done.images, "image"), counted(done.blobs, "blob")
         text = f"exported {images} to {self.file}: {blobs}, {size_text(done.bytes)} in {done.seconds:.1f} s"
         echo(text, err=self.file == STREAM)
 
@@ -256,7 +255,7 @@ def _every_image(store: Store) -> list[Entry]:
     if not complete:
         raise InputError(f"no bundle in {store.root}; name bundle folders, or another --cache-dir")
     if len(complete) != len(found):
-        lost = count_text(len(found) - len(complete), "entry", "entries")
+        lost = counted(len(found) - len(complete), "entry", "entries")
         echo(f"llmc: left out {lost} whose blobs are missing or damaged; see `llmc cache verify`", err=True)
     return complete
 
@@ -322,13 +321,13 @@ def _finish(
         print_json(found)
     else:
         speed = f" ({size_text(report.bytes / report.seconds)}/s)" if report.bytes and report.seconds else ""
-        moved = f"{count_text(report.blobs, 'blob', 'blobs')}, {size_text(report.bytes)} moved"
-        there = f"{count_text(report.skipped_blobs, 'blob', 'blobs')}, {size_text(report.skipped_bytes)} were there"
-        entries = count_text(report.entries, "entry", "entries")
+        moved = f"{counted(report.blobs, 'blob')}, {size_text(report.bytes)} moved"
+        there = f"{counted(report.skipped_blobs, 'blob')}, {size_text(report.skipped_bytes)} were there"
+        entries = counted(report.entries, "entry", "entries")
         echo(f"{done} {entries} {way} {location}: {moved} in {report.seconds:.1f} s{speed}; {there}")
         if folder is not None:
             echo(f"bundle: {folder}")
     if report.refused:
         shown = "; ".join(f"{item.name}: {item.reason}" for item in report.refused[:SHOWN])
         more = f"; and {len(report.refused) - SHOWN} more" if len(report.refused) > SHOWN else ""
-        raise ArtifactError(f"{count_text(len(report.refused), 'entry', 'entries')} not {done}: {shown}{more}")
+        raise ArtifactError(f"{counted(len(report.refused), 'entry', 'entries')} not {done}: {shown}{more}")

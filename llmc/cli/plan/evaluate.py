@@ -12,7 +12,7 @@ from llmc.cli import output as output_bars
 from llmc.cli.options import argument, flag, switch
 from llmc.cli.output import echo
 from llmc.cli.plan.make import draw_to
-from llmc.cli.plan.servers import ServerFlags
+from llmc.cli.plan.servers import ServerFlags, command_line
 from llmc.cli.planning import traffic_of
 from llmc.errors import InputError
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from llmc.buckets.evaluation.replay import Evaluation
     from llmc.buckets.traffic.length_histogram import End
     from llmc.buckets.traffic.source import Traffic
+    from llmc.integrations.base import Demands
+    from llmc.integrations.evaluation import ServerEvaluation
     from llmc.integrations.observed import ObservedSteps
 
 
@@ -28,7 +30,8 @@ class PlanEvaluateCommand(ServerFlags):
     """Replay recorded requests on one or more plans and compare padding, bucket usage and uncovered steps.
 
     With --server, configurations of another server are judged by its own rules: its filters, its bucket lookup, and
-    what it does with a step that no graph covers.
+    what it does with a step that no graph covers. They are also judged on shifts of the traffic: longer, shorter,
+    closer and random.
 
     \b
     Example:
@@ -112,11 +115,13 @@ class PlanEvaluateCommand(ServerFlags):
 
     def _of_server(self, sources: list[str]) -> None:
         """Judge every configuration on the steps that its own limits and settings make of the traffic."""
+        from llmc.buckets.traffic.step_time import AssumedStepTime
         from llmc.files import write_text
         from llmc.integrations import report
         from llmc.integrations.base import Export, Setup
         from llmc.integrations.evaluation import evaluate as judge
         from llmc.integrations.report import Findings, page
+        from llmc.integrations.shifts import shifted
         from llmc.integrations.tune import ends
 
         server = self.model()
@@ -137,22 +142,30 @@ class PlanEvaluateCommand(ServerFlags):
         seen: dict[str, ObservedSteps] = {}
         cost = self.cost(server)
         found = []
+        others: dict[str, list[tuple[str, ServerEvaluation]]] = {}
+        shifts: dict[str, dict[str, Demands]] = {}
         for name, setup, lists in judged:
             if (key := repr(setup)) not in seen:
                 seen[key] = self.observe(server, setup, "judge the configurations")
+                shifts[key] = shifted(server, setup, seen[key].requests, AssumedStepTime())
             observed = seen[key]
+            for shift, demands in shifts[key].items():
+                others.setdefault(shift, []).append((name, judge(server, setup, lists, demands, cost)))
             found.append((name, judge(server, setup, lists, observed.demands, cost)))
             notes += [*observed.notes, *report.ranges(found[-1:], ends(server, setup, {name: lists}, observed))]
         notes = list(dict.fromkeys(notes))
         same = {name: value for name, value in setups[0].own.items() if all(one.own[name] == value for one in setups)}
         setup = Setup(setups[0].limits, same)
         if self.plot is not None:
-            write_text(self.plot, page(Findings(server, setup, found, Export(), notes)), "report")
+            origin = report.origin(server, observed.facts, command_line())
+            write_text(self.plot, page(Findings(server, setup, found, Export(), notes, origin, others)), "report")
             echo(f"wrote {self.plot}", err=True)
         if self.as_json:
             echo(json.dumps({"server": server.name, "configurations": {name: one.to_dict() for name, one in found},
+                                   "other_traffic": report.others_json(others),
                                    "traffic": dict(observed.counts), "notes": notes}))  # fmt: skip
             return
         for note in notes:
             echo(note, err=True)
         echo(report.comparison(found), nl=False)
+        echo("\n" + report.others_text(others), nl=False)

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from llmc.cli import output
 from llmc.cli.options import Command, argument, clip_flag, fields_flag, flag, rate_flag, switch, traffic_format_flag
-from llmc.cli.output import ReadingProgress, close_bars, echo
+from llmc.cli.output import ReadingProgress, StepProgress, close_bars, echo
 from llmc.cli.planning import not_a_file
 from llmc.cli.quantities import duration, fraction, rate, size
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from llmc.buckets.plan import Fact
     from llmc.integrations.base import BucketRules, Demands, GraphCost, Setup
     from llmc.integrations.configuration import Configuration
     from llmc.integrations.evaluation import ServerEvaluation
-    from llmc.integrations.observed import ObservedSteps
+    from llmc.integrations.observed import ObservedSteps, TrafficSource
     from llmc.integrations.settings import Value
 
 
@@ -103,22 +110,27 @@ class ServerFlags(Command):
             size=server.cost.size if held is None else held,
         )
 
-    def observe(self, server: BucketRules, setup: Setup, then: str, path: str | None = None) -> ObservedSteps:
-        """The steps for the traffic in `path`, else --traffic. Its progress bar ends with `then`, the next activity."""
+    def recorded(self, then: str, path: str | None = None) -> TrafficSource:
+        """The traffic in `path`, else --traffic. Its progress bar ends with `then`, the next activity."""
         from llmc.buckets.traffic.formats.fields import parse
         from llmc.buckets.traffic.formats.prometheus.live import is_url
-        from llmc.integrations.observed import TrafficSource, observe
+        from llmc.integrations.observed import TrafficSource
 
         path = path or self.traffic
         if path is None:
             raise InputError("name the recorded requests with --traffic FILE")
         if is_url(path):
             raise InputError(not_a_file(path))
-        source = TrafficSource(
+        return TrafficSource(
             path, rate("--arrival-rate", self.arrival_rate), self.clip, self.traffic_format,
             None if self.fields is None else parse(self.fields), ReadingProgress(f"replay {path}", then),
         )  # fmt: skip
-        found = observe(server, setup, source)
+
+    def observe(self, server: BucketRules, setup: Setup, then: str, path: str | None = None) -> ObservedSteps:
+        """The steps for the traffic of `recorded`."""
+        from llmc.integrations.observed import observe
+
+        found = observe(server, setup, self.recorded(then, path))
         close_bars()
         return found
 
@@ -157,8 +169,10 @@ class PlanExportCommand(ServerFlags):
         given = server.export(loaded.setup, loaded.lists)
         found: list[tuple[str, ServerEvaluation]] = []
         demands: Demands = {}
+        facts: Mapping[str, Fact] = {}
         if self.traffic is not None:
-            demands = self.observe(server, loaded.setup, "judge the plan").demands
+            observed = self.observe(server, loaded.setup, "judge the plan")
+            demands, facts = observed.demands, observed.facts
         for name, lists in ((report.OWN, server.default(loaded.setup)), ("exported", accepted.lists)):
             found.append((name, evaluate(server, loaded.setup, lists, demands, self.cost(server))))
         if uncovered := report.uncovered(found[-1][1]):
@@ -167,9 +181,9 @@ class PlanExportCommand(ServerFlags):
             )
         notes = report.accepted(self.source, accepted)
         if self.output is not None:
-            names = write_folder(
-                self.output, given, server.name, page(Findings(server, loaded.setup, found, given, notes))
-            )
+            origin = report.origin(server, facts, command_line())
+            text = page(Findings(server, loaded.setup, found, given, notes, origin))
+            names = write_folder(self.output, given, server.name, text, [": ".join(one) for one in origin])
             echo(f"wrote {', '.join(names)} to {self.output}", err=True)
         if self.as_json:
             echo(json.dumps({"environment": dict(given.environment), "arguments": list(given.arguments),
@@ -220,7 +234,8 @@ TUNED = "tuned"
 class PlanTuneCommand(ServerFlags):
     """Choose the graphs that pad recorded requests least, by another server's own rules, and write its configuration.
 
-    By default it uses as many graphs as the server would prepare by itself.
+    By default it uses as many graphs as the server would prepare by itself. The report also says how much both pad on
+    the half of the traffic that a plan did not see, and on shifts of it: longer, shorter, closer and random.
 
     \b
     Example:
@@ -232,6 +247,11 @@ class PlanTuneCommand(ServerFlags):
     max_warmup: str | None = flag(None, "T", "Longest warm-up, e.g. 10m.")
     max_graph_memory: str | None = flag(None, "SIZE", "Most memory for all graphs, e.g. 8GiB.")
     judge: str | None = flag(None, "FILE", "Other recorded requests, to also judge both configurations on.")
+    hedge: str | None = flag(
+        None, "SHARE",
+        "Weight of other traffic in the plan, 0 to below 1. Default: enough to pad no shift of this traffic more than "
+        "the server's own graphs do, for at most 2 points.",
+    )  # fmt: skip
     output: Path | None = flag(None, "DIR", "Write the configuration here (llmc plan export).", names="--output -o")
     save: Path | None = flag(None, "FILE", "Write the plan here, as JSON.")
     as_json: bool = switch("--json", "Print JSON instead of the report.")
@@ -241,8 +261,7 @@ class PlanTuneCommand(ServerFlags):
         from llmc.integrations.configuration import as_text, write_folder
         from llmc.integrations.evaluation import evaluate
         from llmc.integrations.report import Findings, page
-        from llmc.integrations.tune import ServerBudget, ends
-        from llmc.integrations.tune import tune as choose
+        from llmc.integrations.tune import HEDGES, ServerBudget, ends, tune_on
 
         server = self.model()
         setup, cost = self.setup(server), self.cost(server)
@@ -251,37 +270,68 @@ class PlanTuneCommand(ServerFlags):
             duration("--max-warmup", self.max_warmup),
             size("--max-graph-memory", self.max_graph_memory),
         )
+        hedge = fraction("--hedge", self.hedge)
         observed = self.observe(server, setup, "choose graphs")
-        tuned = choose(server, setup, observed.demands, budget, cost, facts=observed.facts)
+        with StepProgress("choose graphs", hidden=not sys.stderr.isatty(), after=2.0) as progress:
+            steps, most = count(), 2 * (HEDGES if hedge is None else 2)
+            tuned = tune_on(server, setup, self.recorded("judge on the rest"), observed, budget, cost, hedge,
+                            lambda: progress("choose graphs", min(next(steps), most), most))  # fmt: skip
+        close_bars()
         plan = tuned.plan
         found = [(report.OWN, tuned.default), (TUNED, tuned.chosen)]
+        others = {f"{name} (held out)": _named(pair) for name, pair in tuned.held_out.items()}
+        others |= {name: _named(pair) for name, pair in tuned.shifts.items()}
         notes = [
             *observed.notes,
             *report.ranges(found, ends(server, setup, {report.OWN: tuned.default_lists, TUNED: plan.lists}, observed)),
+            *report.hedge_text(tuned),
         ]
         if self.judge is not None:
             other = self.observe(server, setup, "judge", self.judge)
-            for name, lists in ((report.OWN, tuned.default_lists), (TUNED, plan.lists)):
-                found.append(
-                    (f"{name}, on {Path(self.judge).name}", evaluate(server, setup, lists, other.demands, cost))
-                )
+            others = {Path(self.judge).name: [
+                (name, evaluate(server, setup, lists, other.demands, cost))
+                for name, lists in ((report.OWN, tuned.default_lists), (TUNED, plan.lists))
+            ], **others}  # fmt: skip
         given = server.export(setup, plan.lists)
         if self.save is not None:
             plan.save(self.save)
             echo(f"wrote {self.save}", err=True)
         if self.output is not None:
-            names = write_folder(self.output, given, server.name, page(Findings(server, setup, found, given, notes)))
+            origin = report.origin(server, observed.facts, command_line())
+            text = page(Findings(server, setup, found, given, notes, origin, others))
+            names = write_folder(self.output, given, server.name, text, [": ".join(one) for one in origin])
             echo(f"wrote {', '.join(names)} to {self.output}", err=True)
         if self.as_json:
-            echo(json.dumps({"plan": plan.to_dict(), "configurations": {name: one.to_dict() for name, one in found},
-                                   "environment": dict(given.environment), "arguments": list(given.arguments),
-                                   "files": dict(given.files), "notes": notes}))  # fmt: skip
+            echo(json.dumps({
+                "plan": plan.to_dict(), "configurations": {name: one.to_dict() for name, one in found},
+                "other_traffic": report.others_json(others),
+                "hedge": {"weights": tuned.weights, "price": tuned.price, "worse": tuned.worse},
+                "environment": dict(given.environment), "arguments": list(given.arguments),
+                "files": dict(given.files), "notes": notes,
+            }))  # fmt: skip
             return
         for note in notes:
             echo(note, err=True)
         echo(report.comparison(found), nl=False)
+        echo("\n" + report.others_text(others), nl=False)
         if self.output is None:
             echo("\n" + as_text(given), nl=False)
+
+
+def _named(pair: tuple[ServerEvaluation, ServerEvaluation]) -> list[tuple[str, ServerEvaluation]]:
+    from llmc.integrations import report
+
+    return list(zip((report.OWN, TUNED), pair, strict=True))
+
+
+def command_line() -> str:
+    """The command line, its absolute paths without their folders."""
+
+    def shown(word: str) -> str:
+        flag, equals, value = word.rpartition("=")
+        return f"{flag}{equals}{Path(value).name}" if value.startswith("/") else word
+
+    return shlex.join(["llmc", *map(shown, output.command)])
 
 
 DRIFTED = 4

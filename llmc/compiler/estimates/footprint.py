@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.cost.bench import Bench
 from llmc.buckets.limits import Limits
-from llmc.buckets.render.text import table
+from llmc.buckets.render.text import counted, table
 from llmc.compiler.architectures.shared.architectures import size_of
 from llmc.compiler.architectures.shared.size import Weights
 from llmc.compiler.checkpoint import DEMO, Checkpoint, open_checkpoint, read_config
@@ -208,7 +208,7 @@ class Footprint:
                 "executables",
                 self.executables(buckets),
                 "executables",
-                f"{len(buckets)} buckets; fixed on this device: "
+                f"{counted(len(buckets), 'bucket')}; fixed on this device: "
                 f"{', '.join(self._target.fixes(self._options).dims) or 'none, one executable runs every shape'}",
             ),
             self.compile_time(buckets),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
@@ -32,9 +31,9 @@ def exported(name: str, plan: Plan, limits: Limits | None = None) -> Export | No
         return None
 
 
-def server_files(name: str, folder: Path, found: Export | None) -> Mapping[str, str]:
-    """Return the texts of an export by file name, for files in `folder`; {} without an export."""
-    return {} if found is None else texts_for(folder, found, name)
+def server_files(name: str, found: Export | None) -> Mapping[str, str]:
+    """Return the texts of an export by file name; {} without an export."""
+    return {} if found is None else texts_for(found, name)
 
 
 def rendered(package: str, names: Sequence[str], values: Mapping[str, str]) -> dict[str, str]:

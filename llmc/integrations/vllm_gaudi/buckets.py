@@ -95,6 +95,10 @@ class VllmGaudi(BucketRules):
     def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[GraphDemand]:
         return demands.count(GaudiView.of(setup), chunked_steps(requests, setup.limits, step_time))
 
+    def uniform(self, setup: Setup, own: Lists) -> Iterator[GraphDemand]:
+        """Yield decode steps of each number of sequences, and prompts of each length, with contexts evenly spaced."""
+        return demands.uniform(GaudiView.of(setup), max(shape[2] for shape in own[DECODE]))
+
     def finder(self, setup: Setup, family: str, shapes: Sequence[Shape]) -> Finder:
         return Lookup(GaudiView.of(setup), family, shapes)
 

@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.buckets.traffic.chunked_schedule import Chunk, MixedSteps
-from llmc.integrations.base import GraphDemand, Shape
+from llmc.integrations.base import GraphDemand, Shape, spaced
 from llmc.integrations.vllm_gaudi.config import DECODE, PROMPT, GaudiView
+from llmc.integrations.vllm_gaudi.proposal import work
 
 MOST_MOVES = 512
 """Most blocks that one pass of the defragmenter moves."""
@@ -166,6 +167,37 @@ def count(view: GaudiView, steps: Iterable[MixedSteps]) -> Iterator[GraphDemand]
     for batch, context, number in decodes.counted():
         needed = context if view.contiguous else context * rows
         yield GraphDemand(DECODE, (batch * rows, 1, needed), number, number * (batch * rows + needed))
+
+
+MOST_BATCHES, MOST_LENGTHS, MOST_CONTEXTS = 64, 64, 64
+"""Most batches, prompt lengths and contexts of uniform steps."""
+
+
+def uniform(view: GaudiView, most_blocks: int) -> Iterator[GraphDemand]:
+    """Yield uniform steps: every batch and prompt length equally often, and with each every number of blocks that it
+    can have; a decode step has at most `most_blocks`.
+    """
+    rows = 1 + view.drafts
+    for batch in spaced(view.seqs, MOST_BATCHES):
+        least = 1 if view.contiguous else batch
+        top = most_blocks if view.contiguous else min(batch * view.blocks_each, most_blocks // rows)
+        contexts = [least - 1 + number for number in spaced(top - least + 1, MOST_CONTEXTS)]
+        for context in contexts:
+            needed = context if view.contiguous else context * rows
+            yield _once(DECODE, (batch * rows, 1, needed), len(contexts))
+    for batch in range(1, min(view.prefill, view.seqs) + 1):
+        for query in spaced(min(view.longest_prompt, view.tokens // batch), MOST_LENGTHS):
+            contexts = [0]
+            if batch == 1:
+                contexts += spaced(-(-(view.longest_prompt - query) // view.block), MOST_CONTEXTS)
+            for context in contexts:
+                yield _once(PROMPT, (batch, query, context), len(contexts))
+
+
+def _once(family: str, shape: Shape, of: int) -> GraphDemand:
+    """A step of `shape` as one of `of` that together count as often as those of another batch or length."""
+    steps = -(-MOST_CONTEXTS // of)
+    return GraphDemand(family, shape, steps, steps * work(family, shape))
 
 
 def groups(view: GaudiView, chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
@@ -21,6 +22,12 @@ from llmc.integrations.vllm_gaudi import sizes
 from llmc.integrations.vllm_gaudi.config import CLAMP, DECODE, PROMPT, GaudiView
 
 Floats = NDArray[np.float64]
+Tables = tuple[Floats, NDArray[np.int64]]
+
+AHEAD = 32
+"""Tables are made for multiples of this many points."""
+MOST_IN_ROW = 40
+"""Columns that a row may have in any case; with few rows it may have four times its share of all points."""
 
 NEVER = 1e15
 """Cost of points that must not be chosen: above any sum of real costs, and finite, so that its products are not NaN."""
@@ -40,6 +47,7 @@ class StepGrid:
     weights: Floats
     costs: Floats
     full: bool = False
+    _known: list[Tables] = field(default_factory=list, init=False, repr=False)
 
     def solve(self, most: int) -> list[tuple[int, int]]:
         """Return at most `most` points of least total cost, as (row, column), ascending.
@@ -48,8 +56,23 @@ class StepGrid:
         of E_{k−j}(a) + C_j(a, b), with C_j(a, b) the cost of j columns for the steps of the rows above a up to b, all
         in row b. Exact, and O(rows² · columns² · most).
         """
+        rows = len(self.weights)
+        best, sources = self._tables(most)
+        count, end = int(np.argmin(best[rows, : most + 1])), rows
+        points: list[tuple[int, int]] = []
+        while end:
+            start, used = sources[end, count].tolist()
+            points += [(end - 1, column) for column in self._columns(start, end - 1, used)]
+            count, end = count - used, start
+        return sorted(points)
+
+    def _tables(self, most: int) -> Tables:
+        """E_k(b), and the (a, j) that it is reached from, for k up to `most` or more; smaller numbers use them too."""
+        if self._known and self._known[0][0].shape[1] > most:
+            return self._known[0]
+        most = -(-most // AHEAD) * AHEAD
         rows, columns = self.weights.shape
-        layers = min(most, columns)
+        layers = min(most, columns, max(MOST_IN_ROW, 4 * most // rows))
         best = np.full((rows + 1, most + 1), NEVER)
         best[0] = 0.0
         sources = np.zeros((rows + 1, most + 1, 2), np.int64)
@@ -61,13 +84,8 @@ class StepGrid:
                     better = np.flatnonzero(reached < best[end + 1, count:])
                     best[end + 1, count + better] = reached[better]
                     sources[end + 1, count + better] = start, count
-        count, end = int(np.argmin(best[rows])), rows
-        points: list[tuple[int, int]] = []
-        while end:
-            start, used = sources[end, count].tolist()
-            points += [(end - 1, column) for column in self._columns(start, end - 1, used)]
-            count, end = count - used, start
-        return sorted(points)
+        self._known[:] = [(best, sources)]
+        return best, sources
 
     def _prefixes(self, end: int, start: int | None = None) -> Floats:
         """[starts, columns + 1]: cumulated weights of the rows start … `end`, for each start up to `end` or for one."""
@@ -120,7 +138,7 @@ class StepGrid:
 
 Ints = NDArray[np.int64]
 
-ROWS, COLUMNS = 24, 56
+ROWS, COLUMNS = 16, 120
 """Most values of each of the two numbers that are chosen from: quantiles of the steps where there are more."""
 
 ROUNDS = 40
@@ -156,7 +174,18 @@ def grid(
     weights = np.zeros(costs.shape)
     for (row, column), number in steps.items():
         weights[bisect_left(rows, row), bisect_left(columns, column)] += number
-    return [(rows[row], columns[column]) for row, column in StepGrid(weights, costs, full).solve(most)]
+    found = _known_grid(weights.tobytes(), costs.tobytes(), len(rows), full).solve(most)
+    return [(rows[row], columns[column]) for row, column in found]
+
+
+@lru_cache(maxsize=8)
+def _known_grid(weights: bytes, costs: bytes, rows: int, full: bool) -> StepGrid:
+    """The grid of these float64 values. Proposals of several sizes for the same steps share its tables."""
+
+    def shaped(values: bytes) -> Floats:
+        return np.frombuffer(values, np.float64).reshape(rows, -1)
+
+    return StepGrid(shaped(weights), shaped(costs), full)
 
 
 def rounded(demands: Mapping[Shape, GraphDemand], axes: Sequence[Sequence[int]]) -> dict[Shape, float]:

@@ -106,7 +106,7 @@ def test_a_bench_is_a_table_of_bounded_length(plan: Plan, monkeypatch: pytest.Mo
     rows = Rows(text).rows
     first = bench.measurements[0].bucket
     assert rows[1][-2:] == ["250.00", f"{first.tokens * 4}"] and len(rows) == 4
-    assert f"{len(plan.buckets) - 3} more are left out" in text and "interrupted: 1 buckets" in text
+    assert f"{len(plan.buckets) - 3} more are left out" in text and "interrupted: 1 bucket " in text
 
 
 def test_all_text_is_escaped() -> None:

@@ -265,7 +265,7 @@ def test_no_list_of_its_length_pads_less_than_a_proposal(counts: dict[int, int],
 
 def test_a_proposal_reaches_as_far_as_its_own_list_and_has_the_largest_decode_step() -> None:
     assert VLLM.propose(setup(100), {}, {"tokens": 9}) == {"tokens": ((100,), (200,))}
-    with pytest.raises(InputError, match="at most 1 graphs, but at least 2 are needed: 100, 200"):
+    with pytest.raises(InputError, match="at most 1 graph, but at least 2 are needed: 100, 200"):
         VLLM.propose(setup(100), {}, {"tokens": 1})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from llmc.buckets.render.text import counted
 from llmc.buckets.traffic.formats.base import Fields, Found, FoundRows, Head, Location, RequestFormat
 from llmc.buckets.traffic.formats.objects import objects, time, tokens
 from llmc.buckets.traffic.rows import SPELLINGS, Rows
@@ -42,7 +43,7 @@ class OpenAIUsage(RequestFormat):
 
 def _found(location: Location, lines: Iterator[str]) -> Iterator[Found]:
     read = reported = 0
-    location.notes = lambda: [f"{read - reported} lines without usage were left out"] if reported < read else []
+    location.notes = lambda: [f"left out: {counted(read - reported, 'line')} without usage"] if reported < read else []
     for record in objects(location, lines):
         read += 1
         found = _usage(record)

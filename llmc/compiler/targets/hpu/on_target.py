@@ -56,7 +56,7 @@ LONGEST_NAME = 63
 
 def host_files(folder: Path, bundle: Path, plan: Plan) -> Mapping[str, str]:
     """Return the texts by file name, for files in `folder`."""
-    return {**server_files(SERVER, folder, exported(SERVER, plan)), **_jobs(bundle)}
+    return {**server_files(SERVER, exported(SERVER, plan)), **_jobs(bundle)}
 
 
 def _jobs(bundle: Path) -> Mapping[str, str]:

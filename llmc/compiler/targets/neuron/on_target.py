@@ -150,7 +150,7 @@ def host_files(folder: Path, plan: Plan, chip: str, framework: str | None) -> Ma
         logger().warning("no bucket file for %s: %s", name, error)
         return {}
     found = exported(name, plan, limits)
-    texts = dict(server_files(name, folder, found))
+    texts = dict(server_files(name, found))
     if found is None or name == PREDECESSOR:
         return texts
     values = {"chip": chip, "arguments": repr(json.dumps(keywords(found.arguments)))}

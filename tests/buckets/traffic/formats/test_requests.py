@@ -86,7 +86,7 @@ class TestUsage:
         )
         trace = Trace(written(tmp_path, "log", text))
         assert list(trace) == [TrafficRequest(0, 9, 2, 4), TrafficRequest(1, 8, 3), TrafficRequest(2.5, 9, 5, 6)]
-        assert trace.notes() == ["1 lines without usage were left out"]
+        assert trace.notes() == ["left out: 1 line without usage"]
         assert trace.start is not None and trace.start == (1700000000.0, "utc")
 
     def test_no_usage_is_a_log_without_lengths(self, tmp_path):
