@@ -3,21 +3,22 @@
     python benchmarks/servers.py FOLDER [--server NAME…] [--at-once] [-o servers.json]
 
 FOLDER holds AzureLLMInferenceTrace_conv.csv and AzureLLMInferenceTrace_code.csv (Azure Public Dataset, CC BY 4.0).
-Lists are proposed for the first half of a trace and judged on the second. "ratio" is the padded work (padded minus
-real) of a list with as many graphs as the server's own, over that of its own; "half" is that with half of the graphs;
-"as few" the least share of the graphs with which a list pads no more than the server's own; of a server with one
-family, which may have several graphs for a shape, the share of those graphs. Seconds are of one proposal for a half,
-from its requests to the lists.
+Lists are made from the first half of a trace and judged on the second. Paddings are of the server's own lists; of
+`llmc plan tune`'s with as many graphs; of those for the traffic alone (--hedge 0); and of those with half of the
+graphs. "Worst shift" is the most points by which tuned lists pad a shift of the first half more than the server's own
+lists do, negative where they pad each less. "As few" is the least share of the graphs with which a list for the
+traffic alone pads no more than the server's own; of a server with one family, which may have several graphs for a
+shape, the share of those graphs. Seconds are of tuning, from the requests of a half to the lists.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from llmc.buckets.traffic.admission import Admission
 from llmc.buckets.traffic.events import TrafficRequest
@@ -28,6 +29,7 @@ from llmc.integrations import bucket_rules
 from llmc.integrations.base import BucketRules, Demands, Lists, Setup, collect
 from llmc.integrations.evaluation import evaluate
 from llmc.integrations.settings import Value, complete
+from llmc.integrations.shifts import shifted
 from llmc.integrations.tune import ServerBudget, tune
 
 AT_8192 = {"max_model_len": 8192, "max_num_batched_tokens": 8192}
@@ -73,13 +75,6 @@ def proposed(server: BucketRules, setup: Setup, demands: Demands, most: Mapping[
     return server.accept(setup, server.propose(setup, demands, most)).lists
 
 
-def sharing(server: BucketRules, setup: Setup, own: Lists, plan: Demands, share: float) -> Lists:
-    """Proposed lists with `share` of the graphs of `own`: of each family, or of all where there is one alone."""
-    if len(own) == 1:
-        return tune(server, setup, plan, ServerBudget(graphs=int(server.graphs(setup, own) * share))).plan.lists
-    return proposed(server, setup, plan, {name: max(1, int(len(shapes) * share)) for name, shapes in own.items()})
-
-
 def fewest(
     server: BucketRules, setup: Setup, family: str, own: Lists, plan: Demands, judge: Demands, bound: int
 ) -> float:
@@ -103,7 +98,7 @@ def fewest(
 
 def compare(
     trace: Path, name: str, limits: Mapping[str, int], given: Mapping[str, Value], *, at_once: bool
-) -> list[dict[str, object]]:
+) -> list[dict[str, Any]]:
     """A row for each family of the server."""
     server = bucket_rules(name)
     setup = Setup(server.limits(limits), complete(server.settings, given))
@@ -112,11 +107,15 @@ def compare(
     counts = {family: len(shapes) for family, shapes in own.items()}
     began = time.perf_counter()
     plan = collect(server.demands(setup, first, AssumedStepTime()))
-    equal = sharing(server, setup, own, plan, 1)
+    shifts = shifted(server, setup, first, AssumedStepTime())
+    tuned = tune(server, setup, plan, ServerBudget(), shifts=shifts)
     seconds = time.perf_counter() - began
-    few = sharing(server, setup, own, plan, 0.5)
+    alone = tune(server, setup, plan, ServerBudget())
+    few = tune(server, setup, plan, ServerBudget(graphs=max(1, tuned.default.graphs // 2)), shifts=shifts)
     judge = collect(server.demands(setup, second, AssumedStepTime()))
-    by_own, by_equal, by_few = (padding(server, setup, lists, judge) for lists in (own, equal, few))
+    by_own, by_tuned, by_alone, by_few = (
+        padding(server, setup, lists, judge) for lists in (own, *(one.plan.lists for one in (tuned, alone, few)))
+    )
     rows = []
     for family in server.families:
         if not by_own[family.name][1]:
@@ -126,11 +125,15 @@ def compare(
             {
                 "server": name, "trace": trace.stem.rpartition("_")[2], "max_num_seqs": setup.limits.max_num_seqs,
                 "settings": dict(given), "family": family.name, "unit": family.unit, "graphs": counts[family.name],
-                "own_padding": pads / real, "padding": by_equal[family.name][0] / real,
-                "ratio": by_equal[family.name][0] / pads if pads else math.nan,
-                "half": by_few[family.name][0] / pads if pads else math.nan,
+                "own_padding": pads / real,
+                **{name: found[family.name][0] / real
+                   for name, found in (("padding", by_tuned), ("alone", by_alone), ("half", by_few))},
+                "worst_shift": 100 * max(
+                    ((chosen.padding[family.name] or 0.0) - (before.padding[family.name] or 0.0)
+                     for before, chosen in tuned.shifts.values())
+                ),
                 "as_few": fewest(server, setup, family.name, own, plan, judge, pads),
-                "own_missed": missed, "missed": by_equal[family.name][2], "seconds": seconds,
+                "own_missed": missed, "missed": by_tuned[family.name][2], "seconds": seconds,
             }
         )  # fmt: skip
     return rows
@@ -143,10 +146,10 @@ def main() -> None:
     parser.add_argument("--at-once", action="store_true", help="all requests at time 0, not at the trace's own times")
     parser.add_argument("-o", "--output", type=Path)
     arguments = parser.parse_args()
-    rows: list[dict[str, object]] = []
-    print("| server | settings | trace | max_num_seqs | family | graphs | its own padding | proposed | ratio | half | "
-          "as few | missed | s |")  # fmt: skip
-    print("|---|---|---|---|---|---|---|---|---|---|---|---|---|")
+    rows: list[dict[str, Any]] = []
+    print("| server | settings | trace | max_num_seqs | family | graphs | its own padding | tuned | for the traffic "
+          "alone | half of the graphs | worst shift, points | as few | missed | s |")  # fmt: skip
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|")
     for name, limits, given in CASES:
         if arguments.server and name not in arguments.server:
             continue
@@ -157,8 +160,8 @@ def main() -> None:
                 rows.append(row)
                 print(
                     f"| {name} | {words} | {trace} | {row['max_num_seqs']} | {row['family']} | {row['graphs']} "
-                    f"| {row['own_padding']:.1%} | {row['padding']:.1%} | {row['ratio']:.2f} | {row['half']:.2f} "
-                    f"| {row['as_few']:.2f} | {row['missed']} | {row['seconds']:.1f} |",
+                    f"| {row['own_padding']:.1%} | {row['padding']:.1%} | {row['alone']:.1%} | {row['half']:.1%} "
+                    f"| {row['worst_shift']:.1f} | {row['as_few']:.2f} | {row['missed']} | {row['seconds']:.1f} |",
                     flush=True,
                 )
     if arguments.output:

@@ -55,7 +55,8 @@ def did_you_mean(name: str, known: Iterable[str], others: Mapping[str, str] | No
     from difflib import get_close_matches
 
     called = {n.lower(): n for n in known} | dict(others or {})
-    near = get_close_matches(name.lower(), called, n=1, cutoff=0.65)
+    begun = [one for one in called if len(name) > 2 and one.startswith(f"{name.lower()}-")]
+    near = begun if len(begun) == 1 else get_close_matches(name.lower(), called, n=1, cutoff=0.65)
     return f"; did you mean {called[near[0]]!r}?" if near else ""
 
 

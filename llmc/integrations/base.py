@@ -176,12 +176,13 @@ class GraphCost:
 class Export:
     """Lists in a server's own form: variables, flags with their values, and complete files by name.
 
-    Files other than .json may begin with comments: lines that begin with #.
+    Files other than .json may begin with comments: lines that begin with #. `notes` explain values that look wrong.
     """
 
     environment: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 class NextAbove:

@@ -291,6 +291,7 @@ def texts_for(given: Export, name: str, notes: Sequence[str] = ()) -> dict[str, 
 
     Values name the server's own files by their paths in the folder, and in Kubernetes by their mount paths.
     """
+    notes = [*notes, *given.notes]
     named = [file for file in given.files if file in {*given.environment.values(), *map(_value, given.arguments)}]
     started = [f"{' and '.join(named)}: found from the folder in which the server starts"] if named else []
     return {

@@ -50,7 +50,7 @@ def origin(server: BucketRules, facts: Mapping[str, Fact], command: str = "") ->
 
     `facts` are those of observed traffic, empty without traffic; `command` is the command line.
     """
-    found = [("written by", f"llmc {__version__}, for {server.title} ({server.name})")]
+    found = [("written by", f"llmc {__version__}, for {server.title} (--server {server.name})")]
     if "traffic" in facts:
         unit = "requests" if "requests" in facts else "steps"
         period = f", {facts['period']}" if "period" in facts else ""

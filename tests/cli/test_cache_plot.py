@@ -60,8 +60,7 @@ def test_a_page_reports_of_bundles_entries_and_pins(llmc: Llmc, bundle: Path) ->
     pinned = llmc("cache", "pin", bundle, "--json").json["pins"][0]["key"].removeprefix("sha256:")
     ran = llmc("cache", "ls", "--plot", "store.html")
     assert ran.err == "wrote store.html\n"
-    without_ages = re.compile(r"\d+ (s|min)\b *")
-    assert without_ages.sub("", ran.out) == without_ages.sub("", llmc("cache", "ls").out)
+    assert ran.out == ""
     text = Path("store.html").read_text()
     plan = read_manifest(bundle).provenance["plan"]
     for said in (

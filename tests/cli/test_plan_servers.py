@@ -51,6 +51,17 @@ def test_a_setting_is_spelled_as_in_python_or_as_a_flag(llmc: Llmc) -> None:
         assert found["plan"]["settings"]["num_speculative_tokens"] == 2
 
 
+def test_the_settings_of_a_server_are_listed(llmc: Llmc) -> None:
+    ran = llmc("plan", "tune", "--server", "vllm", "--set", "?")
+    assert ran.code == 0 and ran.out.startswith("--set NAME ") and not ran.err
+    assert "\nperformance_mode            --performance-mode " in ran.out
+
+
+def test_a_value_that_looks_wrong_is_explained_where_it_stands(llmc: Llmc) -> None:
+    llmc("plan", "tune", "--server", "tpu-inference", *VLLM[2:], *TRAFFIC, "-o", "tpu")
+    assert "\n# MIN_TOKEN_BUCKET is large on purpose: " in Path("tpu/environment").read_text()
+
+
 def test_tune_says_what_to_paste_and_judges_on_other_traffic(llmc: Llmc) -> None:
     ran = llmc("plan", "tune", *VLLM, *TRAFFIC, "--judge", SAMPLE)
     assert ran.code == 0
@@ -171,7 +182,9 @@ def test_the_longest_prompt_is_a_limit_of_its_own(llmc: Llmc) -> None:
         (["tune", "--server", "vllm", *TRAFFIC], "vllm needs max_model_len"),
         (["tune", *VLLM], "name the recorded requests with --traffic FILE"),
         (["tune", "--server", "tpu-inference", *VLLM[2:], *TRAFFIC, "--max-warmup", "1h"], "give --graph-seconds"),
-        (["tune", *VLLM, *TRAFFIC, "--set", "x=1"], "known: release (release): "),
+        (["tune", *VLLM, *TRAFFIC, "--set", "x=1"], "unknown setting of vllm 'x'; known: blackwell, "),
+        (["tune", *VLLM, *TRAFFIC, "--set", "cudagraph_mod=NONE"], "did you mean 'cudagraph_mode'?"),
+        (["tune", *VLLM, *TRAFFIC, "--set", "blackwell"], "--set blackwell has no value; write --set blackwell=VALUE"),
         (["tune", "--server", "sglang@0.5.9"], "llmc has the rules of only one release of sglang"),
         (["tune", "--server", "absent@1"], "unknown server 'absent'; known: "),
         (["tune", "--server", "vllm@new", *VLLM[2:], *TRAFFIC], "vllm: 'new' is not a release"),

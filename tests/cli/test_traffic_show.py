@@ -20,7 +20,7 @@ def test_requests_as_a_table(llmc: Llmc) -> None:
     assert ran.code == 0 and ran.err == ""
     assert ran.out.startswith("1,500 requests in 0:0")
     assert [line.split()[0] for line in ran.out.splitlines()[2:6]] == ["tokens", "prompt", "output", "together"]
-    assert "running at once: p50" in ran.out and "drift: prompts up to" in ran.out
+    assert "running at once: p50" in ran.out and "drift: in one part of the time, " in ran.out
 
 
 def test_requests_as_json(llmc: Llmc) -> None:

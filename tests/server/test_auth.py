@@ -71,6 +71,7 @@ def test_each_key_opens(keyless, key, form):
 @pytest.mark.parametrize("user", ["", "anyone"])
 def test_browsers_send_the_key_as_a_password(keyless, key, user):
     assert keyless.get("/dashboard", Authorization=basic(user, key)).status_code == 200
+    assert keyless.get("/", Authorization=basic(user, key)).headers["location"] == "/dashboard"
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,7 @@ def test_cells_are_reached_by_keyboard(built: Invented, open_page: Callable[...,
 def test_a_server_that_is_gone_is_noticed(built: Invented, site: Site, browser: Browser) -> None:
     built.serve("toy")
     page = browser.new_page()
-    page.goto(f"{site.url}/dashboard")
+    page.goto(site.url)
     expect(page.locator("#phase")).to_have_text("ready")
     site.stop()
     expect(page.locator("#phase")).to_have_text("no response")

@@ -25,7 +25,7 @@ class Chosen:
     `cost` is in the objective's unit. `bound` is a lower bound on the cost of every choice of as many buckets from the
     same candidates, for steps of the same batches; equal in one dimension. `padding` is (padded − real) / real in
     tokens, None when the traffic has no token in this phase. `ragged` is the part of it that buckets of exactly each
-    step's size would leave, since sequences of unequal length share steps. `steps` is the traffic's number of steps.
+    step's size would leave, since sequences of unequal length share steps.
     """
 
     buckets: tuple[Bucket, ...]
@@ -33,7 +33,6 @@ class Chosen:
     bound: float
     padding: float | None
     ragged: float
-    steps: float
 
     @property
     def added(self) -> float:
@@ -112,7 +111,7 @@ class PhaseProblem:
             buckets = tuple(Bucket(phase, *point) for point in choice.buckets)
             padded = _padded_tokens(demand.points, demand.weights, buckets, self.candidates.limits)
             padding = padded / real - 1 if real else None
-            found = Chosen(buckets, choice.cost, choice.bound, padding, ragged, steps)
+            found = Chosen(buckets, choice.cost, choice.bound, padding, ragged)
             yield graphs, ((choice.cost + price) / max(1.0, real), found)
 
 

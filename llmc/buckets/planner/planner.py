@@ -242,11 +242,11 @@ def choose(
                 "prompt buckets have context 0; give --prompt-context MIN,STEP,MAX to reuse it"
             )
             notes.append(Note("warning", text, "prompt"))
-    facts = {} if traffic is None else traffic.facts()
     for phase, choice in chosen.items():
         notes += _notes(phase, proposal, choice, budget, traffic is not None)
-        facts |= _facts(phase, choice)
-    return [*by_rule, *(bucket for choice in chosen.values() for bucket in choice.buckets)], notes, facts
+    whole = [*by_rule, *(bucket for choice in chosen.values() for bucket in choice.buckets)]
+    facts = {} if traffic is None else _judged(BucketSet(limits, tuple(whole)), traffic)
+    return whole, notes, facts | {f"{phase}_gap": round(choice.gap, 6) for phase, choice in chosen.items()}
 
 
 def open_problems(limits: Limits, proposal: Proposal, traffic: Traffic | None) -> dict[Phase, PhaseProblem]:
@@ -297,12 +297,4 @@ def _judged(plan: BucketSet, traffic: Traffic) -> dict[str, Fact]:
         if one.padding is not None and one.ragged_padding is not None:
             facts[f"{one.phase}_padding"] = round(one.padding, 6)
             facts[f"{one.phase}_ragged_padding"] = round(one.ragged_padding, 6)
-    return facts
-
-
-def _facts(phase: Phase, choice: Chosen) -> dict[str, Fact]:
-    facts: dict[str, Fact] = {f"{phase}_steps": int(choice.steps), f"{phase}_gap": round(choice.gap, 6)}
-    if choice.padding is not None:
-        facts[f"{phase}_padding"] = round(choice.padding, 6)
-        facts[f"{phase}_ragged_padding"] = round(choice.ragged, 6)
     return facts

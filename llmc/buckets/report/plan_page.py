@@ -43,6 +43,17 @@ def draw(
     page.write(path, title(views), plots(views, frontier), lambda: sections(views, frontier))
 
 
+DIGITS = 16
+"""Digits of a digest that a page shows."""
+
+
+def _fact(name: str, value: object) -> str:
+    """A fact as people read it: shares in percent, digests without most of their digits."""
+    if isinstance(value, float) and name.endswith(("_padding", "_gap")):
+        return percent(value)
+    return f"{value[:DIGITS]}…" if isinstance(value, str) and len(value) == 64 else str(value)
+
+
 MAX_DETAILED = 4
 """Most plans with plots of their own; further ones are only compared."""
 
@@ -114,9 +125,9 @@ def _evaluations(views: Sequence[PlanView]) -> tuple[tuple[tuple[str, bool], ...
 
 def _plan(view: PlanView) -> Section:
     plan = view.plan
-    facts = [("strategy", plan.provenance.strategy), ("digest", plan.digest())]
+    facts = [("strategy", plan.provenance.strategy), ("digest", _fact("digest", plan.digest()))]
     facts += [(name, f"{value:,}") for name, value in plan.limits.to_dict().items()]
-    facts += [(name, str(value)) for name, value in plan.provenance.facts.items()]
+    facts += [(name, _fact(name, value)) for name, value in plan.provenance.facts.items()]
     tables = [Table("Limits and origin", columns(("name", "value"), 2), [_printable(fact) for fact in facts])]
     dimensions = [_printable(row.cells()) for row in dimension_rows(plan)]
     tables.append(Table("Values", tuple((name, name == "number") for name in HEADER), dimensions))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SHOWN = 8
 """Most values of a dimension, and of unused buckets, that the text lists; longer lists show the first and the last."""
 
-HEADER = ("dimension", "values", "number", "min,step,max", "from")
+HEADER = ("dimension", "values", "number", "min,step,max", "limits from")
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def _expectation(plan: Plan) -> list[str]:
             continue
         line = f"expected {phase} padding {padding:.1%}"
         if isinstance(ragged, float | int) and ragged:
-            line += f", {ragged:.1%} of it by unequal lengths in one step"
+            line += f", {100 * ragged:.1f} points of it by unequal lengths in one step"
         line += f", over {facts[f'{phase}_steps']:,} steps"
         if isinstance(gap, float | int):
             line += "; the best choice there is" if gap < 0.0005 else f"; cost within {gap:.1%} of the best choice"
@@ -167,7 +167,7 @@ def _section(phase: PhaseEvaluation, hottest: int) -> list[str]:
         )
         if phase.ragged_padding:
             lines.append(
-                f"of it {percent(phase.ragged_padding)} by unequal lengths in one step, which no bucket avoids"
+                f"{100 * phase.ragged_padding:.1f} points of it by unequal lengths in one step, which no bucket avoids"
             )
         if phase.seconds is not None:
             lines.append(f"{phase.seconds:.1f} s by the bench")

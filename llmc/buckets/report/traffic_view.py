@@ -93,7 +93,10 @@ def profile_text(found: Profile) -> str:
         header = ("from", "requests", "a second", "prompt p50", "p90", "p99", "output p50", "p90", "p99")
         lines += ["", *table([header, *(_window_row(window) for window in windows)], range(9))]
         prompts, outputs = drift(windows)
-        lines += [f"drift: prompts up to {prompts:.0%} from the whole, outputs {outputs:.0%} (Kolmogorov distance)"]
+        lines += [
+            f"drift: in one part of the time, the share of prompts below some length differs by {100 * prompts:.0f} "
+            f"points from the whole, of outputs by {100 * outputs:.0f}"
+        ]
     return "\n".join(lines) + "\n"
 
 

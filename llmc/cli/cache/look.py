@@ -274,6 +274,8 @@ class CacheListCommand(Command):
 
             draw(self.plot, survey, Keyring.from_settings(Settings.from_environment()), _summary)
             echo(f"wrote {self.plot}", err=True)
+            if not self.as_json:
+                return
         listed = [one for one in survey.entries if self.kind in (None, one.entry.key.kind)]
         if self.as_json:
             print_json(

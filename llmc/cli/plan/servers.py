@@ -14,10 +14,10 @@ import typer
 
 from llmc.cli import output
 from llmc.cli.options import Command, argument, clip_flag, fields_flag, flag, rate_flag, switch, traffic_format_flag
-from llmc.cli.output import ReadingProgress, StepProgress, close_bars, echo
+from llmc.cli.output import ReadingProgress, StepProgress, close_bars, echo, print_table
 from llmc.cli.planning import not_a_file
 from llmc.cli.quantities import duration, fraction, rate, size
-from llmc.errors import InputError
+from llmc.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,7 +50,7 @@ class ServerFlags(Command):
     block_size: int | None = flag(None, "N", "Tokens per KV cache block. Default: the server's.")
     max_prompt_len: int | None = flag(None, "N", "Longest prompt in tokens. Default: what --max-model-len allows.")
     settings: list[str] | None = flag(
-        None, "NAME=VALUE", "A server-specific setting; --set ? lists them. Repeatable.", names="--set"
+        None, "NAME=VALUE", "A server-specific setting; --set '?' lists them. Repeatable.", names="--set"
     )
     traffic: str | None = flag(None, "FILE", "Recorded requests (docs/planning.md).")
     traffic_format: str | None = traffic_format_flag()
@@ -61,12 +61,20 @@ class ServerFlags(Command):
     graph_bytes: str | None = flag(None, "SIZE", "Device memory per graph. Default: the published value.")
 
     def model(self) -> BucketRules:
-        """The server's rules. Raises InputError if none is named, UnknownNameError listing the known ones."""
+        """The server's rules. Raises InputError if none is named, UnknownNameError listing the known ones.
+
+        With --set ? it prints the server's settings and exits.
+        """
         from llmc.integrations import bucket_rules, released
 
         if self.server is None:
             raise InputError(f"name the server with --server NAME: {_known()}")
-        return bucket_rules(released(self.server)[0])
+        found = bucket_rules(released(self.server)[0])
+        if "?" in (self.settings or []):
+            rows = [(one.name, "" if one.spelling == one.name else one.spelling, one.help) for one in found.settings]
+            print_table(("--set NAME", "the server's own name", "meaning"), rows)
+            raise typer.Exit
+        return found
 
     def limits(self) -> dict[str, int]:
         """The given limits by name."""
@@ -81,9 +89,10 @@ class ServerFlags(Command):
         for text in self.settings or []:
             name, equals, value = text.partition("=")
             name = name.strip("-").replace("-", "_")
-            if name not in known or not equals:
-                listed = "; ".join(f"{one.name} ({one.spelling}): {one.help}" for one in server.settings) or "none"
-                raise InputError(f"--set {text!r} is not a setting of {server.name} (NAME=VALUE), known: {listed}")
+            if name not in known:
+                raise UnknownNameError(f"setting of {server.name}", name, known)
+            if not equals:
+                raise InputError(f"--set {text} has no value; write --set {name}=VALUE")
             found[name] = known[name].parse(value)
         return found
 

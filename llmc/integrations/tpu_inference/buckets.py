@@ -202,7 +202,8 @@ class TpuInference(BucketRules):
         if setup.own["kv_cache_dtype"] != "auto":
             words.append(f"--kv-cache-dtype {setup.own['kv_cache_dtype']}")
         words.append(arguments.json_flag(CONFIG, {SIZES: [size for size in tokens if size not in built]}))
-        return arguments.vllm_export([*words, *arguments.drafts_flag(setup)], environment)
+        note = f"{LEAST} is large on purpose: the server adds {SIZES} to the sizes that it generates from {LEAST} on"
+        return replace(arguments.vllm_export([*words, *arguments.drafts_flag(setup)], environment), notes=(note,))
 
     def read(self, given: Export, setup: Setup) -> Lists:
         """Return the sizes that the variables make the server generate, and compilation_sizes."""

@@ -1,6 +1,6 @@
 """The dashboard: GET /dashboard (a self-contained page), /dashboard/data (its numbers), and /dashboard/replan.
 
-The last computes what another plan would save for the traffic so far.
+The last computes what another plan would save for the traffic so far. GET / redirects to the page.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 
 from llmc.server.routes.metrics import metrics_text
 from llmc.version import __version__
@@ -25,6 +25,12 @@ PAGE = Path(__file__).parent.parent / "dashboard.html"
 _NONCE = "{{nonce}}"
 
 router = APIRouter()
+
+
+@router.get("/", include_in_schema=False)
+def root() -> RedirectResponse:
+    """Redirect a browser that opens the server's address to the dashboard."""
+    return RedirectResponse("/dashboard")
 
 
 @router.get("/dashboard", include_in_schema=False)

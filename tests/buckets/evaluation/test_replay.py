@@ -295,9 +295,9 @@ def test_a_padding_beyond_the_last_bin_counts_as_the_last():
 def test_the_report_says_what_was_padded_used_and_never_used(guide_plan):
     events = [group(412, 20, 300), DecodeRun(3, 412, 732, 111)]
     lines = evaluation_text(evaluate(guide_plan, events, bench=bench("prompt"))).splitlines()
-    assert lines[0] == "prompt: 3 requests in 1 steps"
+    assert lines[0] == "prompt: 3 requests in 1 step"
     assert lines[1] == "padding 179.8% (steps: p50 179.8%, p95 179.8%, p99 179.8%), 732 tokens padded to 2048"
-    assert lines[2] == "of it 68.9% by unequal lengths in one step, which no bucket avoids"
+    assert lines[2] == "68.9 points of it by unequal lengths in one step, which no bucket avoids"
     assert lines.pop(3) == "0.1 s by the bench"
     assert lines[4:6] == ["bucket   steps  rows  padding   share", "4x512+0      1     3   179.8%  100.0%"]
     assert lines[7] == "never used: 23 of 24 buckets: 1x128+0 1x256+0 1x384+0 1x512+0 1x640+0 1x768+0 … 4x1024+0"

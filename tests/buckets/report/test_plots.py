@@ -53,7 +53,7 @@ def grid_plan(seqs: int = 4, contexts: tuple[int, ...] = (0,)) -> Plan:
 def frontier() -> list[FrontierPoint]:
     def chosen(phase: str, graphs: int) -> Chosen:
         known = [Bucket(phase, 1, 1, 64 * (index + 1)) for index in range(graphs)]
-        return Chosen(tuple(known), cost=110.0, bound=100.0, padding=3.0 / graphs, ragged=0.01, steps=9.0)
+        return Chosen(tuple(known), cost=110.0, bound=100.0, padding=3.0 / graphs, ragged=0.01)
 
     return [
         FrontierPoint(graphs, {phase: chosen(phase, graphs) for phase in ("prompt", "decode")}) for graphs in (1, 2, 8)
@@ -248,7 +248,7 @@ def test_a_plan_with_a_context_of_0_has_it_below_1_on_the_axis(tmp_path):
 
 
 def test_a_frontier_without_padding_is_drawn():
-    choice = Chosen((Bucket("prompt", 1, 1, 0),), cost=0.0, bound=0.0, padding=None, ragged=0.0, steps=0.0)
+    choice = Chosen((Bucket("prompt", 1, 1, 0),), cost=0.0, bound=0.0, padding=None, ragged=0.0)
     known = frontier()[0].chosen["decode"]
     (view,) = gather([("plan", grid_plan(1))], None)
     text = svg(plots([view], [FrontierPoint(1, {"prompt": choice, "decode": known})])[-1], "p-")

@@ -87,7 +87,7 @@ def test_the_profile_of_real_traffic():
     assert found.prompt.longest == summary.longest_prompt and found.rate == pytest.approx(summary.rate)
     assert found.running is not None and 1 <= found.running.longest <= found.slots
     text = profile_text(found)
-    assert "1,500 requests in" in text and "drift: prompts up to" in text
+    assert "1,500 requests in" in text and "drift: in one part of the time, " in text
     assert profile_json(found)["lengths"]["prompt"]["longest"] == summary.longest_prompt
 
 
