@@ -1,4 +1,4 @@
-"""`llmc cache gc|pin|unpin`, the space columns of `ls`, and what `llmc compile` trims."""
+"""`llmc cache gc|rm|pin|unpin`, the space columns of `ls`, and what `llmc compile` trims."""
 
 from __future__ import annotations
 
@@ -61,6 +61,30 @@ def test_gc_trims_to_a_size(llmc: Llmc, filled: Layout) -> None:
 def test_gc_trims_to_an_age(llmc: Llmc, filled: Layout) -> None:
     assert "removed 1 entry, 1 blob, " in llmc("cache", "gc", "--max-age", "8.5d").out
     assert batches(filled) == {2, 3}
+
+
+def test_rm_removes_an_entry_and_what_no_other_needs(llmc: Llmc, filled: Layout) -> None:
+    Store(filled.root).put_bytes(b"garbage")
+    first, second, third = (key(batch=batch).hex[:12] for batch in (1, 2, 3))
+    before = files_below(filled.root)
+    assert "would remove 1 entry, 1 blob, " in llmc("cache", "rm", second, "--dry-run").out
+    assert files_below(filled.root) == before
+    assert "removed 1 entry, 1 blob, " in llmc("cache", "rm", second).out
+    assert batches(filled) == {1, 3}
+    assert llmc("cache", "rm", first, third, "--json").json["blobs"] == 3
+    assert batches(filled) == set() and len(list(filled.all_blobs())) == 1, "garbage is the collection's"
+
+
+def test_rm_leaves_what_is_pinned_in_use_or_not_there(llmc: Llmc, filled: Layout) -> None:
+    llmc("cache", "pin", key(batch=1).hex)
+    user = Store(filled.root)
+    assert user.lookup(key(batch=2)) is not None
+    said = llmc("cache", "rm", key(batch=1).hex, key(batch=2).hex).failed(5)
+    assert said.endswith("not removed: 1 in use, 1 pinned")
+    assert "no entry with key 0123456789" in llmc("cache", "rm", "0123456789").failed(5)
+    assert "is too short: give 4 digits or more" in llmc("cache", "rm", "012").failed(5)
+    assert "name the KEY or BUNDLE to remove" in llmc("cache", "rm").failed(2)
+    assert batches(filled) == {1, 2, 3}
 
 
 def test_a_dry_run_removes_nothing_and_says_so(llmc: Llmc, filled: Layout) -> None:

@@ -84,6 +84,8 @@ RUNS = {
     "cache gc": (
         ["cache pin BUNDLE --cache-dir own", "cache unpin BUNDLE --cache-dir own", "cache gc --cache-dir own"], "",
     ),
+    "cache rm": (["cache pin BUNDLE --cache-dir own", "cache unpin BUNDLE --cache-dir own",
+                  "cache rm BUNDLE --cache-dir own"], "removed 1 entry"),
     "cache explain": (["cache explain BUNDLE"], ""),
     "cache keygen": (["cache keygen mine"], "mine.pub"),
     "cache trust": (["cache keygen mine", "cache trust mine.pub --name mine", "cache trust --list"], "mine"),

@@ -70,10 +70,13 @@ def collect(
     max_size: int | None = None,
     max_age: float | None = None,
     grace: float = GRACE_SECONDS,
+    named: frozenset[str] | None = None,
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> Collection:
     """Remove unneeded files, then the least recently used results until the limits hold (bytes, seconds).
+
+    With `named`, names of items (`leases.entry_name`), only these are removed, and the blobs that no other item names.
 
     Pinned items and items that a living process uses stay. Blobs that no entry names yet stay for `grace` seconds.
     Others may use the store meanwhile: what they have stays, and what is removed becomes a miss. `progress(done,
@@ -83,13 +86,15 @@ def collect(
     if not is_dir(layout.base):
         return Collection(0, 0, 0, 0, 0, 0, 0, 0, {}, 0, 0, {}, dry_run)
     if dry_run:
-        return _Run(Layout(layout.root, read_only=True), max_size, max_age, grace).rehearse()
-    return _Run(layout, max_size, max_age, grace).perform(clock(layout), progress)
+        return _Run(Layout(layout.root, read_only=True), max_size, max_age, grace, named).rehearse()
+    return _Run(layout, max_size, max_age, grace, named).perform(clock(layout), progress)
 
 
 class _Run:
-    def __init__(self, layout: Layout, max_size: int | None, max_age: float | None, grace: float) -> None:
-        self._layout = layout
+    def __init__(
+        self, layout: Layout, max_size: int | None, max_age: float | None, grace: float, named: frozenset[str] | None
+    ) -> None:
+        self._layout, self._named = layout, named
         self._max_size, self._max_age, self._grace = max_size, max_age, grace
         self._counter = Counter(layout)
         self._remover = Remover(layout.read_only)
@@ -138,7 +143,7 @@ class _Run:
         return self._report(plan, before, others)
 
     def _limits(self, now: float, alone: bool) -> RetentionLimits:
-        return RetentionLimits(self._max_size, self._max_age, self._grace, now, alone)
+        return RetentionLimits(self._max_size, self._max_age, self._grace, now, alone, self._named)
 
     def _report(self, plan: CollectionPlan, before: int, others: int) -> Collection:
         over = 0 if self._max_size is None else max(0, plan.size - self._max_size)

@@ -30,7 +30,8 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 class RetentionLimits(NamedTuple):
     """Limits of a store in bytes and seconds, None for no limit; `now` by the store's own clock.
 
-    `alone`: leases show for certain what is used. Otherwise, items used or stored within `grace` stay as well.
+    `alone`: leases show for certain what is used. Otherwise, items used or stored within `grace` stay as well. `named`:
+    only these items, and what no other names, are removed, whatever the limits.
     """
 
     max_size: int | None
@@ -38,6 +39,7 @@ class RetentionLimits(NamedTuple):
     grace: float
     now: float
     alone: bool
+    named: frozenset[str] | None = None
 
 
 class CollectionPlan(NamedTuple):
@@ -145,7 +147,10 @@ class _Decision:
 
     def make(self) -> CollectionPlan:
         limits, census = self._limits, self._census
-        self._drop_garbage()
+        for name in sorted((limits.named or frozenset()) & census.items.keys()):
+            self._drop_item(name)
+        if limits.named is None:
+            self._drop_garbage()
         order = self._order()
         for name in order:
             if limits.max_age is not None and limits.now - census.items[name].used > limits.max_age:

@@ -7,7 +7,7 @@ import typer
 from llmc.cli.cache.explain import CacheExplainCommand
 from llmc.cli.cache.look import CacheListCommand, CacheShowCommand, CacheVerifyCommand
 from llmc.cli.cache.signing import CacheKeygenCommand, CacheSignCommand, CacheTrustCommand
-from llmc.cli.cache.space import CacheCollectCommand, CachePinCommand, CacheUnpinCommand
+from llmc.cli.cache.space import CacheCollectCommand, CachePinCommand, CacheRemoveCommand, CacheUnpinCommand
 from llmc.cli.cache.third_party import CachePackCommand, CacheUnpackCommand
 from llmc.cli.cache.transfer import CacheExportCommand, CacheImportCommand, CachePullCommand, CachePushCommand
 from llmc.cli.options import add
@@ -17,6 +17,7 @@ COMMANDS = {
     "show": CacheShowCommand,
     "verify": CacheVerifyCommand,
     "gc": CacheCollectCommand,
+    "rm": CacheRemoveCommand,
     "pin": CachePinCommand,
     "unpin": CacheUnpinCommand,
     "explain": CacheExplainCommand,

@@ -1,4 +1,4 @@
-"""`llmc cache gc|pin|unpin`: limit the store's size, and exempt entries from that."""
+"""`llmc cache gc|rm|pin|unpin`: limit the store's size, remove entries, and exempt entries from that."""
 
 from __future__ import annotations
 
@@ -75,6 +75,45 @@ class CacheCollectCommand(Command):
             folders = counted(left.folders, "temporary folder")
             done = "would remove" if self.dry_run else "removed"
             echo(f"{done} {folders} of killed processes, {size_text(left.freed)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheRemoveCommand(Command):
+    """Remove results or bundles from the store, with the data that nothing else in the store needs.
+
+    Bundle folders outside the store stay. Pinned entries, and those that a running process uses, are not removed.
+
+    \b
+    Example:
+      llmc cache rm 3fa9c2
+      llmc cache rm ./smollm2-cpu --dry-run
+    """
+
+    what: list[str] | None = _things()
+    dry_run: bool = switch("--dry-run", "Print what would be removed, then stop.")
+    cache_dir: Path | None = store_flag()
+    as_json: bool = switch("--json", "Print JSON.")
+
+    def run(self) -> None:
+        from llmc.artifacts.bundle.stored import bundle_key
+        from llmc.artifacts.gc.collect import collect
+        from llmc.artifacts.store.leases import entry_name
+
+        if not self.what:
+            raise typer.BadParameter("name the KEY or BUNDLE to remove; `llmc cache ls` lists what is stored")
+        store = open_cache(self.cache_dir)
+        keys = [
+            store.find(bundle_key(_manifest(store, text)).digest if is_bundle(text) else text).key for text in self.what
+        ]
+        found = collect(store.layout, named=frozenset(map(entry_name, keys)), dry_run=self.dry_run)
+        if found.kept:
+            kept = ", ".join(f"{count} {why}" for why, count in sorted(found.kept.items()))
+            raise ArtifactError(f"not removed: {kept}{'; the others were' if found.entries else ''}")
+        if self.as_json:
+            print_json({"root": str(store.root), **found._asdict()})
+            return
+        for line in summary(found, store.root):
+            echo(line)
 
 
 def did_something(found: Collection) -> bool:
