@@ -20,7 +20,7 @@ from llmc.cli.cache.common import (
 from llmc.cli.options import Command, argument, flag, store_flag, switch
 from llmc.cli.output import ReadingProgress, close_bars, echo, print_table
 from llmc.cli.quantities import duration, size
-from llmc.errors import ArtifactError
+from llmc.errors import ArtifactError, InputError
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest import Manifest
@@ -100,7 +100,7 @@ class CacheRemoveCommand(Command):
         from llmc.artifacts.store.leases import entry_name
 
         if not self.what:
-            raise typer.BadParameter("name the KEY or BUNDLE to remove; `llmc cache ls` lists what is stored")
+            raise InputError("name the KEY or BUNDLE to remove; `llmc cache ls` lists what is stored")
         store = open_cache(self.cache_dir)
         keys = [
             store.find(bundle_key(_manifest(store, text)).digest if is_bundle(text) else text).key for text in self.what
