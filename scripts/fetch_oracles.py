@@ -1,8 +1,9 @@
-"""Unpack the sources that tests/oracles/ compares llmc's rules with: python scripts/fetch_oracles.py FOLDER
+"""Unpack the sources that tests/oracles/ compares llmc's rules with: python scripts/fetch_oracles.py FOLDER [--newest]
 
 Packages come by name through pip, at the releases of tests/oracles/releases.txt. They are unpacked, never installed,
 and nothing of them is imported. Wheels are taken, but of vLLM, whose wheels are large, the source archive. pip reads
-its metadata only where torch and the packages that build it are installed (`make oracles`).
+its metadata only where torch and the packages that build it are installed (`make oracles`). With --newest, also the
+newest release of each package.
 """
 
 from __future__ import annotations
@@ -47,9 +48,20 @@ def main() -> int:
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     lines = [line.partition("#")[0].strip() for line in RELEASES.read_text(encoding="utf-8").splitlines()]
-    for requirement in filter(None, lines):
+    requirements = [line for line in lines if line]
+    if "--newest" in sys.argv[2:]:
+        names = dict.fromkeys(requirement.partition("==")[0] for requirement in requirements)
+        requirements += [f"{name}=={newest(name)}" for name in names]
+    for requirement in dict.fromkeys(requirements):
         print(fetch(requirement, folder))
     return 0
+
+
+def newest(name: str) -> str:
+    """Return the newest release of a package, by pip."""
+    command = [sys.executable, "-m", "pip", "index", "versions", "--disable-pip-version-check", name]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return said.partition("(")[2].partition(")")[0]
 
 
 if __name__ == "__main__":

@@ -75,6 +75,11 @@ def histograms() -> dict[str, str]:
     return _joined(lambda one: one.histograms)
 
 
+def cached_counters() -> tuple[str, ...]:
+    """Return the metrics' names of counters of prompt tokens from a prefix cache; of one system, the best first."""
+    return tuple(name for one in integrations().values() for name in one.cached)
+
+
 def bucket_rules(name: str) -> BucketRules:
     """Create the bucket rules of the server `name`. Raises UnknownNameError, listing the known ones."""
     built: BucketRules = BUCKETS.get(name)()

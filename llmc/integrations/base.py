@@ -50,6 +50,7 @@ class Integration:
     caches      name to a compile cache (artifacts/third_party/base.py)
     logs        name to a format of its logs or metrics (buckets/traffic/formats/base.py)
     histograms  names of the histograms of a request's tokens in its metrics
+    cached      names of counters of prompt tokens from its prefix cache; the first one in the metrics counts
     deployment  for vLLM and its plug-ins
     """
 
@@ -57,6 +58,7 @@ class Integration:
     caches: Mapping[str, str] = field(default_factory=dict)
     logs: Mapping[str, str] = field(default_factory=dict)
     histograms: Mapping[str, Literal["prompt", "output"]] = field(default_factory=dict)
+    cached: tuple[str, ...] = ()
     deployment: ServerDeployment | None = None
 
 

@@ -15,13 +15,13 @@ NVIDIA = Path("/proc/driver/nvidia/gpus")
 
 _ELF_MACHINES = {62: "x86_64", 183: "aarch64"}
 _NAMES = {"amd64": "x86_64", "arm64": "aarch64"}
-_LIBRARY = ".so"
+LIBRARY = ".so"
 
 
 def machine(tree: Tree) -> Iterator[Fact]:
     """Yield the fact "machine" of the shared libraries in a tree (ELF-64 header: e_machine at byte 18)."""
     for path in tree.files:
-        if path.endswith(_LIBRARY):
+        if path.endswith(LIBRARY):
             head = tree.head(path, 20)
             known = _ELF_MACHINES.get(int.from_bytes(head[18:20], "little"))
             if head.startswith(b"\x7fELF") and known is not None:
@@ -32,6 +32,21 @@ def machine_here() -> dict[str, str]:
     """Return the fact "machine" of this host."""
     name = platform.machine().lower()
     return {"machine": _NAMES.get(name, name)}
+
+
+CPUINFO = Path("/proc/cpuinfo")
+_SELECTING = ("amx", "asimd", "avx", "bf16", "bmi", "f16c", "fma", "sse4", "sve")
+"""Beginnings of the features by which compilers select instructions."""
+
+
+def cpu_features(file: Path = CPUINFO) -> dict[str, str]:
+    """Return the fact "cpu": the features that compilers for this CPU use (-march=native), sorted; empty if unknown."""
+    with suppress(OSError):
+        for line in file.read_text(errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in ("flags", "Features"):
+                return {"cpu": " ".join(sorted(one for one in set(value.split()) if one.startswith(_SELECTING)))}
+    return {}
 
 
 def nvidia_gpu(folder: Path = NVIDIA) -> dict[str, str]:

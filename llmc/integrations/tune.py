@@ -130,7 +130,10 @@ def tune(
         lists = server.propose(setup, demands, shares)
         if most * (1 - NEAR) <= server.graphs(setup, lists) <= most:
             return lists
-        return _within(server, setup, demands, shares, most, sum(shares.values()))[0]
+        try:
+            return _within(server, setup, demands, shares, most, most)[0]
+        except InputError:
+            return _within(server, setup, demands, counts, most, before.graphs)[0]
 
     plain = planned(demands)
     owns = {name: evaluate(server, setup, own, one, cost) for name, one in shifts.items()}

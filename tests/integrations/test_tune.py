@@ -56,6 +56,20 @@ def test_a_budget_is_used_up_and_a_family_has_what_it_needs(name: str, most: int
     assert tuned.chosen.graphs == most
 
 
+@pytest.mark.parametrize("largest", [8, 16, 64, 96, 512])
+@pytest.mark.parametrize("seqs", [1, 16, 64])
+def test_lists_within_as_many_graphs_as_vllms_own_are_found_for_any_largest_size(largest: int, seqs: int) -> None:
+    """A size at or below max_num_seqs is two graphs, so graphs are not in proportion to sizes."""
+    server = bucket_rules("vllm")
+    limits = server.limits({"max_model_len": 1024, "max_num_seqs": seqs, "max_num_batched_tokens": 1024})
+    setup = Setup(limits, complete(server.settings, {"max_cudagraph_capture_size": largest}))
+    demands = {"tokens": counted("tokens", {n: 1 + 1000 // n for n in range(1, 700, 3)})}
+    shifts = {"uniform": {"tokens": counted("tokens", {n: 1 for n in range(1, largest + 1)})}}
+    found = tune(server, setup, demands, ServerBudget(), shifts=shifts)
+    assert found.chosen.graphs <= found.default.graphs
+    assert found.chosen.padding["tokens"] <= found.default.padding["tokens"] + MOST_PRICE
+
+
 def test_times_and_sizes_are_graphs_by_what_one_takes() -> None:
     cost = GraphCost(2.0, 1 << 20, "here")
     assert ServerBudget(9, 14.0, 5 << 20).most(cost) == 5

@@ -13,5 +13,6 @@ INTEGRATION = Integration(
         "vllm-batchsizes": "llmc.integrations.vllm.logs:VllmBatchSizes",
     },
     histograms={"vllm:request_prompt_tokens": "prompt", "vllm:request_generation_tokens": "output"},
+    cached=("vllm:prompt_tokens_cached_total", "vllm:prefix_cache_hits_total"),
     deployment=ServerDeployment("inductor", {"VLLM_CACHE_ROOT": "/cache/vllm"}),
 )

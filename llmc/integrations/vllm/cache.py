@@ -24,7 +24,7 @@ from llmc.artifacts.third_party.base import Fact, ImageForm, ThirdPartyCache
 from llmc.artifacts.third_party.facts import flatten
 from llmc.artifacts.third_party.tree import Tree
 from llmc.integrations import kserve
-from llmc.integrations.host import machine, machine_here, nvidia_gpu
+from llmc.integrations.host import LIBRARY, cpu_features, machine, machine_here, nvidia_gpu
 from llmc.integrations.triton.cache import kernel_facts
 
 COMPILED, AOT = "torch_compile_cache", "torch_aot_compile"
@@ -42,7 +42,7 @@ class VllmCache(ThirdPartyCache):
     looks_like = f"vLLM keeps {COMPILED}/HASH/rank_0_0/… and {COMPILED}/{AOT}/HASH/… in its VLLM_CACHE_ROOT"
     variables = ("VLLM_CACHE_ROOT", "XDG_CACHE_HOME", "HOME")
     packages = ("vllm", "torch", "triton")
-    must_match = ("version.*", "compiler*.device.name", "device.name", "machine", "path", "env.VLLM_CACHE_ROOT")
+    must_match = ("version.*", "compiler*.device.name", "device.name", "machine", "cpu", "path", "env.VLLM_CACHE_ROOT")
 
     def root(self, folder: Path) -> Path:
         """Return the root; `folder` may be torch_compile_cache itself."""
@@ -87,9 +87,13 @@ class VllmCache(ThirdPartyCache):
         yield from kernel_facts(tree, "/triton")
         yield from machine(tree)
 
+    def recorded(self, folder: Path) -> Mapping[str, str]:
+        """Return the features of this CPU where the cache has native code, which is compiled for them."""
+        return cpu_features() if any(folder.rglob(f"*{LIBRARY}")) else {}
+
     def here(self, environment: Mapping[str, str], folder: Path) -> Mapping[str, str]:
         location = str(folder.absolute())
-        return {"path": location, "env.VLLM_CACHE_ROOT": location, **machine_here(), **nvidia_gpu()}
+        return {"path": location, "env.VLLM_CACHE_ROOT": location, **machine_here(), **cpu_features(), **nvidia_gpu()}
 
     def location(self, environment: Mapping[str, str]) -> str | None:
         """Return the folder by the rules of vllm/envs.py."""

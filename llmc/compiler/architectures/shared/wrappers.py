@@ -40,7 +40,7 @@ WRAPPERS: Mapping[str, Wrapper] = {
 `tie_word_embeddings`), modeling_*.py (modules) and conversion_mapping.py ("llava": names of older checkpoints).
 `mtp`: layers that draft further tokens, which transformers ignores (`_keys_to_ignore_on_load_unexpected`)."""
 
-_EMBED_LM_HEAD = ("bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "dtype", "torch_dtype")
+_INHERITED = ("bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "dtype", "torch_dtype")
 _TEXT = re.compile(r"(?:model\.)?language_model\.(?:model\.)?(.+)")
 
 
@@ -56,7 +56,7 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
             f"config.json: a {config['model_type']} model needs an object text_config, not {inner!r:.60}; "
             "fetch it again"
         )
-    stated = {name: config[name] for name in _EMBED_LM_HEAD if config.get(name) is not None}
+    stated = {name: config[name] for name in _INHERITED if config.get(name) is not None}
     tied = config.get("tie_word_embeddings")
     return {
         "model_type": wrapper.text, **inner, **stated, "tie_word_embeddings": wrapper.tied if tied is None else tied,

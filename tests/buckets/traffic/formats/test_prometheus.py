@@ -46,6 +46,18 @@ def test_of_several_scrapes_what_came_in_between_counts(tmp_path):
     assert found.requests == 5 and found.notes == ()
 
 
+def test_prompt_tokens_from_the_prefix_cache_are_reported(tmp_path):
+    """As vLLM 0.32 names them; older releases have only the second counter. Counters by source repeat the first."""
+    both = 'vllm:prompt_tokens_cached_total{{engine="0"}} {}\nvllm:prefix_cache_hits_total{{engine="0"}} {}\n'
+    by_source = 'vllm:prompt_tokens_cached_by_source_total{engine="0",source="device"} 3\n'
+    note = "{} of {} prompt tokens came from the prefix cache; which requests had them is not known"
+    assert of(tmp_path, ONE + both.format(30, 31) + by_source).notes[0] == note.format(30, 245)
+    assert of(tmp_path, ONE + 'vllm:prefix_cache_hits_total{engine="0"} 7\n').notes[0] == note.format(7, 245)
+    assert len(of(tmp_path, ONE + both.format(0, 0)).notes) == 1
+    later = logs.scrape([4, 2, 1], [5, 1, 0])
+    assert of(tmp_path, ONE + both.format(30, 31), later + both.format(34, 35)).notes == (note.format(4, 5),)
+
+
 def test_a_restart_between_scrapes_counts_from_zero(tmp_path):
     found = of(tmp_path, logs.scrape([50, 9, 9], [50, 9, 9]), logs.scrape([2, 1, 0], [2, 1, 0]))
     assert found.prompt.intervals == (Interval(1, 10, 2), Interval(11, 100, 1))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from llmc.buckets.traffic.formats.prometheus.exposition import Sample
-from llmc.buckets.traffic.formats.prometheus.names import BUCKET, SUM, Role, families
+from llmc.buckets.traffic.formats.prometheus.names import BUCKET, SUM, Role, cached_counters, families
 from llmc.buckets.traffic.length_histogram import LengthHistogram, Lengths
 from llmc.errors import InputError
 
@@ -62,6 +62,8 @@ class Increase:
                 bound = _bound(sample.labels.get("le", ""), self._where)
                 known = buckets.setdefault(group, {})
                 known[bound] = max(sample.value, known.get(bound, 0.0))
+            elif sample.series.role == "cached":
+                buckets[group] = {math.inf: sample.value}
             elif sample.series.part == SUM:
                 sums[group] = sample.value
             if sample.time is not None and (not self._times or sample.time != self._times[-1]):
@@ -98,7 +100,7 @@ class Increase:
         prompt, output = self._joined("prompt"), self._joined("output")
         if duration is None and len(self._times) > 1 and self._times[-1] > self._times[0]:
             duration = self._times[-1] - self._times[0]
-        return Lengths(prompt, output, duration, tuple(self._notes()))
+        return Lengths(prompt, output, duration, tuple(self._notes(prompt)))
 
     def _found(self, role: Role) -> list[dict[float, float]]:
         return [
@@ -127,8 +129,21 @@ class Increase:
         total = sum(one.grown_sum if self._scrapes > 1 else one.last_sum for one in counters)
         return LengthHistogram.of(joined, total if all(one.has_sum for one in counters) else None, self._where)
 
-    def _notes(self) -> list[str]:
+    def _cached(self) -> int:
+        """Prompt tokens from a prefix cache, by the best counter of those in the scrapes."""
+        for name in cached_counters():
+            if groups := [group for group in self._counters if group[:2] == ("cached", name)]:
+                counters = [self._counters[group] for group in groups]
+                return round(sum((one.grown if self._scrapes > 1 else one.last).get(math.inf, 0.0) for one in counters))
+        return 0
+
+    def _notes(self, prompt: LengthHistogram) -> list[str]:
         found = []
+        if cached := self._cached():
+            of = "" if prompt.total is None else f" of {prompt.total:,}"
+            found.append(
+                f"{cached:,}{of} prompt tokens came from the prefix cache; which requests had them is not known"
+            )
         if self.resets:
             found.append(f"counters were reset {self.resets} times, as by a restart; what came after it counts from 0")
         if self._scrapes == 1:

@@ -7,7 +7,8 @@ from functools import cache
 from importlib import import_module
 from typing import Literal, NamedTuple
 
-Role = Literal["prompt", "output"]
+Role = Literal["prompt", "output", "cached"]
+"""Lengths of prompts or outputs, or the number of prompt tokens from a prefix cache."""
 
 OWN: Mapping[str, Role] = {"llmc:request_prompt_tokens": "prompt", "llmc:request_generation_tokens": "output"}
 
@@ -17,6 +18,13 @@ def histograms() -> Mapping[str, Role]:
     """Return the names for llmc and its known systems (llmc/integrations/), without their suffixes."""
     found: Mapping[str, Role] = import_module("llmc.integrations").histograms()
     return {**found, **OWN}
+
+
+@cache
+def cached_counters() -> tuple[str, ...]:
+    """Return the names of counters of cached prompt tokens; of one system, the best first."""
+    found: tuple[str, ...] = import_module("llmc.integrations").cached_counters()
+    return found
 
 
 TOKEN_TYPES: Mapping[str, Mapping[str, Role]] = {
@@ -34,7 +42,7 @@ QUERY = '{__name__=~"vllm:request_(prompt|generation)_tokens_(bucket|sum|count)"
 
 
 class Series(NamedTuple):
-    """One series of a histogram: its lengths' role, its family, and its part of the histogram."""
+    """One series of a histogram: its lengths' role, its family, and its part of the histogram. A counter is one too."""
 
     role: Role
     family: str
@@ -43,6 +51,8 @@ class Series(NamedTuple):
 
 def series(name: str, labels: Mapping[str, str]) -> Series | None:
     """Return the meaning of the series `name` with `labels`; None for any other series."""
+    if name in cached_counters():
+        return Series("cached", name, COUNT)
     for part in (BUCKET, SUM, COUNT):
         if name.endswith(part):
             family = name.removesuffix(part)
