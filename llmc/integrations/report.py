@@ -242,7 +242,9 @@ def hedge_text(tuned: Tuned) -> list[str]:
     """Return sentences on the hedge of a plan: its price, and where it pads more than the server's own lists."""
     lines = []
     if any(named for named in tuned.weights.values()):
-        price = " and ".join(f"{100 * points:.1f} points of {family}" for family, points in tuned.price.items())
+        price = " and ".join(
+            f"{max(0.0, 100 * points):.1f} points of {family}" for family, points in tuned.price.items()
+        )
         lines.append(f"hedged against other traffic, which adds {price} padding on this traffic (--hedge)")
     for shift, families in tuned.worse.items():
         own, chosen = tuned.shifts[shift]

@@ -161,6 +161,7 @@ def test_configurations_of_different_settings_are_judged_each_on_its_own_steps(l
     assert ran["configurations"]["decode"] == alone["configurations"]["decode"]
     assert ran["configurations"]["both"]["missing"] > 0 == alone["configurations"]["decode"]["missing"]
     assert ran["other_traffic"]["lengths × 2"].keys() == {"both", "decode"}
+    assert list(ran["other_traffic"])[:2] == ["the first half", "the second half"]
     assert "cudagraph_mode" not in Path("p.html").read_text()
     Path("other").write_text("--max-num-seqs 8 --cudagraph-capture-sizes 8")
     arguments = ("--server", "vllm", "--max-model-len", 8192, *TRAFFIC)

@@ -64,7 +64,7 @@ def test_lists_within_as_many_graphs_as_vllms_own_are_found_for_any_largest_size
     limits = server.limits({"max_model_len": 1024, "max_num_seqs": seqs, "max_num_batched_tokens": 1024})
     setup = Setup(limits, complete(server.settings, {"max_cudagraph_capture_size": largest}))
     demands = {"tokens": counted("tokens", {n: 1 + 1000 // n for n in range(1, 700, 3)})}
-    shifts = {"uniform": {"tokens": counted("tokens", {n: 1 for n in range(1, largest + 1)})}}
+    shifts = {"uniform": {"tokens": counted("tokens", dict.fromkeys(range(1, largest + 1), 1))}}
     found = tune(server, setup, demands, ServerBudget(), shifts=shifts)
     assert found.chosen.graphs <= found.default.graphs
     assert found.chosen.padding["tokens"] <= found.default.padding["tokens"] + MOST_PRICE

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from llmc.buckets.evaluation.replay import Evaluation
     from llmc.buckets.traffic.length_histogram import End
     from llmc.buckets.traffic.source import Traffic
-    from llmc.integrations.base import Demands
+    from llmc.integrations.base import BucketRules, Demands, Setup
     from llmc.integrations.evaluation import ServerEvaluation
     from llmc.integrations.observed import ObservedSteps
 
@@ -30,8 +30,8 @@ class PlanEvaluateCommand(ServerFlags):
     """Replay recorded requests on one or more plans and compare padding, bucket usage and uncovered steps.
 
     With --server, configurations of another server are judged by its own rules: its filters, its bucket lookup, and
-    what it does with a step that no graph covers. They are also judged on shifts of the traffic: longer, shorter,
-    closer and random.
+    what it does with a step that no graph covers. They are also judged on parts of the traffic, halves or days, and on
+    shifts of it: longer, shorter, closer and random.
 
     \b
     Example:
@@ -115,13 +115,11 @@ class PlanEvaluateCommand(ServerFlags):
 
     def _of_server(self, sources: list[str]) -> None:
         """Judge every configuration on the steps that its own limits and settings make of the traffic."""
-        from llmc.buckets.traffic.step_time import AssumedStepTime
         from llmc.files import write_text
         from llmc.integrations import report
         from llmc.integrations.base import Export, Setup
         from llmc.integrations.evaluation import evaluate as judge
         from llmc.integrations.report import Findings, page
-        from llmc.integrations.shifts import shifted
         from llmc.integrations.tune import ends
 
         server = self.model()
@@ -147,7 +145,7 @@ class PlanEvaluateCommand(ServerFlags):
         for name, setup, lists in judged:
             if (key := repr(setup)) not in seen:
                 seen[key] = self.observe(server, setup, "judge the configurations")
-                shifts[key] = shifted(server, setup, seen[key].requests, AssumedStepTime())
+                shifts[key] = self._others(server, setup, seen[key])
             observed = seen[key]
             for shift, demands in shifts[key].items():
                 others.setdefault(shift, []).append((name, judge(server, setup, lists, demands, cost)))
@@ -169,3 +167,14 @@ class PlanEvaluateCommand(ServerFlags):
             echo(note, err=True)
         echo(report.comparison(found), nl=False)
         echo("\n" + report.others_text(others), nl=False)
+
+    def _others(self, server: BucketRules, setup: Setup, observed: ObservedSteps) -> dict[str, Demands]:
+        """The steps of parts of the traffic, and of shifts of it, by name."""
+        from llmc.buckets.traffic.step_time import AssumedStepTime
+        from llmc.integrations.observed import parts
+        from llmc.integrations.shifts import shifted
+
+        found = parts(server, setup, self.recorded("judge parts of the traffic"), observed)
+        output_bars.close_bars()
+        shifts = shifted(server, setup, observed.requests, AssumedStepTime())
+        return {**{part.name: part.demands for part in found}, **shifts}

@@ -269,6 +269,7 @@ class PlanTuneCommand(ServerFlags):
         from llmc.integrations import report
         from llmc.integrations.configuration import as_text, write_folder
         from llmc.integrations.evaluation import evaluate
+        from llmc.integrations.observed import MOST_KEPT
         from llmc.integrations.report import Findings, page
         from llmc.integrations.tune import HEDGES, ServerBudget, ends, tune_on
 
@@ -295,6 +296,8 @@ class PlanTuneCommand(ServerFlags):
             *report.ranges(found, ends(server, setup, {report.OWN: tuned.default_lists, TUNED: plan.lists}, observed)),
             *report.hedge_text(tuned),
         ]
+        if observed.counts.get("admitted", 0) > MOST_KEPT:
+            notes.append(f"lengths and arrivals are shifted for the first {MOST_KEPT:,} requests only")
         if self.judge is not None:
             other = self.observe(server, setup, "judge", self.judge)
             others = {Path(self.judge).name: [
