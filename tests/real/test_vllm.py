@@ -188,7 +188,10 @@ def test_a_packed_cache_starts_elsewhere_without_compiling_its_kernels(
     shutil.copytree(cache, settled)
     with vllm.serve(words, {"VLLM_CACHE_ROOT": str(settled)}, tmp_path / "warm.log") as warm:
         pass
-    key = json.loads(llmc("cache", "pack", "vllm", settled, "--json", store=store))["key"]
+    packed_facts = json.loads(llmc("cache", "pack", "vllm", settled, "--log", cold.log, "--json", store=store))
+    key = packed_facts["key"]
+    assert packed_facts["facts"]["version.vllm"].startswith("0.32.0") and packed_facts["facts"]["cpu"]
+    assert packed_facts["facts"]["setting.compilation_config.compile_ranges_endpoints"] == "[1024]"
     moved = tmp_path / "home" / "elsewhere"
     llmc("cache", "unpack", key, "-o", moved, store=store)
     before = {path.name for path in moved.rglob("*.so")}

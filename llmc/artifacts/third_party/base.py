@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+from llmc.errors import InputError
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -74,6 +76,13 @@ class ThirdPartyCache(ABC):
     def recorded(self, folder: Path) -> Mapping[str, str]:
         """Return key facts that the packed folder shows but no file states; given facts take precedence over them."""
         return {}
+
+    def logged(self, lines: Iterable[str]) -> Iterable[Fact]:
+        """Return the server's version and settings, which its cache may hold only as a hash, from its start-up log.
+
+        Raises InputError for a log that does not state them.
+        """
+        raise InputError(f"no log of {self.name} is read; give facts with --fact")
 
     def here(self, environment: Mapping[str, str], folder: Path) -> Mapping[str, str]:
         """Return facts of this host for a cache in `folder`, except versions; only those known without its server."""

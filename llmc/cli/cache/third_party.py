@@ -37,7 +37,7 @@ class CachePackCommand(Command):
 
     \b
     Example:
-      llmc cache pack vllm ~/.cache/vllm --fact model=Qwen/Qwen3-8B
+      llmc cache pack vllm ~/.cache/vllm --log server.log --fact model=Qwen/Qwen3-8B
       llmc cache pack vllm-neuron ~/.cache/vllm/neuron/compile_cache
       llmc cache pack gaudi /mnt/recipes --fact num_hpu_blocks=2100
       llmc cache pack jax /mnt/jax-cache --json
@@ -46,6 +46,7 @@ class CachePackCommand(Command):
     name: str = argument("CACHE", "The cache's format: vllm, triton, vllm-neuron, gaudi or jax.")
     folder: Path = argument("DIR", "The server's cache folder.")
     fact: list[str] | None = flag(None, "NAME=VALUE", "A fact that the cache itself does not record. Repeatable.")
+    log: Path | None = flag(None, "FILE", "vLLM's start-up log: its version and settings become facts.")
     leave_out_incomplete: bool = switch("--leave-out-incomplete", "Skip half-written parts of the cache.")
     cache_dir: Path | None = store_flag()
     as_json: bool = switch("--json", "Print JSON.")
@@ -57,6 +58,8 @@ class CachePackCommand(Command):
 
         cache = compile_cache(self.name)
         facts = parse_facts(self.fact or (), "--fact")
+        if self.log is not None:
+            facts = {**_logged(cache, self.log), **facts}
         store = open_cache(self.cache_dir)
         with TransferProgress("pack") as progress:
             done = pack_folder(
@@ -68,6 +71,18 @@ class CachePackCommand(Command):
                 progress=progress,
             )
         _print_packed(cache, done, self.folder, self.as_json)
+
+
+def _logged(cache: ThirdPartyCache, log: Path) -> dict[str, str]:
+    from llmc.artifacts.third_party.facts import merge
+
+    try:
+        with expanded(log).open(encoding="utf-8", errors="replace") as lines:
+            return merge(cache.logged(lines))
+    except OSError as error:
+        raise InputError(f"cannot read the log {log}: {error.strerror or error}") from None
+    except InputError as error:
+        raise InputError(f"{log}: {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,15 +14,18 @@ covers VLLM_CACHE_ROOT (vllm#47573).
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from llmc.artifacts.third_party.base import Fact, ImageForm, ThirdPartyCache
 from llmc.artifacts.third_party.facts import flatten
 from llmc.artifacts.third_party.tree import Tree
+from llmc.errors import InputError
 from llmc.integrations import kserve
 from llmc.integrations.host import LIBRARY, cpu_features, machine, machine_here, nvidia_gpu
 from llmc.integrations.triton.cache import kernel_facts
@@ -33,6 +36,16 @@ MODEL, ARTIFACT = "model", "artifact_"
 _HASHES = ("code_hash", "compiler_hash", "config_hash")
 _RANK = re.compile(r"rank_\d+_\d+")
 _TEMPORARY = re.compile(r".*\.(?:lock|tmp)|lock|tmp\.pid_.*|__pycache__")
+
+
+_ENGINE = re.compile(r"Initializing a V1 LLM engine \(v(\d[\w.+-]*)\) with config: (.*)")
+_BATCHED = re.compile(r"\bmax_num_batched_tokens=(\d+)")
+_LOGGED = (
+    "dtype", "max_seq_len", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "quantization",
+    "enforce_eager", "kv_cache_dtype", "device_config", "enable_prefix_caching", "enable_chunked_prefill",
+)  # fmt: skip
+"""Settings that are one word in vLLM's line on its engine; compilation_config is a dictionary."""
+_ENUM = re.compile(r"<([\w.]+): [^<>]*>")
 
 
 class VllmCache(ThirdPartyCache):
@@ -87,6 +100,21 @@ class VllmCache(ThirdPartyCache):
         yield from kernel_facts(tree, "/triton")
         yield from machine(tree)
 
+    def logged(self, lines: Iterable[str]) -> Iterable[Fact]:
+        """Return version.vllm, and settings as "setting.NAME", from the line on the engine's configuration.
+
+        Paths and keys of clients are not among them.
+        """
+        found = dict[str, str]()
+        for line in lines:
+            if match := _ENGINE.search(line):
+                found = {"version.vllm": match[1], **_settings(match[2])}
+            elif match := _BATCHED.search(line):
+                found["setting.max_num_batched_tokens"] = match[1]
+        if "version.vllm" not in found:
+            raise InputError('has no line "Initializing a V1 LLM engine", which vLLM logs at start')
+        return [Fact(name, value) for name, value in found.items()]
+
     def recorded(self, folder: Path) -> Mapping[str, str]:
         """Return the features of this CPU where the cache has native code, which is compiled for them."""
         return cpu_features() if any(folder.rglob(f"*{LIBRARY}")) else {}
@@ -114,6 +142,21 @@ class VllmCache(ThirdPartyCache):
             cache_mount_subpath=min(entries).partition("/")[0],
             cache_hash=",".join(sorted({entry.rpartition("/")[2] for entry in entries})),
         )  # fmt: skip
+
+
+def _settings(text: str) -> dict[str, str]:
+    """Settings of the engine's line, in its own words."""
+    found = {f"setting.{name}": match[1] for name in _LOGGED if (match := re.search(rf"\b{name}=([^,(){{}}]*)", text))}
+    name = "compilation_config"
+    start = text.find(f"{name}={{") + len(name) + 1
+    depth = 0
+    for end, character in enumerate(text[start:] if start > len(name) else "", start + 1):
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        if not depth:
+            with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+                found |= dict(flatten(f"setting.{name}", ast.literal_eval(_ENUM.sub(r"'\1'", text[start:end]))))
+            break
+    return found
 
 
 def _factors(factors: Mapping[str, object]) -> Iterator[Fact]:

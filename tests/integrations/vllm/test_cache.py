@@ -7,6 +7,7 @@ import pytest
 
 from llmc.artifacts.third_party.facts import compare, merge
 from llmc.artifacts.third_party.tree import Tree, scan_tree
+from llmc.errors import InputError
 from llmc.integrations.host import cpu_features, nvidia_gpu
 from llmc.integrations.vllm.cache import VllmCache
 from tests.artifacts.third_party.helpers import AOT_HASH, HASH, make_vllm, write
@@ -160,3 +161,47 @@ def test_the_gpu_here_is_read_from_the_driver_and_compared(tmp_path: Path) -> No
 )  # fmt: skip
 def test_where_vllm_looks(environment: dict[str, str], location: str | None) -> None:
     assert CACHE.location(environment) == location
+
+
+ENGINE = (
+    "(EngineCore pid=3139) INFO 11-30 10:48:50 [v1/engine/core.py:133] Initializing a V1 LLM engine ("
+    "v0.32.0) with config: model='/models/secret', speculative_config=None, tokenizer='/models/secret"
+    "', trust_remote_code=False, dtype=torch.float32, max_seq_len=1024, download_dir=None, tensor_par"
+    "allel_size=1, quantization=None, enforce_eager=False, aux_output_config=AuxOutputConfig(enable_r"
+    "eturn_routed_experts=False, max_bytes=None), kv_cache_dtype=auto, device_config=cpu, enable_pref"
+    "ix_caching=True, enable_chunked_prefill=True, compilation_config={'mode': <CompilationMode.DYNAM"
+    "O_TRACE_ONCE: 2>, 'backend': 'inductor', 'compile_ranges_endpoints': [1024], 'inductor_compile_c"
+    "onfig': {'dce': True}, 'dynamic_shapes_config': {'type': <DynamicShapesType.BACKED: 'backed'>}, "
+    "'static_all_moe_layers': []}, kernel_config=KernelConfig()"
+)
+"""The line of a real vLLM 0.32.0 on a CPU, shortened, with other paths."""
+
+
+def test_the_start_up_log_states_the_settings_that_a_cache_holds_as_a_hash() -> None:
+    lines = ["starting", "INFO Chunked prefill is enabled with max_num_batched_tokens=2048.", ENGINE,
+             "INFO Chunked prefill is enabled with max_num_batched_tokens=1024."]  # fmt: skip
+    found = merge(CACHE.logged(lines))
+    assert found["version.vllm"] == "0.32.0"
+    settings = {name.removeprefix("setting."): value for name, value in found.items() if name.startswith("setting.")}
+    assert settings == {
+        "dtype": "torch.float32", "max_seq_len": "1024", "tensor_parallel_size": "1", "quantization": "None",
+        "enforce_eager": "False", "kv_cache_dtype": "auto", "device_config": "cpu", "enable_prefix_caching": "True",
+        "enable_chunked_prefill": "True", "max_num_batched_tokens": "1024",
+        "compilation_config.mode": "CompilationMode.DYNAMO_TRACE_ONCE", "compilation_config.backend": "inductor",
+        "compilation_config.compile_ranges_endpoints": "[1024]",
+        "compilation_config.inductor_compile_config.dce": "true",
+        "compilation_config.dynamic_shapes_config.type": "DynamicShapesType.BACKED",
+        "compilation_config.static_all_moe_layers": "[]",
+    }  # fmt: skip
+    assert not any("secret" in value for value in found.values())
+
+
+@pytest.mark.parametrize("config", ["{'a': ", "{" * 3000, "{'a': f(1)}", "{'a': <x", ""])
+def test_a_configuration_that_cannot_be_read_leaves_the_rest(config: str) -> None:
+    text = f"Initializing a V1 LLM engine (v0.32.0) with config: dtype=bfloat16, compilation_config={config}"
+    assert merge(CACHE.logged([text])) == {"version.vllm": "0.32.0", "setting.dtype": "bfloat16"}
+
+
+def test_a_log_without_the_engine_is_refused() -> None:
+    with pytest.raises(InputError, match='has no line "Initializing a V1 LLM engine"'):
+        CACHE.logged(["INFO max_num_batched_tokens=1024"])
