@@ -41,7 +41,7 @@ def test_buckets(llmc: Llmc, bundle: Path, here: Path, monkeypatch: pytest.Monke
     bench = Bench.load(here / "bench.json")
     assert len(bench.measurements) == 2 and len(bench.unmeasured) == 4
     interrupted(ran, "; ".join(bench.unmeasured))
-    assert "interrupted: 4 buckets were not measured" in ran.out
+    assert "interrupted: 4 buckets not measured" in ran.out
     (here / "requests.csv").write_text("time,prompt_tokens,output_tokens\n0,20,10\n1,8,20\n")
     left = llmc("plan", "--max-model-len", 32, "--bench", "bench.json", "--traffic", "requests.csv")
     assert "no prompt measurement" in left.failed(2)

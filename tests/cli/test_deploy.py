@@ -77,5 +77,6 @@ def test_another_servers_configuration(llmc: Llmc, here: Path) -> None:
     deployment, files, *_ = yaml.safe_load_all(ran.out.partition("# service.yaml")[0])
     container = deployment["spec"]["template"]["spec"]["containers"][0]
     assert {"name": "VLLM_BUCKETING_FROM_FILE", "value": "/etc/llmc/buckets.txt"} in container["env"]
-    assert files["data"]["buckets.txt"] == (here / "conf" / "buckets.txt").read_text()
+    listed = files["data"]["buckets.txt"]
+    assert listed.startswith("# prompt: ") and (here / "conf" / "buckets.txt").read_text().endswith(listed)
     assert container["resources"]["limits"]["habana.ai/gaudi"] == 1

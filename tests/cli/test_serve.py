@@ -216,7 +216,7 @@ def test_it_reports_what_happens_in_lines(capfd: pytest.CaptureFixture[str]) -> 
         "llmc: ready in 1.2 s: toy on fake; 11 warm-up steps run, compilations 0",
         "llmc: SIGTERM: no new requests; 2 running and 1 waiting have 30 s to end (signal again to stop now)",
         "llmc: the engine stopped, and /health is now 503: RuntimeError: lost",
-        "llmc: stopped after 30.0 s, 1 requests cut",
+        "llmc: stopped after 30.0 s, 1 request cut",
     ]
 
 
