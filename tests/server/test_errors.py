@@ -83,7 +83,6 @@ def test_an_endless_body_is_not_read_to_its_end(make_api):
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
-        ("GET", "/", 404, "unknown_url"), ("GET", "/v1/nothing", 404, "unknown_url"),
         ("POST", "/v2", 404, "unknown_url"),
         ("GET", "/v1/completions/", 404, "unknown_url"), ("GET", "/docs", 404, "unknown_url"),
         ("GET", "/v1/completions", 405, "method_not_allowed"), ("DELETE", "/v1/models", 405, "method_not_allowed"),
