@@ -122,7 +122,7 @@ def tune(
 
     weights: dict[str, dict[str, float]] = {family.name: {} for family in server.families if family.counted}
     robust = mixture(demands, shifts, {name: dict.fromkeys(shifts, SHARING_WEIGHT) for name in weights})
-    shares = _balanced(server, setup, robust, *_within(server, setup, robust, counts, most, before.graphs), most)
+    shares = _balanced(server, setup, robust, *_within(server, setup, robust, counts, most, before.graphs), most, own)
 
     def planned(demands: Demands) -> Lists:
         if on_plan is not None:
@@ -301,27 +301,31 @@ def _within(
 
 
 def _balanced(
-    server: BucketRules, setup: Setup, demands: Demands, lists: Lists, wanted: dict[str, int], most: int
+    server: BucketRules, setup: Setup, demands: Demands, lists: Lists, wanted: dict[str, int], most: int, own: Lists
 ) -> dict[str, int]:
     """Numbers of shapes by family, for `lists` within `most` graphs that were asked for as `wanted`.
 
     Graphs move from one family to another while that lowers the sum of their padding overheads: first a quarter of a
-    family's, later fewer.
+    family's, later fewer. No family gives so many away that it pads more than in `own`, the server's own lists.
     """
     families = [family.name for family in server.families if family.counted and demands.get(family.name)]
 
-    def padding(lists: Lists) -> float:
+    def padding(lists: Lists) -> dict[str, float]:
         found = evaluate(server, setup, lists, demands)
-        return sum(found.family(name).padding or 0.0 for name in families)
+        return {name: found.family(name).padding or 0.0 for name in families}
 
-    least, part = padding(lists), 4
+    allowed, now, part = padding(own), padding(lists), 4
     while part <= SMALLEST_MOVE:
         for source, target in permutations(families, 2):
             moved = len(lists[source]) // part
             trial = {**wanted, source: len(lists[source]) - moved, target: len(lists[target]) + moved}
             found = _proposed(server, setup, demands, trial) if moved else None
-            if found is not None and server.graphs(setup, found) <= most and (after := padding(found)) < least - GAIN:
-                lists, wanted, least = found, trial, after
+            if found is None or server.graphs(setup, found) > most:
+                continue
+            after = padding(found)
+            gains = sum(after.values()) < sum(now.values()) - GAIN
+            if gains and after[source] <= max(allowed[source], now[source]):
+                lists, wanted, now = found, trial, after
                 break
         else:
             part *= 2
