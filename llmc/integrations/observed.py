@@ -14,7 +14,7 @@ from llmc.buckets.plan import Fact
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.formats import create, recognise
 from llmc.buckets.traffic.formats.base import Fields, StepFormat
-from llmc.buckets.traffic.length_histogram import OUTER_ENDS, End
+from llmc.buckets.traffic.length_histogram import LOW_AND_HIGH, End
 from llmc.buckets.traffic.source import Traffic
 from llmc.buckets.traffic.step_histogram import StepHistogram
 from llmc.buckets.traffic.timestamps import DAY, Period
@@ -93,7 +93,7 @@ def observe(server: BucketRules, setup: Setup, source: TrafficSource) -> Observe
     found = demands(traffic, keeping(traffic.requests(setup.limits)))
     ends: tuple[Demands, ...] = ()
     if traffic.uncertain:
-        others = [_traffic(source, end) for end in OUTER_ENDS]
+        others = [_traffic(source, end) for end in LOW_AND_HIGH]
         ends = tuple(demands(other, other.requests(setup.limits)) for other in others)
     period = traffic.period()
     facts = {"traffic": Path(source.path).name, "period": str(period), **traffic.facts()}

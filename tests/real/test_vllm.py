@@ -115,17 +115,17 @@ def sent(cold: Server) -> list[Sent]:
 def send(client: httpx.Client, url: str, number: int, row: dict[str, str]) -> Sent:
     prompt = max(1, min(int(row["ContextTokens"]) // 6, 900))
     output = max(1, min(int(row["GeneratedTokens"]) // 16, 60))
-    asked: dict[str, object] = {"model": "two-layers", "max_tokens": output, "ignore_eos": True, "temperature": 0}
+    body: dict[str, object] = {"model": "two-layers", "max_tokens": output, "ignore_eos": True, "temperature": 0}
     chat = bool(number % 2)
     if chat:
         content = " ".join(f"w{word % 97}" for word in range(max(1, prompt // 4)))
         answer = client.post(
-            f"{url}/v1/chat/completions", json={**asked, "messages": [{"role": "user", "content": content}]}
+            f"{url}/v1/chat/completions", json={**body, "messages": [{"role": "user", "content": content}]}
         )
     else:
         drawn = random.Random(0 if number % 4 else number)
         ids = [drawn.randrange(1000, 40000) for _ in range(prompt)]
-        answer = client.post(f"{url}/v1/completions", json={**asked, "prompt": ids})
+        answer = client.post(f"{url}/v1/completions", json={**body, "prompt": ids})
     usage = answer.raise_for_status().json()["usage"]
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     return Sent(usage["prompt_tokens"], usage["completion_tokens"], cached, chat)
@@ -198,8 +198,8 @@ def test_a_packed_cache_starts_elsewhere_without_compiling_its_kernels(
     assert before
     variables = {"VLLM_CACHE_ROOT": str(moved), "HOME": str(tmp_path / "home")}
     with vllm.serve(words, variables, tmp_path / "packed.log") as packed:
-        asked = {"model": "two-layers", "prompt": [5, 6, 7], "max_tokens": 3}
-        answer = httpx.post(f"{packed.url}/v1/completions", json=asked, timeout=60)
+        body = {"model": "two-layers", "prompt": [5, 6, 7], "max_tokens": 3}
+        answer = httpx.post(f"{packed.url}/v1/completions", json=body, timeout=60)
         assert answer.raise_for_status().json()["usage"]["completion_tokens"] == 3
     print(f"init engine: cold {cold.engine_seconds} s, warm {warm.engine_seconds} s, packed {packed.engine_seconds} s")
     assert {path.name for path in moved.rglob("*.so")} == before, "no kernel was compiled"

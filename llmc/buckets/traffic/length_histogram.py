@@ -23,7 +23,7 @@ End = Literal["low", "middle", "high"]
 
 ENDS: tuple[End, ...] = ("low", "middle", "high")
 
-OUTER_ENDS: tuple[End, End] = ("low", "high")
+LOW_AND_HIGH: tuple[End, End] = ("low", "high")
 """The two ends whose padding gives the uncertainty of the middle's."""
 
 MAX_DRAWN = 100_000

@@ -100,11 +100,11 @@ class PlanEvaluateCommand(ServerFlags):
     def _replay(self, built: Plan) -> tuple[Evaluation, dict[str, int], list[str], dict[str, tuple[float, float]]]:
         """The evaluation, the traffic's counts and notes, and the padding ranges if lengths are uncertain."""
         from llmc.buckets.evaluation.replay import padding_ranges, replay
-        from llmc.buckets.traffic.length_histogram import OUTER_ENDS
+        from llmc.buckets.traffic.length_histogram import LOW_AND_HIGH
 
         traffic = self._traffic("judge the plan")
         found = replay(built, traffic)
-        ends = [self._traffic("judge the plan", end) for end in OUTER_ENDS] if traffic.uncertain else []
+        ends = [self._traffic("judge the plan", end) for end in LOW_AND_HIGH] if traffic.uncertain else []
         return found, traffic.counts(), traffic.notes(), padding_ranges(built, found, ends)
 
     def _traffic(self, then: str, end: End = "middle") -> Traffic:

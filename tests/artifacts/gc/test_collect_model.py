@@ -44,7 +44,7 @@ def censuses(draw: Any) -> Inventory:
 
 limits = st.builds(
     RetentionLimits, st.none() | st.integers(0, 200), st.none() | st.sampled_from([0.0, 60.0, 600.0]), st.just(GRACE),
-    st.just(NOW), st.booleans(),
+    st.just(NOW), st.booleans(), st.none(),
 )  # fmt: skip
 
 
@@ -115,6 +115,20 @@ def check(census: Inventory, limits: RetentionLimits, plan: CollectionPlan) -> N
 @given(censuses(), limits)
 def test_the_decision_is_the_models(census: Inventory, limits: RetentionLimits) -> None:
     check(census, limits, decide(census, limits))
+
+
+@examples(200)
+@given(censuses(), limits, st.data())
+def test_named_items_go_whatever_the_limits_and_nothing_else(
+    census: Inventory, limits: RetentionLimits, data: st.DataObject
+) -> None:
+    named = data.draw(st.frozensets(st.sampled_from([*census.items, "entries/k/absent"])))
+    plan = decide(census, limits._replace(max_size=None, max_age=None, named=named))
+    model = Model(census, limits)
+    gone = {name for name in named & census.items.keys() if not model.stays(name)}
+    assert set(plan.items) == gone and not plan.quarantine
+    theirs = {digest for name in gone for digest in census.items[name].digests}
+    assert set(plan.blobs) == model.blobs_gone(gone) & theirs
 
 
 @examples(100)
