@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
-from llmc.buckets.limits import Limits
+from llmc.buckets.traffic.admission import Admission
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import StepTime
 from llmc.integrations.base import BucketRules, Demands, GraphDemand, Setup, collect
@@ -19,22 +19,21 @@ SCALE = 10**12
 """Real work of recorded traffic in a mixture, in units that leave shares exact enough as whole numbers."""
 
 
-def _times(factor: float, request: TrafficRequest, limits: Limits) -> TrafficRequest:
-    prompt = min(max(1, round(request.prompt * factor)), limits.longest_prompt)
-    output = min(max(1, round(request.output * factor)), limits.max_model_len - prompt)
+def _times(factor: float, request: TrafficRequest) -> TrafficRequest:
+    prompt, output = (max(1, round(tokens * factor)) for tokens in (request.prompt, request.output))
     return TrafficRequest(request.time, prompt, output, min(round(request.cached * factor), prompt - 1))
 
 
-def _closer(request: TrafficRequest, limits: Limits) -> TrafficRequest:
+def _closer(request: TrafficRequest) -> TrafficRequest:
     return request._replace(time=request.time / 2)
 
 
-SHIFTS: Mapping[str, Callable[[TrafficRequest, Limits], TrafficRequest]] = MappingProxyType({
+SHIFTS: Mapping[str, Callable[[TrafficRequest], TrafficRequest]] = MappingProxyType({
     "lengths × 0.5": partial(_times, 0.5),
     "lengths × 2": partial(_times, 2.0),
     "arrivals × 2": _closer,
 })  # fmt: skip
-"""Name to the change of each request: its tokens, within the limits, or its arrival time."""
+"""Name to the change of each request: its tokens, or its arrival time."""
 
 
 def shifted(
@@ -42,14 +41,14 @@ def shifted(
 ) -> dict[str, Demands]:
     """Return the steps of `server` under each of `SHIFTS` of `requests`, and uniform steps, by the shift's name.
 
-    Requests that all arrive at once have no rate to double. Uniform steps are of all sizes that the server's own lists
-    reach, each equally often (`BucketRules.uniform`).
+    Changed requests are cut to the limits. Requests that all arrive at once have no rate to double. Uniform steps are
+    of all sizes that the server's own lists reach, each equally often (`BucketRules.uniform`).
     """
     found: dict[str, Demands] = {}
     timed = any(request.time for request in requests)
     for name, shift in SHIFTS.items():
         if requests and (timed or shift is not _closer):
-            changed = (shift(request, setup.limits) for request in requests)
+            changed = Admission(setup.limits, clip=True)(map(shift, requests))
             found[name] = collect(server.demands(setup, changed, step_time))
     found[UNIFORM] = collect(server.uniform(setup, server.default(setup)))
     return found
@@ -68,7 +67,8 @@ def mixture(
 def _weighted(
     demands: Demands, shifts: Mapping[str, Demands], weights: Mapping[str, Mapping[str, float]]
 ) -> Iterator[GraphDemand]:
-    for family, named in weights.items():
+    for family in dict.fromkeys([*demands, *weights]):
+        named = weights.get(family, {})
         for part, weight in [(demands, 1.0), *((shifts[name], weight) for name, weight in named.items())]:
             found = part.get(family, {}).values()
             real = sum(demand.real for demand in found)

@@ -87,6 +87,16 @@ class Tuned:
     weights: Mapping[str, Mapping[str, float]]
     held_out: Mapping[str, tuple[ServerEvaluation, ServerEvaluation]] = field(default_factory=dict)
 
+    def on(
+        self, server: BucketRules, demands: Demands, cost: GraphCost | None
+    ) -> tuple[ServerEvaluation, ServerEvaluation]:
+        """Evaluate the server's own lists, and the plan's, on other `demands`."""
+        setup = self.plan.setup
+        return (
+            evaluate(server, setup, self.default_lists, demands, cost),
+            evaluate(server, setup, self.plan.lists, demands, cost),
+        )
+
     @property
     def price(self) -> dict[str, float]:
         """Padding overhead that the hedge adds on the traffic itself, by family."""
@@ -236,11 +246,7 @@ def tune_on(
         return whole
     half = tuned(found[0].demands, observed.requests[: found[0].requests], {})
 
-    def judged(demands: Demands) -> tuple[ServerEvaluation, ServerEvaluation]:
-        own, plan = (evaluate(server, setup, lists, demands, cost) for lists in (half.default_lists, half.plan.lists))
-        return own, plan
-
-    return replace(whole, held_out={part.name: judged(part.demands) for part in found[1:]})
+    return replace(whole, held_out={part.name: half.on(server, part.demands, cost) for part in found[1:]})
 
 
 def ends(

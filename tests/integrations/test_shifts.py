@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llmc.buckets.limits import Limits
+from llmc.buckets.traffic.admission import Admission
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import AssumedStepTime
 from llmc.integrations.base import GraphDemand, Setup, spaced
@@ -18,18 +19,17 @@ LIMITS = Limits(100, 8, 64, 8)
 @pytest.mark.parametrize(
     ("shift", "before", "after"),
     [
-        ("lengths × 2", (3.0, 20, 10, 4), (3.0, 40, 20, 8)),
-        ("lengths × 2", (3.0, 70, 40, 60), (3.0, 99, 1, 98)),
-        ("lengths × 2", (3.0, 30, 30), (3.0, 60, 40)),
-        ("lengths × 0.5", (3.0, 20, 10, 4), (3.0, 10, 5, 2)),
-        ("lengths × 0.5", (3.0, 1, 1), (3.0, 1, 1)),
-        ("arrivals × 2", (3.0, 20, 10, 4), (1.5, 20, 10, 4)),
+        ("lengths × 2", TrafficRequest(3.0, 20, 10, 4), TrafficRequest(3.0, 40, 20, 8)),
+        ("lengths × 2", TrafficRequest(3.0, 70, 40, 60), TrafficRequest(3.0, 99, 1, 98)),
+        ("lengths × 2", TrafficRequest(3.0, 30, 30), TrafficRequest(3.0, 60, 40)),
+        ("lengths × 0.5", TrafficRequest(3.0, 20, 10, 4), TrafficRequest(3.0, 10, 5, 2)),
+        ("lengths × 0.5", TrafficRequest(3.0, 4, 1, 3), TrafficRequest(3.0, 2, 1, 1)),
+        ("lengths × 0.5", TrafficRequest(3.0, 1, 1), TrafficRequest(3.0, 1, 1)),
+        ("arrivals × 2", TrafficRequest(3.0, 20, 10, 4), TrafficRequest(1.5, 20, 10, 4)),
     ],
 )
-def test_each_request_is_changed_within_the_limits(
-    shift: str, before: tuple[float, ...], after: tuple[float, ...]
-) -> None:
-    assert SHIFTS[shift](TrafficRequest(*before), LIMITS) == TrafficRequest(*after)  # type: ignore[arg-type]
+def test_each_request_is_changed_within_the_limits(shift: str, before: TrafficRequest, after: TrafficRequest) -> None:
+    assert list(Admission(LIMITS, clip=True)([SHIFTS[shift](before)])) == [after]
 
 
 def test_a_server_takes_other_steps_for_each_shift(fake: Fake, setup: Setup) -> None:
@@ -52,6 +52,8 @@ def test_weights_are_of_padding_overhead_whatever_the_number_of_steps() -> None:
     assert real == pytest.approx({4: 1 + 2 * 0.25 * 4 / 104, 8: 1, 100: 2 * 0.25 * 100 / 104})
     assert mixture(traffic, {"other": other}, {"tokens": {}})["tokens"].keys() == {(4,), (8,)}
     assert mixture({}, {"other": other}, {"tokens": {"other": 0.0}}) == {}
+    uncounted = {"requests": counted("requests", {3: 2})}
+    assert mixture({**traffic, **uncounted}, {"other": other}, {"tokens": {}})["requests"].keys() == {(3,)}
     assert isinstance(found[4,], GraphDemand)
 
 

@@ -131,6 +131,19 @@ def test_on_a_recorded_log_the_plan_is_better_on_the_half_that_it_did_not_see(na
         assert not found.worse
 
 
+def test_a_family_that_counts_in_no_total_is_planned_by_its_own_steps() -> None:
+    """Attention's requests on TPUs: their padding says little about time, and their list follows the traffic."""
+    server = bucket_rules("tpu-inference")
+    limits = server.limits({"max_model_len": 8192, "max_num_seqs": 64, "max_num_batched_tokens": 2048})
+    setup = Setup(limits, complete(server.settings, {"bucketized_requests": True}))
+    demands = {"tokens": counted("tokens", {40: 50, 300: 9}), "requests": counted("requests", {11: 70, 23: 40})}
+    shifts = {"other": {"tokens": counted("tokens", dict.fromkeys(range(16, 2048, 16), 1))}}
+    for hedge in (None, 0.0, 0.2):
+        found = tune(server, setup, demands, ServerBudget(), shifts=shifts, hedge=hedge)
+        assert found.chosen.padding["requests"] < found.default.padding["requests"]
+        assert (11,) in found.plan.lists["requests"] or (16,) in found.plan.lists["requests"]
+
+
 SAMPLE = Path(__file__).parents[1] / "data" / "azure_conv_sample.csv"
 
 

@@ -268,7 +268,6 @@ class PlanTuneCommand(ServerFlags):
     def run(self) -> None:
         from llmc.integrations import report
         from llmc.integrations.configuration import as_text, write_folder
-        from llmc.integrations.evaluation import evaluate
         from llmc.integrations.observed import MOST_KEPT
         from llmc.integrations.report import Findings, page
         from llmc.integrations.tune import HEDGES, ServerBudget, ends, tune_on
@@ -300,10 +299,7 @@ class PlanTuneCommand(ServerFlags):
             notes.append(f"lengths and arrivals are shifted for the first {MOST_KEPT:,} requests only")
         if self.judge is not None:
             other = self.observe(server, setup, "judge", self.judge)
-            others = {Path(self.judge).name: [
-                (name, evaluate(server, setup, lists, other.demands, cost))
-                for name, lists in ((report.OWN, tuned.default_lists), (TUNED, plan.lists))
-            ], **others}  # fmt: skip
+            others = {Path(self.judge).name: _named(tuned.on(server, other.demands, cost)), **others}
         given = server.export(setup, plan.lists)
         if self.save is not None:
             plan.save(self.save)

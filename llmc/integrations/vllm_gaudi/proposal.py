@@ -54,7 +54,7 @@ class StepGrid:
 
         E_k(b) is the least cost of all rows up to b with at most k points, b the last chosen row: min over a < b and j
         of E_{k−j}(a) + C_j(a, b), with C_j(a, b) the cost of j columns for the steps of the rows above a up to b, all
-        in row b. Exact, and O(rows² · columns² · most).
+        in row b. Exact for rows of as many columns as MOST_IN_ROW allows, and O(rows² · columns² · most).
         """
         rows = len(self.weights)
         best, sources = self._tables(most)
