@@ -1,4 +1,4 @@
-"""The number of CPUs that this process may use, limited by its affinity mask and its control groups.
+"""The number of CPUs that this process may use, limited by its affinity mask and its control groups; their features.
 
 A CPU quota (cgroup v1: cpu.cfs_quota_us over cpu.cfs_period_us, v2: cpu.max) applies to a group and its descendants, so
 every ancestor's quota counts. With more threads than the quota, all threads stop for the rest of each period. A group
@@ -119,6 +119,18 @@ def _bound(folder: Path) -> int | None:
     if len(given) == 2 and given[0].isdecimal() and given[1].isdecimal() and int(given[1]):
         return max(1, -(-int(given[0]) // int(given[1])))
     return None
+
+
+CPUINFO = _ROOT / "proc" / "cpuinfo"
+
+
+def listed_features(file: Path = CPUINFO) -> frozenset[str]:
+    """All features of this CPU, as Linux names them; empty where it does not."""
+    for line in (_text(file) or "").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
 
 
 def _text(path: Path) -> str | None:

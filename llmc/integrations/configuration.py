@@ -172,8 +172,7 @@ def _folder(path: Path) -> Export:
 
 def _with_files(given: Export, folder: Path) -> Export:
     """`given`, with the server's own files that its values name, relative to the command or anywhere."""
-    values = [*given.environment.values(), *(argument.partition(" ")[2] for argument in given.arguments)]
-    named = [value for value in values if value.endswith(OWN_FILES) and (folder / value).is_file()]
+    named = [value for value in _values(given) if value.endswith(OWN_FILES) and (folder / value).is_file()]
     return Export(given.environment, given.arguments, {value: _whole(folder / value) for value in named})
 
 
@@ -292,7 +291,8 @@ def texts_for(given: Export, name: str, notes: Sequence[str] = ()) -> dict[str, 
     Values name the server's own files by their paths in the folder, and in Kubernetes by their mount paths.
     """
     notes = [*notes, *given.notes]
-    named = [file for file in given.files if file in {*given.environment.values(), *map(_value, given.arguments)}]
+    values = _values(given)
+    named = [file for file in given.files if file in values]
     started = [f"{' and '.join(named)}: found from the folder in which the server starts"] if named else []
     return {
         ENVIRONMENT: _comments([*notes, *started]) + environment_text(given),
@@ -306,8 +306,9 @@ def _comments(notes: Iterable[str]) -> str:
     return "".join(f"# {note}\n" for note in notes)
 
 
-def _value(argument: str) -> str:
-    return argument.partition(" ")[2]
+def _values(given: Export) -> list[str]:
+    """The values of variables and flags."""
+    return [*given.environment.values(), *(argument.partition(" ")[2] for argument in given.arguments)]
 
 
 def _quoted(argument: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from llmc.artifacts.third_party.base import Fact
 from llmc.artifacts.third_party.tree import Tree
+from llmc.cpus import CPUINFO, listed_features
 
 NVIDIA = Path("/proc/driver/nvidia/gpus")
 """A folder for each GPU, with a file "information" (NVIDIA driver README, "Files in /proc")."""
@@ -34,19 +35,14 @@ def machine_here() -> dict[str, str]:
     return {"machine": _NAMES.get(name, name)}
 
 
-CPUINFO = Path("/proc/cpuinfo")
 _SELECTING = ("amx", "asimd", "avx", "bf16", "bmi", "f16c", "fma", "sse4", "sve")
 """Beginnings of the features by which compilers select instructions."""
 
 
-def cpu_features(file: Path = CPUINFO) -> dict[str, str]:
+def native_cpu(file: Path = CPUINFO) -> dict[str, str]:
     """Return the fact "cpu": the features that compilers for this CPU use (-march=native), sorted; empty if unknown."""
-    with suppress(OSError):
-        for line in file.read_text(errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() in ("flags", "Features"):
-                return {"cpu": " ".join(sorted(one for one in set(value.split()) if one.startswith(_SELECTING)))}
-    return {}
+    found = sorted(one for one in listed_features(file) if one.startswith(_SELECTING))
+    return {"cpu": " ".join(found)} if found else {}
 
 
 def nvidia_gpu(folder: Path = NVIDIA) -> dict[str, str]:

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS, KernelSet
+from llmc.cpus import listed_features
 from llmc.errors import InputError
 from llmc.settings import CPU_ISA, cpu_isa
 
@@ -72,16 +73,7 @@ def host_features() -> tuple[str, ...]:
     Libraries that select kernels themselves see all of these, whatever LLMC_CPU_ISA says. The source is /proc/cpuinfo;
     without it, only the architecture is known.
     """
-    found: set[str] = set()
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() in ("flags", "Features"):
-                found = set(value.split()) & _KERNEL_FEATURES
-                break
-    except OSError:
-        pass
-    return (platform.machine(), *sorted(found))
+    return (platform.machine(), *sorted(listed_features() & _KERNEL_FEATURES))
 
 
 _CGROUP = Path("/sys/fs/cgroup")

@@ -107,8 +107,7 @@ class CacheRemoveCommand(Command):
         ]
         found = collect(store.layout, named=frozenset(map(entry_name, keys)), dry_run=self.dry_run)
         if found.kept:
-            kept = ", ".join(f"{count} {why}" for why, count in sorted(found.kept.items()))
-            raise ArtifactError(f"not removed: {kept}{'; the others were' if found.entries else ''}")
+            raise ArtifactError(f"not removed: {_kept(found)}{'; the others were' if found.entries else ''}")
         if self.as_json:
             print_json({"root": str(store.root), **found._asdict()})
             return
@@ -120,6 +119,10 @@ def did_something(found: Collection) -> bool:
     """Whether a collection has anything to report."""
     removed = found.entries or found.bundles or found.blobs or found.others
     return bool(removed or found.over or found.failed)
+
+
+def _kept(found: Collection) -> str:
+    return ", ".join(f"{count} {why}" for why, count in sorted(found.kept.items()))
 
 
 def summary(found: Collection, root: Path) -> list[str]:
@@ -143,8 +146,7 @@ def summary(found: Collection, root: Path) -> list[str]:
     if found.waiting:
         lines.append(f"{size_text(found.waiting)} of unreferenced data is too new to remove")
     if found.kept:
-        kept = ", ".join(f"{count} {why}" for why, count in sorted(found.kept.items()))
-        lines.append(f"kept despite the limits: {kept}")
+        lines.append(f"kept despite the limits: {_kept(found)}")
     if found.over:
         lines.append(f"{size_text(found.over)} over the limit")
     failed = sorted(found.failed.items())

@@ -111,7 +111,7 @@ def write_host_files(result: CompileResult, target: Target) -> CompileResult:
     opened = Bundle(BundleFiles.open(bundle), Settings())
     folder = bundle.with_name(f"{bundle.name}.{target.description.name}")
     on_target = target.on_target()
-    texts = {} if on_target is None else on_target.host_files(folder, bundle, opened.plan)
+    texts = {} if on_target is None else on_target.host_files(bundle, opened.plan)
     names = write_texts(folder, texts, "files for the device's host") if texts else []
     return replace(result, host_files=[str(folder / name) for name in names])
 

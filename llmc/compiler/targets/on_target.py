@@ -51,10 +51,10 @@ class OnTargetCompiler(ABC):
         """Return the final choices by name, which become manifest options and key components."""
         return {}
 
-    def host_files(self, folder: Path, bundle: Path, plan: Plan) -> Mapping[str, str]:
+    def host_files(self, bundle: Path, plan: Plan) -> Mapping[str, str]:
         """Return texts for the device's host by file name: server settings, and a job that compiles `bundle` there.
 
-        They will be written to `folder`. Most devices have none.
+        Most devices have none.
         """
         return {}
 

@@ -27,7 +27,7 @@ from llmc.artifacts.third_party.facts import flatten
 from llmc.artifacts.third_party.tree import Tree
 from llmc.errors import InputError
 from llmc.integrations import kserve
-from llmc.integrations.host import LIBRARY, cpu_features, machine, machine_here, nvidia_gpu
+from llmc.integrations.host import LIBRARY, machine, machine_here, native_cpu, nvidia_gpu
 from llmc.integrations.triton.cache import kernel_facts
 
 COMPILED, AOT = "torch_compile_cache", "torch_aot_compile"
@@ -117,11 +117,11 @@ class VllmCache(ThirdPartyCache):
 
     def recorded(self, folder: Path) -> Mapping[str, str]:
         """Return the features of this CPU where the cache has native code, which is compiled for them."""
-        return cpu_features() if any(folder.rglob(f"*{LIBRARY}")) else {}
+        return native_cpu() if any(folder.rglob(f"*{LIBRARY}")) else {}
 
     def here(self, environment: Mapping[str, str], folder: Path) -> Mapping[str, str]:
         location = str(folder.absolute())
-        return {"path": location, "env.VLLM_CACHE_ROOT": location, **machine_here(), **cpu_features(), **nvidia_gpu()}
+        return {"path": location, "env.VLLM_CACHE_ROOT": location, **machine_here(), **native_cpu(), **nvidia_gpu()}
 
     def location(self, environment: Mapping[str, str]) -> str | None:
         """Return the folder by the rules of vllm/envs.py."""

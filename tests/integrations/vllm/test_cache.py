@@ -8,7 +8,7 @@ import pytest
 from llmc.artifacts.third_party.facts import compare, merge
 from llmc.artifacts.third_party.tree import Tree, scan_tree
 from llmc.errors import InputError
-from llmc.integrations.host import cpu_features, nvidia_gpu
+from llmc.integrations.host import native_cpu, nvidia_gpu
 from llmc.integrations.vllm.cache import VllmCache
 from tests.artifacts.third_party.helpers import AOT_HASH, HASH, make_vllm, write
 
@@ -131,13 +131,13 @@ def test_native_code_ties_a_cache_to_the_features_of_the_cpu(tmp_path: Path) -> 
     make_vllm(tmp_path / "cache")
     assert CACHE.recorded(tmp_path / "cache") == {}
     write(tmp_path / "cache" / "torch_compile_cache" / HASH / "x.main.so", b"\x7fELF")
-    assert CACHE.recorded(tmp_path / "cache") == cpu_features()
+    assert CACHE.recorded(tmp_path / "cache") == native_cpu()
     write(tmp_path / "one", "processor: 0\nflags\t\t: fpu sse4_2 avx2 fma avx512f\n\nflags: other\n")
     write(tmp_path / "arm", "Features\t: fp asimd sve\n")
-    assert cpu_features(tmp_path / "one") == {"cpu": "avx2 avx512f fma sse4_2"}
-    assert cpu_features(tmp_path / "arm") == {"cpu": "asimd sve"}
-    assert cpu_features(tmp_path / "none") == {}
-    (wrong,) = compare(cpu_features(tmp_path / "one"), CACHE.must_match, {}, {"cpu": "avx2 fma sse4_2"}).mismatches
+    assert native_cpu(tmp_path / "one") == {"cpu": "avx2 avx512f fma sse4_2"}
+    assert native_cpu(tmp_path / "arm") == {"cpu": "asimd sve"}
+    assert native_cpu(tmp_path / "none") == {}
+    (wrong,) = compare(native_cpu(tmp_path / "one"), CACHE.must_match, {}, {"cpu": "avx2 fma sse4_2"}).mismatches
     assert str(wrong) == "cpu is avx2 avx512f fma sse4_2 in the cache, avx2 fma sse4_2 here"
 
 

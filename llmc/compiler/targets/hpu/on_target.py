@@ -54,8 +54,8 @@ LONGEST_NAME = 63
 """The most characters of a Kubernetes name (RFC 1123 label)."""
 
 
-def host_files(folder: Path, bundle: Path, plan: Plan) -> Mapping[str, str]:
-    """Return the texts by file name, for files in `folder`."""
+def host_files(bundle: Path, plan: Plan) -> Mapping[str, str]:
+    """Return the texts by file name."""
     return {**server_files(SERVER, exported(SERVER, plan)), **_jobs(bundle)}
 
 
@@ -113,8 +113,8 @@ class RecipeCompiler(WholeBundle):
         self._run(folder / "draft", cache, bundle, reported)
         return self._left(cache, folder)
 
-    def host_files(self, folder: Path, bundle: Path, plan: Plan) -> Mapping[str, str]:
-        return host_files(folder, bundle, plan)
+    def host_files(self, bundle: Path, plan: Plan) -> Mapping[str, str]:
+        return host_files(bundle, plan)
 
     def _run(self, draft: Path, cache: Path, bundle: Bundle, reported: OnExecutable) -> None:
         """Record in a process of its own, which does not outlive this call."""

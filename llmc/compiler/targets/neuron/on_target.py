@@ -133,8 +133,8 @@ TEMPLATES = ("cpu-compile.sh",)
 STRICT = "NEURON_LIBTORCH_DISABLE_GRAPH_CAPTURE_BACKEND=1\nVLLM_NEURON_DISABLE_WARMUP_COMPILE=1\n"
 
 
-def host_files(folder: Path, plan: Plan, chip: str, framework: str | None) -> Mapping[str, str]:
-    """Return the texts by file name, for files in `folder`."""
+def host_files(plan: Plan, chip: str, framework: str | None) -> Mapping[str, str]:
+    """Return the texts by file name."""
     if framework == "transformers-neuronx":
         logger().warning(
             "VLLM_NEURON_FRAMEWORK=%s: no files are written for it, since it is no longer released", framework
@@ -214,8 +214,8 @@ class NeffCompiler(EachExecutable):
     def compile_program(self, bundle: Bundle, name: str) -> bytes:
         return self._neffs(bundle, name, name)
 
-    def host_files(self, folder: Path, bundle: Path, plan: Plan) -> Mapping[str, str]:
-        return host_files(folder, plan, self._chip.name, self._settings.neuron_framework)
+    def host_files(self, bundle: Path, plan: Plan) -> Mapping[str, str]:
+        return host_files(plan, self._chip.name, self._settings.neuron_framework)
 
     def _lnc(self, bundle: Bundle) -> int:
         requested = NeuronConfig.parse(str(bundle.manifest.options.get(NEURON_CONFIG.name, ""))).lnc

@@ -34,7 +34,7 @@ def plan() -> Plan:
 
 
 def written(folder: Path, plan: Plan, bundle: str = "bundle") -> dict[str, str]:
-    texts = RecipeCompiler().host_files(folder / f"{bundle}.hpu", folder / bundle, plan)
+    texts = RecipeCompiler().host_files(folder / bundle, plan)
     write_texts(folder / f"{bundle}.hpu", texts, "files")
     return dict(texts)
 
