@@ -46,7 +46,7 @@ def plan() -> Plan:
 
 
 def test_the_servers_files_say_what_was_planned(tmp_path: Path, plan: Plan) -> None:
-    texts = host_files(tmp_path, plan, "trn2", None)
+    texts = host_files(plan, "trn2", None)
     write_texts(tmp_path, texts, "files")
     server = bucket_rules("vllm-neuron")
     read = load(server, str(tmp_path / "config.yaml"), {}, {})
@@ -56,7 +56,7 @@ def test_the_servers_files_say_what_was_planned(tmp_path: Path, plan: Plan) -> N
 
 
 def test_the_job_compiles_without_a_device_and_packs_the_cache(tmp_path: Path, plan: Plan) -> None:
-    write_texts(tmp_path, host_files(tmp_path, plan, "trn2", None), "files")
+    write_texts(tmp_path, host_files(plan, "trn2", None), "files")
     (tmp_path / "vllm.py").write_text(VLLM.format(root=str(ROOT)))
     tool = tmp_path / "llmc"
     tool.write_text(f'#!/bin/sh\nexec {sys.executable} -m llmc.cli.main "$@"\n')
@@ -87,10 +87,10 @@ def test_flags_are_keywords() -> None:
 
 def test_the_framework_chooses_the_server(tmp_path: Path, plan: Plan, caplog: pytest.LogCaptureFixture) -> None:
     nxd, transformers = NEURON_FRAMEWORKS
-    texts = host_files(tmp_path, plan, "trn2", nxd)
+    texts = host_files(plan, "trn2", nxd)
     assert "context_encoding_buckets" in texts["config.json"]
     assert "cpu-compile.sh" not in texts
-    assert host_files(tmp_path, plan, "trn2", transformers) == {}
+    assert host_files(plan, "trn2", transformers) == {}
     assert "no longer released" in caplog.text
 
 
@@ -99,6 +99,6 @@ def test_a_plan_that_the_server_does_not_take_leaves_a_warning(
 ) -> None:
     caplog.set_level(logging.WARNING)
     long = plan_for(None, max_model_len=32768, max_num_seqs=4, settings=Settings())
-    assert host_files(tmp_path, long, "trn2", None) == {}
+    assert host_files(long, "trn2", None) == {}
     assert "no bucket file for vllm-neuron: " in caplog.text
-    host_files(tmp_path, toy_plan(), "trn2", None)
+    host_files(toy_plan(), "trn2", None)
