@@ -103,17 +103,16 @@ def no_token(patch: pytest.MonkeyPatch) -> None:
 
 
 def both(*steps: Prepare) -> Prepare:
-    def prepare(kit: Kit, here: Path, patch: pytest.MonkeyPatch) -> None:
-        for step in steps:
-            step(kit, here, patch)
+    def prepare(kit: Kit, here: Path, patch: pytest.MonkeyPatch) -> Words:
+        return {word: to for step in steps for word, to in (step(kit, here, patch) or {}).items()}
 
     return prepare
 
 
-def neuron_cache(kit: Kit, here: Path, _: pytest.MonkeyPatch) -> Words:
-    """What a job on another host packed."""
+def neuron_cache(kit: Kit, here: Path, _: pytest.MonkeyPatch, name: str = "KEY") -> Words:
+    """What a job on another host packed, an entry of the store; `name` is how the document writes its key."""
     built = pack(Store(kit.folder / "cache"), compile_cache("vllm-neuron"), foreign.make_neuron(here / "of-the-job"))
-    return {"KEY": built.entry.key.digest}
+    return {name: built.entry.key.digest}
 
 
 def unsigned_images(kit: Kit, here: Path, _: pytest.MonkeyPatch) -> None:
@@ -214,7 +213,7 @@ embedding = partial(encoder_bundle, task="embed")
 SCENES: Mapping[str, Scene] = {
     "README.md": Scene(anew={"cache push": {"bundle": bundle}}),
     "docs/commands.md": Scene(
-        both(token, trust),
+        both(token, trust, partial(neuron_cache, name="3fa9c2")),
         rest={
             "deploy": "--image registry.example.com/llmc:0.1.0 --bundle-image oci://registry.example.com/models/m:1",
             "plan": "--gb-per-s 3 --model MODEL --prompt-len 64 --output-len 8",
