@@ -136,10 +136,12 @@ audit:
 	.venv-audit/bin/pip-audit --no-deps --disable-pip -r requirements.lock
 
 # Compares llmc's rules for other servers with these servers' own functions. pip downloads the servers' packages, but
-# does not install them. NEWEST_RELEASES=1 also compares with the newest release of each.
+# does not install them. NEWEST_RELEASES=1 also compares with the newest release of each. COMPARED=1 writes today's date
+# into the documentation, if all agree.
 oracles: $(VENV)/.ready .venv-oracles/.ready
 	$(if $(NEWEST_RELEASES),$(FETCH_ORACLES) --newest)
 	$(BIN)/python -m pytest -m oracle tests/oracles
+	$(if $(COMPARED),$(BIN)/python scripts/fetch_oracles.py --compared && $(BIN)/python -m scripts.results)
 
 FETCH_ORACLES = PYTHONPATH=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
   .venv-oracles/bin/python scripts/fetch_oracles.py .oracles

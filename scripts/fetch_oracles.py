@@ -1,13 +1,18 @@
-"""Unpack the sources that tests/oracles/ compares llmc's rules with: python scripts/fetch_oracles.py FOLDER [--newest]
+"""Unpack the sources that tests/oracles/ compares llmc's rules with.
+
+    python scripts/fetch_oracles.py FOLDER [--newest]
+    python scripts/fetch_oracles.py --compared      note in releases.txt that all were compared today
 
 Packages come by name through pip, at the releases of tests/oracles/releases.txt. They are unpacked, never installed,
 and nothing of them is imported. Wheels are taken, but of vLLM, whose wheels are large, the source archive. pip reads
-its metadata only where torch and the packages that build it are installed (`make oracles`). With --newest, also the
-newest release of each package.
+its metadata only where torch and the packages that build it are installed (`make oracles`). OpenVINO GenAI, whose rules
+are compiled code, is installed with what it needs into a folder of its own. With --newest, also the newest release of
+each package.
 """
 
 from __future__ import annotations
 
+import datetime
 import os
 import subprocess
 import sys
@@ -17,6 +22,8 @@ import zipfile
 from pathlib import Path
 
 RELEASES = Path(__file__).resolve().parent.parent / "tests/oracles/releases.txt"
+COMPILED = ("openvino-genai",)
+"""Packages whose rules only run."""
 
 
 def fetch(requirement: str, folder: Path) -> Path:
@@ -26,6 +33,11 @@ def fetch(requirement: str, folder: Path) -> Path:
     if location.is_dir():
         return location
     with tempfile.TemporaryDirectory(dir=folder) as work:
+        if name in COMPILED:
+            unpacked = Path(work) / "unpacked"
+            install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(unpacked), requirement]
+            subprocess.run(install, check=True)
+            return unpacked.rename(location)
         download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", work, requirement]
         kind = ["--no-binary", name, "--no-build-isolation"] if name == "vllm" else ["--only-binary", ":all:"]
         settings = {**os.environ, "VLLM_TARGET_DEVICE": "empty", "VLLM_VERSION_OVERRIDE": version}
@@ -44,11 +56,16 @@ def fetch(requirement: str, folder: Path) -> Path:
 
 
 def main() -> int:
-    """Fetch every release of the list into the folder that is named."""
+    """Fetch every release of the list into the folder that is named, or note the comparison."""
+    lines = RELEASES.read_text(encoding="utf-8").splitlines()
+    if "--compared" in sys.argv[1:]:
+        today = datetime.date.today().isoformat()
+        stated = [f"{line.split()[0]}  # {today}" if "==" in line else line for line in lines]
+        RELEASES.write_text("\n".join(stated) + "\n", encoding="utf-8")
+        return 0
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    lines = [line.partition("#")[0].strip() for line in RELEASES.read_text(encoding="utf-8").splitlines()]
-    requirements = [line for line in lines if line]
+    requirements = [requirement for line in lines if (requirement := line.partition("#")[0].strip())]
     if "--newest" in sys.argv[2:]:
         names = dict.fromkeys(requirement.partition("==")[0] for requirement in requirements)
         requirements += [f"{name}=={newest(name)}" for name in names]

@@ -1,5 +1,7 @@
 """Write the figures of benchmarks/results.toml into README.md, benchmarks/RESULTS.md and the charts of docs/images/.
 
+The releases of tests/oracles/releases.txt go into docs/servers.md.
+
     python -m scripts.results            write them
     python -m scripts.results --check    exit with 1 if a file differs from what would be written
 
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ("README.md", "benchmarks/RESULTS.md")
+DOCUMENTS = ("README.md", "benchmarks/RESULTS.md", "docs/servers.md")
 IMAGES = "docs/images"
 THEMES = {
     "light": {"back": "#ffffff", "text": "#1f2328", "faint": "#59636e", "before": "#afb8c1", "after": "#0969da"},
@@ -72,6 +74,17 @@ def _padding(data: dict[str, Any]) -> str:
         for server, phase, graphs, own, planned in data["padding"]["rows"]
     ]
     return _table(["server", "padded", "graphs", "its own list", "planned from traffic"], rows)
+
+
+def _compared() -> str:
+    """Releases whose own functions agreed with llmc's rules, by package, and the day of the last comparison."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for line in (ROOT / "tests/oracles/releases.txt").read_text(encoding="utf-8").splitlines():
+        if found := re.fullmatch(r"([\w-]+)==(\S+)  # (\S+)", line):
+            rows.setdefault((found[1], found[3]), []).append(found[2])
+    return _table(
+        ["package", "releases", "compared"], [[name, ", ".join(those), day] for (name, day), those in rows.items()]
+    )
 
 
 def _svg(title: str, height: int, parts: list[str], theme: dict[str, str]) -> str:
@@ -233,6 +246,7 @@ def written() -> dict[str, str]:
         "int8": lambda _: _steps(data, "int8"),
         "four-bit": lambda _: _steps(data, "4-bit"),
         "padding": lambda _: _padding(data),
+        "compared": lambda _: _compared(),
     }
     texts = {}
     for document in DOCUMENTS:

@@ -12,7 +12,7 @@ FOLDER = Path(os.environ.get("LLMC_ORACLES", Path(__file__).parents[2] / ".oracl
 
 def releases(package: str) -> list[Path]:
     """The unpacked releases of a package, oldest first."""
-    found = [path for path in FOLDER.glob(f"{package}-*") if path.is_dir()]
+    found = [path for path in FOLDER.glob(f"{package}-[0-9]*") if path.is_dir()]
     return sorted(found, key=lambda path: [int(n) for n in path.name.rpartition("-")[2].split(".") if n.isdigit()])
 
 

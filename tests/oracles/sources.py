@@ -28,6 +28,19 @@ def extract(tree: ast.Module, name: str, known: Mapping[str, Any]) -> Callable[.
     return built
 
 
+def extract_class(tree: ast.Module, name: str, known: Mapping[str, Any]) -> Any:
+    """The class `name` of the module, decorators of its methods included, with `known` as its globals.
+
+    Its annotations are not evaluated. Raises KeyError where the file no longer has such a class.
+    """
+    found = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)
+    if found is None:
+        raise KeyError(name)
+    space = dict(known)
+    exec(compile(ast.Module([found], []), name, "exec", annotations.compiler_flag), space)
+    return space[name]
+
+
 def parameters(tree: ast.Module, name: str) -> list[str]:
     """The names of the parameters of the function `name`."""
     return [argument.arg for argument in _function(tree, name).args.args]

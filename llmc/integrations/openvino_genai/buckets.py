@@ -17,7 +17,6 @@ from llmc.integrations.base import (
     Accepted,
     BucketRules,
     Demands,
-    Dropped,
     Export,
     GraphDemand,
     GraphFamily,
@@ -31,7 +30,7 @@ PROMPT, CACHE = "prompt", "cache"
 PROMPT_KEY, RESPONSE_KEY = "MAX_PROMPT_LEN", "MIN_RESPONSE_LEN"
 HINT_KEY, CHUNK_KEY = "PREFILL_HINT", "NPUW_LLM_PREFILL_CHUNK_SIZE"
 ALIGNMENT = 64
-"""Both lengths are rounded up to multiples of this."""
+"""Both graphs are compiled for multiples of this."""
 
 _LOGGED = re.compile(r"NPUW_LLM_(MAX_PROMPT_LEN|MIN_RESPONSE_LEN): (\d{1,9})\b")
 
@@ -40,15 +39,17 @@ class OpenvinoGenai(BucketRules):
     """One request at a time, with two graphs.
 
     The prompt graph holds the longest prompt, MAX_PROMPT_LEN. The other graph attends over the whole cache,
-    MAX_PROMPT_LEN + MIN_RESPONSE_LEN, at every token. The variants of NPUW_LLM_GENERATE_PYRAMID and the attention
-    hints, all off by default, are not modelled. A longer prompt is refused, and an answer that exceeds the cache is cut
-    short.
+    MAX_PROMPT_LEN + MIN_RESPONSE_LEN, at every token. A longer prompt is refused, and an answer that exceeds the cache
+    is cut short. The lists hold these two limits, exactly as stated. The graphs are compiled for both lengths rounded
+    up to multiples of 64, and the prompt's also to chunks. The variants of NPUW_LLM_GENERATE_PYRAMID and the attention
+    hints, all off by default, are not modelled.
     """
 
     name = "openvino-genai"
     title = "OpenVINO GenAI on NPU"
     source = (
-        "openvino.genai, commits 5fc238e7 (src/cpp/src/llm/pipeline_stateful.cpp), 14a3a7f7 (src/cpp/src/utils.cpp); "
+        "openvino-genai 2026.4.1, run on a CPU (tests/oracles); openvino.genai, commits 5fc238e7 "
+        "(src/cpp/src/llm/pipeline_stateful.cpp), 14a3a7f7 (src/cpp/src/utils.cpp); "
         "openvino, commit e4a97607 (src/plugins/intel_npu/src/plugin/npuw/llm_compiled_model.cpp)"
     )
     families = (
@@ -73,7 +74,7 @@ class OpenvinoGenai(BucketRules):
         return self._lists(setup, 1024, 128)
 
     def accept(self, setup: Setup, lists: Lists) -> Accepted:
-        """Accept one length of each, rounded up to multiples of 64, the prompt's also to multiples of the chunk."""
+        """Accept one length of each as stated. Raises InputError for a chunk that the compiler refuses."""
         for family in (PROMPT, CACHE):
             if len(lists[family]) != 1:
                 raise InputError(
@@ -84,10 +85,8 @@ class OpenvinoGenai(BucketRules):
             raise InputError(
                 f"openvino-genai: a cache of {total} tokens has no room after {prompt} tokens of the prompt"
             )
-        kept = self._lists(setup, prompt, total - prompt)
-        changed = [family for family in (PROMPT, CACHE) if kept[family] != lists[family]]
-        dropped = (Dropped(name, lists[name][0], f"rounded up to {kept[name][0][0]}") for name in changed)
-        return Accepted.of(lists, kept, dropped)
+        self._prompt_graph(setup, prompt)
+        return Accepted(dict(lists))
 
     def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[GraphDemand]:
         """Yield the chunks of each whole prompt, since no prefix is kept, and its tokens after the first."""
@@ -100,11 +99,14 @@ class OpenvinoGenai(BucketRules):
                 yield GraphDemand(CACHE, (prompt + request.output,), later, attended)
 
     def work(self, setup: Setup, family: str, shape: Shape) -> int:
-        """Return a chunk's tokens, or the longest prompt's where that is less or prompts are not split; or cached
-        tokens.
+        """Return the tokens of a chunk or of the whole prompt graph; or the tokens that the cache graph attends over.
+
+        Where MAX_PROMPT_LEN is not a multiple of its chunk, the cache graph is up to one chunk larger than stated here.
         """
+        if family == CACHE:
+            return _up(shape[0], ALIGNMENT)
         chunk = self._chunk(setup)
-        return chunk if family == PROMPT and 0 < chunk < shape[0] else shape[0]
+        return chunk if 0 < chunk < _up(shape[0], ALIGNMENT) else self._prompt_graph(setup, shape[0])
 
     def propose(self, setup: Setup, demands: Demands, most: Mapping[str, int]) -> Lists:
         """Propose the least lengths for the longest prompt and the longest sequence that the limits admit.
@@ -112,7 +114,7 @@ class OpenvinoGenai(BucketRules):
         Without max_prompt_len, the prompt graph is as long as the model's context.
         """
         limits = setup.limits
-        prompt = self._lists(setup, limits.longest_prompt, 1)[PROMPT][0][0]
+        prompt = self._prompt_graph(setup, limits.longest_prompt)
         return self._lists(setup, prompt, max(1, limits.max_model_len - prompt))
 
     def from_plan(self, setup: Setup, plan: Plan) -> Lists:
@@ -148,10 +150,13 @@ class OpenvinoGenai(BucketRules):
                     )
             prompt = _length(config.get(PROMPT_KEY, prompt), f"{name}: {PROMPT_KEY}")
             response = _length(config.get(RESPONSE_KEY, response), f"{name}: {RESPONSE_KEY}")
-        return self._lists(setup, prompt, response)
+        return {PROMPT: ((prompt,),), CACHE: ((prompt + response,),)}
 
     def read_log(self, lines: Iterable[str]) -> Lists | None:
-        """Return the lengths among the properties that are printed with OPENVINO_LOG_LEVEL above 2."""
+        """Return the lengths among the properties that are printed with OPENVINO_LOG_LEVEL above 2.
+
+        Release 2026.4.1 prints none of them.
+        """
         found: dict[str, int] = {}
         for text in lines:
             for match in _LOGGED.finditer(text):
@@ -165,13 +170,19 @@ class OpenvinoGenai(BucketRules):
         return setup.number("prefill_chunk_size") if setup.own["prefill_hint"] == "DYNAMIC" else 0
 
     def _lists(self, setup: Setup, prompt: int, response: int) -> Lists:
-        chunk = self._chunk(setup)
-        prompt = _up(prompt, ALIGNMENT)
-        if 0 < chunk < prompt:
-            if chunk & (chunk - 1):
-                raise InputError(f"openvino-genai: {CHUNK_KEY} {chunk} is not a power of two; choose one")
-            prompt = _up(prompt, chunk)
+        """The least lengths that leave nothing of the compiled graphs unused."""
+        prompt = self._prompt_graph(setup, prompt)
         return {PROMPT: ((prompt,),), CACHE: ((prompt + _up(response, ALIGNMENT),),)}
+
+    def _prompt_graph(self, setup: Setup, prompt: int) -> int:
+        """Tokens that the prompt graph is compiled for."""
+        chunk = self._chunk(setup)
+        aligned = _up(prompt, ALIGNMENT)
+        if not 0 < chunk < aligned:
+            return aligned
+        if chunk & (chunk - 1):
+            raise InputError(f"openvino-genai: {CHUNK_KEY} {chunk} is not a power of two; choose one")
+        return _up(aligned, chunk)
 
 
 def _up(length: int, multiple: int) -> int:

@@ -13,7 +13,7 @@ from llmc.buckets.traffic.step_time import StepTime
 from llmc.errors import InputError
 from llmc.integrations import arguments, line
 from llmc.integrations.base import Accepted, Demands, Export, GraphDemand, Lists, Setup, Shape
-from llmc.integrations.settings import Setting, within
+from llmc.integrations.settings import SPECULATIVE, Setting, within
 from llmc.integrations.steps import DECODE, DecodeBatches
 
 STRATEGY, MANUAL = "--rbln-decode-batch-bucket-strategy", "--rbln-decode-batch-bucket-manual-buckets"
@@ -22,6 +22,8 @@ LIMITS = {"--max-model-len": "max_model_len", "--max-num-seqs": "max_num_seqs"}
 CONFIG = "--additional-config"
 KEYS = ("decode_batch_bucket_strategy", "decode_batch_bucket_manual_buckets")
 COMPILED = "decoder_batch_sizes"
+ALWAYS_DRAFT = ("eagle", "eagle3", "mtp")
+"""Methods whose every step verifies drafts (v1/worker/rbln_model_runner.py)."""
 
 _LOGGED = re.compile(r"Decode batch buckets: \[([\d,\s]+)\]")
 
@@ -38,7 +40,7 @@ class OptimumRbln(DecodeBatches):
     title = "optimum-rbln and vllm-rbln on Rebellions NPUs"
     source = (
         "optimum-rbln, commits f30b3768 and 6fd1d924 (models/decoderonly/configuration_decoderonly.py); vllm-rbln, "
-        "commits 0a7577e0 and b64e2828 (v1/worker/bucketing)"
+        "commits 0a7577e0 and b64e2828 and release 0.12.0 (v1/worker/bucketing, v1/worker/rbln_worker.py)"
     )
     settings = (
         Setting(
@@ -59,6 +61,7 @@ class OptimumRbln(DecodeBatches):
         ),
         Setting("pipeline_parallel_size", int, 1, "Stages that share requests.", "--pipeline-parallel-size", least=1),
         Setting("prefill_chunk_size", int, 128, "Tokens of a prompt's chunk, a multiple of 64.", least=64),
+        *SPECULATIVE,
     )  # fmt: skip
     limit_flags = LIMITS
     miss = "error"
@@ -114,8 +117,13 @@ class OptimumRbln(DecodeBatches):
                         yield GraphDemand(DECODE, (size,), count, size * count)
 
     def graphs(self, setup: Setup, lists: Lists) -> int:
-        """Return one for each batch, and one for the chunks of prompts."""
-        return len(lists[DECODE]) + 1
+        """Return one for the chunks of prompts, and one for each batch.
+
+        With drafts two for each batch, for steps with and without them, unless the method always drafts. A draft
+        model's own graphs are not counted.
+        """
+        drafts = setup.number("num_speculative_tokens") and setup.own["speculative_method"] not in ALWAYS_DRAFT
+        return 1 + len(lists[DECODE]) * (2 if drafts else 1)
 
     def propose(self, setup: Setup, demands: Demands, most: Mapping[str, int]) -> Lists:
         """Propose any batches, including max_num_seqs over the stages."""
@@ -138,6 +146,7 @@ class OptimumRbln(DecodeBatches):
         words = [
             *arguments.limit_flags(limits, LIMITS),
             *([f"--pipeline-parallel-size {stages}"] if stages > 1 else []),
+            *arguments.drafts_flag(setup),
             arguments.json_flag(CONFIG, {KEYS[0]: "manual", KEYS[1]: sizes}),
         ]
         environment = dict(zip(VARIABLES, ("manual", ",".join(map(str, sizes))), strict=True))

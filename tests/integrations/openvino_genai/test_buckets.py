@@ -32,18 +32,21 @@ def test_its_own_lengths_are_the_same_for_all_limits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("built", "given_lists", "expected"),
+    ("built", "prompt", "total", "padded"),
     [
-        (setup(prefill_chunk_size=256), lengths(100, 200), lengths(128, 256)),
-        (setup(prefill_chunk_size=256), lengths(300, 400), lengths(512, 640)),
-        (setup(prefill_hint="STATIC", prefill_chunk_size=256), lengths(300, 400), lengths(320, 448)),
-        (setup(), lengths(2048, 4096), lengths(2048, 4096)),
+        (setup(prefill_chunk_size=256), 100, 200, (128, 256)),
+        (setup(prefill_chunk_size=256), 300, 400, (256, 448)),
+        (setup(prefill_chunk_size=32), 20, 84, (32, 128)),
+        (setup(prefill_hint="STATIC", prefill_chunk_size=256), 300, 400, (320, 448)),
+        (setup(), 2048, 4096, (1024, 4096)),
     ],
 )
-def test_lengths_are_rounded_up_to_64_and_prompts_to_chunks(built: Setup, given_lists: Lists, expected: Lists) -> None:
-    accepted = NPU.accept(built, given_lists)
-    assert accepted.lists == expected
-    assert len(accepted.dropped) == len(accepted.added) == sum(given_lists[name] != expected[name] for name in expected)
+def test_lengths_are_admitted_as_stated_and_padded_to_64_or_to_chunks(
+    built: Setup, prompt: int, total: int, padded: tuple[int, int]
+) -> None:
+    accepted = NPU.accept(built, lengths(prompt, total))
+    assert accepted.lists == lengths(prompt, total) and not accepted.dropped
+    assert (NPU.work(built, "prompt", (prompt,)), NPU.work(built, "cache", (total,))) == padded
 
 
 @pytest.mark.parametrize(
@@ -123,6 +126,7 @@ def test_a_file_that_it_refuses_is_an_error(text: str, words: str) -> None:
 def test_what_a_file_leaves_out_has_its_default() -> None:
     assert NPU.read(Export(files={"c.json": '{"MIN_RESPONSE_LEN": 256}'}), setup()) == lengths(1024, 1280)
     assert NPU.read(Export(), setup()) == lengths(1024, 1152)
+    assert NPU.read(Export(files={"c.json": '{"MAX_PROMPT_LEN": 1030}'}), setup()) == lengths(1030, 1158)
 
 
 def test_the_log_of_a_start_has_the_lengths() -> None:

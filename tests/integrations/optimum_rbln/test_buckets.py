@@ -76,6 +76,15 @@ def test_the_next_batch_above_is_taken() -> None:
     assert [finder.find((n,)) for n in (1, 5, 32)] == [Pick((4,)), Pick((32,)), Pick((32,))]
 
 
+@pytest.mark.parametrize(("method", "expected"), [("ngram", 5), ("eagle3", 3)])
+def test_a_batch_has_a_graph_with_drafts_and_one_without_unless_all_steps_draft(method: str, expected: int) -> None:
+    built = setup(num_speculative_tokens=3, speculative_method=method, speculative_model="drafts")
+    lists = {"decode": ((4,), (32,))}
+    assert RBLN.graphs(setup(), lists) == 3 and RBLN.graphs(built, lists) == expected
+    flag = f'--speculative-config {{"num_speculative_tokens": 3, "method": "{method}", "model": "drafts"}}'
+    assert flag in RBLN.export(built, lists).arguments
+
+
 def test_a_prompt_runs_alone_and_stages_share_the_requests() -> None:
     requests = [TrafficRequest(0, 9, 3)] * 3
     assert list(RBLN.demands(setup(4), requests, AssumedStepTime())) == [GraphDemand("decode", (3,), 2, 6)]
