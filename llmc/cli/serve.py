@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -87,6 +88,12 @@ class ServeCommand(CaptureFlags):
     port: int = flag(8000, "P", "Port; 0 takes a free one and prints it.")
     api_key: list[str] | None = flag(
         None, "K", "Required API key. Repeatable. Default: LLMC_API_KEY, which ps does not show."
+    )
+    allowed_origins: list[str] | None = flag(
+        None, "ORIGIN", 'Origin of web pages that may send requests (CORS), or "*". Repeatable.', _LIMITS
+    )
+    generation_config: str = flag(
+        "auto", "auto|none", "Sampling parameters that the checkpoint recommends: for requests without them, or never."
     )
     served_model_name: str | None = flag(None, "NAME", "Model name in the API. Default: the bundle's.")
     replicas: str | None = flag(
@@ -201,6 +208,8 @@ class ServeCommand(CaptureFlags):
             self.max_connections, self.max_connections_per_client, self.max_requests_per_client,
             admin_tokens=_keys("--admin-token", self.admin_token, settings.admin_token),
             allow_model_change=self.allow_model_change,
+            generation_config=_choice("--generation-config", self.generation_config, ("auto", "none")) == "auto",
+            allowed_origins=_origins(self.allowed_origins or ()),
         )  # fmt: skip
 
     def _engine(self) -> EngineOptions:
@@ -389,3 +398,24 @@ def _fleet(address: str | None, replicas: str | None, cpus: int, scaling: dict[s
     }
     given = {name: value for name, value in wanted.items() if value is not None}
     return Fleet(address, int(least), int(most or least), cpus, **given)
+
+
+def _choice(name: str, value: str, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise UnknownNameError(name, value, known)
+    return value
+
+
+def _origins(given: Iterable[str]) -> tuple[str, ...]:
+    """The allowed origins; vLLM's form, a JSON list of them, is taken as well. Raises InputError for another form."""
+    found: list[str] = []
+    for text in given:
+        try:
+            listed = json.loads(text) if text.startswith("[") else [text]
+        except ValueError:
+            listed = [None]
+        for origin in listed:
+            if not isinstance(origin, str) or not (origin == "*" or re.fullmatch(r"https?://[^/\s]+", origin)):
+                raise InputError(f"--allowed-origins {text}: an origin is * or as https://example.com, without a path")
+            found.append(origin)
+    return tuple(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,7 @@ from llmc.buckets.plan import Plan
 from llmc.errors import ArtifactError, InputError
 from llmc.paths import is_dir
 from llmc.runtime.cache_shape import CacheShape, Uniform
+from llmc.runtime.text.chat_format import CHAT_FORMAT, ChatFormat
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
@@ -259,6 +261,11 @@ class Bundle:
             self._wrong("model.eos_token_ids", ids, "a list of token ids")
         return tuple(ids)
 
+    @property
+    def sampling(self) -> Any:
+        """Sampling parameters that the checkpoint recommends, by name, unchecked: see `recommended`."""
+        return self.manifest.model.get("sampling", {})
+
     @cached_property
     def adapters(self) -> tuple[Adapter, ...]:
         """The adapters that requests can select; raises ArtifactError if the manifest's list is invalid."""
@@ -295,6 +302,19 @@ class Bundle:
         if "chat_template.jinja" not in self.manifest.files:
             return None
         return self.files.read("chat_template.jinja").decode()
+
+    @property
+    def chat_format(self) -> ChatFormat | None:
+        """What the chat template takes and its model writes, as found at compile time, or None.
+
+        Raises ArtifactError for an invalid file.
+        """
+        if CHAT_FORMAT not in self.manifest.files:
+            return None
+        try:
+            return ChatFormat.of(json.loads(self.files.read(CHAT_FORMAT)))
+        except (ValueError, InputError) as error:
+            raise ArtifactError(f"{self.path}: {CHAT_FORMAT}: {error}") from None
 
 
 def require_signature(files: BundleFiles, settings: Settings) -> None:

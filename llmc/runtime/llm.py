@@ -143,10 +143,10 @@ class BundleLLM:
         return self.bundle.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The parameters used if none are given."""
-        from llmc.runtime.engine.sampling.params import SamplingParams
+        """The default parameters with what the checkpoint's generation_config.json recommends, as in vLLM."""
+        from llmc.runtime.engine.sampling.params import SamplingParams, recommended
 
-        return SamplingParams()
+        return SamplingParams().filled(recommended(self.bundle.sampling))
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a text, {"prompt": text}, {"prompt_token_ids": ids}, {"messages": [...]} or a list of ids."""

@@ -14,6 +14,7 @@ from llmc.errors import InputError
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.text.chat import ChatTemplate
+    from llmc.runtime.text.chat_format import ChatFormat
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 
@@ -27,9 +28,9 @@ class Prompts:
     @cached_property
     def template(self) -> ChatTemplate:
         """The model's chat template; raises InputError if it has none."""
-        return self.template_of(self._bundle.chat_template)
+        return self.template_of(self._bundle.chat_template, self._bundle.chat_format)
 
-    def template_of(self, source: str | None) -> ChatTemplate:
+    def template_of(self, source: str | None, form: ChatFormat | None = None) -> ChatTemplate:
         """Open a chat template for this model. It renders in a child process, because templates are untrusted programs.
 
         The process starts with the first conversation and ends with the template's `close`. Systems without fork render
@@ -39,10 +40,10 @@ class Prompts:
         if hasattr(os, "fork"):
             from llmc.runtime.text import confined_chat
 
-            return confined_chat.ConfinedTemplate(source, tokens, confined_chat.LIMITS)
+            return confined_chat.ConfinedTemplate(source, tokens, form, confined_chat.LIMITS)
         from llmc.runtime.text.chat import ChatTemplate
 
-        return ChatTemplate(source, tokens)
+        return ChatTemplate(source, tokens, form)
 
     def prepare(self) -> None:
         """Load the tokenizer now, so the first text need not wait. Raises ArtifactError for an invalid tokenizer."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmc.server import errors
@@ -58,6 +63,21 @@ _OFF: TelemetryConfig = {
 """Turns off FastAPI's telemetry: this server reports at /metrics only, and sends nothing anywhere."""
 
 
+class AllowOrigins(CORSMiddleware):
+    """Answers CORS preflights before the API key is checked, because browsers send none with them."""
+
+    def __init__(self, app: ASGIApp, allow_origins: Sequence[str]) -> None:
+        super().__init__(app, allow_origins, allow_methods=("*",), allow_headers=("*",), max_age=3600)
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """Return 204 for an allowed request; the reason in plain text otherwise."""
+        response = super().preflight_response(request_headers)
+        if response.status_code != HTTPStatus.OK:
+            return response
+        headers = {name: value for name, value in response.headers.items() if not name.startswith("content-")}
+        return Response(status_code=HTTPStatus.NO_CONTENT, headers=headers)
+
+
 ROUTERS = tuple(
     module.router
     for module in (models, completions, chat, tokenize, pooling, health, metrics, dashboard)
@@ -85,5 +105,7 @@ def build_app(state: ServerState) -> FastAPI:
     if keys or tokens:
         RequireKey(app, keys, tokens)  # refuses empty keys now; middlewares are built at the first request
         app.add_middleware(RequireKey, keys=keys, admin_tokens=tokens)
+    if state.config.allowed_origins:
+        app.add_middleware(AllowOrigins, allow_origins=state.config.allowed_origins)
     app.add_middleware(CountAnswers, metrics=state.metrics)
     return app

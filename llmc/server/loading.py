@@ -87,7 +87,9 @@ def load(
     template = None
     with contextlib.ExitStack() as opened:
         if bundle.chat_template is not None:
-            template = ConfinedTemplate(bundle.chat_template, bundle.special_tokens, config.template_limits)
+            template = ConfinedTemplate(
+                bundle.chat_template, bundle.special_tokens, bundle.chat_format, config.template_limits
+            )
             opened.callback(template.close)
             if config.warm_aside:
                 template.start()  # the process starts while the executor opens

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -98,12 +97,11 @@ def truncated(
 
 
 def _too_long(limits: Limits, what: str, field: str) -> ApiError:
-    limit = (
-        f"max_model_len {limits.max_model_len}, prompt and answer together"
-        if limits.max_prompt_len is None
-        else f"max_prompt_len {limits.max_prompt_len}"
+    # clients such as litellm look for the words "maximum context length is N tokens"
+    message = (
+        f"{what}; this model's maximum context length is {limits.max_model_len} tokens, prompt and answer together, "
+        f"and a prompt may have at most {limits.longest_prompt}"
     )
-    message = f"{what}; this model takes at most {limits.longest_prompt} tokens ({limit})"
     return bad_request(message, field, "context_length_exceeded")
 
 
@@ -124,7 +122,9 @@ async def render(
         raise bad_request("this model's chat template does not take tools", "tools")
     if continue_final_message and add_generation_prompt:
         raise bad_request("continue_final_message is not allowed with add_generation_prompt", "continue_final_message")
-    plain = await aside(request, len(messages) * _MESSAGE_SIZE, lambda: [_plain(message) for message in messages])
+    plain = await aside(
+        request, len(messages) * _MESSAGE_SIZE, lambda: [message.model_dump(exclude_unset=True) for message in messages]
+    )
     if add_generation_prompt is None:
         add_generation_prompt = not continue_final_message
     shown = [tool.model_dump(exclude_unset=True) for tool in tools] if tools else None
@@ -142,21 +142,6 @@ _MESSAGE_SIZE = 32
 def takes_tools(served: Served) -> bool:
     """Whether the chat template shows tools to the model."""
     return served.chat_template is not None and "tools" in served.chat_template.source
-
-
-def _plain(message: Message) -> dict[str, Any]:
-    """Return the message as plain data; templates expect arguments of earlier tool calls as objects, not JSON text."""
-    plain = message.model_dump(exclude_unset=True)
-    for call in plain.get("tool_calls") or ():
-        function = call.get("function")
-        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
-            try:
-                parsed = json.loads(function["arguments"])
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(parsed, dict):
-                function["arguments"] = parsed
-    return plain
 
 
 def _left_open(text: str, last: Mapping[str, Any]) -> str:

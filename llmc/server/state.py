@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from llmc.runtime.engine.async_engine import AsyncEngine
     from llmc.runtime.pooling.pooler import AsyncPooler
     from llmc.runtime.text.chat import ChatTemplate
+    from llmc.runtime.text.chat_format import ChatFormat
     from llmc.runtime.text.confined_encoding import ConfinedEncoder
     from llmc.runtime.text.tokenizer import Tokenizer
     from llmc.server.telemetry.metrics import Metrics
@@ -45,6 +47,8 @@ class ServerConfig:
       load grammar support once ready, because loading blocks everything for 0.3 s.
     - `admin_tokens`: any of them opens the routes below /admin, which do not exist without one.
     - `allow_model_change`: a swap may change the model.
+    - `generation_config`: requests that give no temperature, top_p, … take the ones that the checkpoint recommends.
+    - `allowed_origins`: web pages of these origins may send requests ("*": all); see the CORS protocol.
     """
 
     host: str = "127.0.0.1"
@@ -63,6 +67,12 @@ class ServerConfig:
     warm_aside: bool = True
     admin_tokens: tuple[str, ...] = ()
     allow_model_change: bool = False
+    generation_config: bool = True
+    allowed_origins: tuple[str, ...] = ()
+
+    def recommended(self, served: Served) -> dict[str, float | int]:
+        """Return the sampling parameters of requests that give none."""
+        return served.recommended if self.generation_config else {}
 
 
 @dataclass(frozen=True)
@@ -110,6 +120,30 @@ class Served:
     chat_template: ChatTemplate | None
     model_name: str
     users: Users = field(default_factory=Users, compare=False)
+
+    @cached_property
+    def chat_format(self) -> ChatFormat | None:
+        """What the chat template takes and its model writes, or None without a template."""
+        return None if self.chat_template is None else self.chat_template.form
+
+    @cached_property
+    def recommended(self) -> dict[str, float | int]:
+        """Sampling parameters that the checkpoint recommends."""
+        from llmc.runtime.engine.sampling.params import recommended
+
+        return recommended(self.bundle.sampling)
+
+    @cached_property
+    def special_tokens(self) -> dict[str, int]:
+        """Ids of the special tokens, by their texts."""
+        tokens = ((self.tokenizer.id_to_token(index), index) for index in sorted(self.tokenizer.special_ids))
+        return {text: index for text, index in tokens if text}
+
+    @cached_property
+    def mark_ids(self) -> list[int]:
+        """Ids of the special tokens that mark reasoning and tool calls."""
+        form = self.chat_format
+        return [] if form is None else [index for text, index in self.special_tokens.items() if form.marks(text)]
 
     @property
     def pooler(self) -> AsyncPooler | None:

@@ -104,7 +104,7 @@ def test_a_prompt_that_no_tokens_could_shorten_is_refused_before_it_is_tokenised
     monkeypatch.setattr(type(api.engine.tokenizer), "encode_last", lambda *_: pytest.fail("tokenised"))
     for error in (refusal(api.complete(prompt="x" * 1000)), refusal(api.chat("x" * 1000))):
         assert error["code"] == "context_length_exceeded"
-        assert re.search(r"has 10\d\d characters, which are at least 14\d tokens; .* 31 tokens", error["message"])
+        assert re.search(r"has 10\d\d characters, which are at least 14\d tokens; .* 32 tokens", error["message"])
 
 
 def test_long_texts_are_tokenised_in_another_process(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

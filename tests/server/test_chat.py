@@ -253,7 +253,7 @@ def test_models_are_listed_and_found(make_api):
     (entry,) = api.get("/v1/models").json()["data"]
     assert entry == {
         "id": "toy", "object": "model", "created": int(api.state.started_at), "owned_by": "llmc", "max_model_len": 32,
-        "root": "toy", "parent": None,
+        "root": "toy", "parent": None, "default_sampling_params": {},
     }  # fmt: skip
     assert api.get("/v1/models/toy").json() == entry
     assert refusal(api.get("/v1/models/some/other"), 404)["code"] == "model_not_found"

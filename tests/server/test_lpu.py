@@ -51,7 +51,10 @@ def test_requests_queue_stream_and_are_refused_by_name(server: Live) -> None:
     error = server.ask("POST", "/v1/completions", form)
     assert (error.status, error.json["error"]["param"]) == (400, "structured_outputs")
     longest = server.ask("POST", "/v1/completions", requested(prompt=[1] * 48))
-    assert longest.status == 400 and "48 tokens; this model takes at most 47" in longest.json["error"]["message"]
+    assert (
+        longest.status == 400
+        and "48 tokens; this model's maximum context length is 48 tokens" in longest.json["error"]["message"]
+    )
     metrics = server.ask("GET", "/metrics").text
     assert 'bucket="1x1+48"' in metrics
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from llmc.runtime.engine.sampling.constraints import ConstraintFactory
-from llmc.runtime.engine.sampling.params import StructuredOutputsParams
-from llmc.server.tool_calls import ToolCall, ToolCallParser, call_grammar
-from tests.server.stub_engine import events, refusal
-from tests.tiers import examples
+from llmc.buckets.limits import Limits
+from llmc.runtime.bundle import Bundle
+from llmc.testing.toy import toy_plan
+from tests.runtime.text import notations
+from tests.server.stub_engine import Api, events, refusal
+from tests.toy import Toy
 
 HERMES = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}{# <tool_call> #}{{ messages[0].content }}"
 OTHER = "{{ tools | length }}{{ messages[0].content }}"
@@ -25,138 +24,6 @@ TOOLS = [
 
 def call(name="f", **arguments):
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n</tool_call>"
-
-
-def read(text, size=None, limit=None):
-    parser = ToolCallParser(limit)
-    pieces = [text] if size is None else [text[i : i + size] for i in range(0, len(text), size)]
-    found = [part for piece in pieces for part in parser.feed(piece)] + parser.flush()
-    calls = [(c.name, json.loads(c.arguments)) for c in found if isinstance(c, ToolCall)]
-    return "".join(part for part in found if isinstance(part, str)), calls
-
-
-class TestParser:
-    @pytest.mark.parametrize("size", [None, 1, 3, 11])
-    @pytest.mark.parametrize(
-        ("text", "rest", "calls"),
-        [
-            ("", "", []),
-            ("  just text \n", "  just text \n", []),
-            ("a < b <tool <tool_cal", "a < b <tool <tool_cal", []),
-            (call(city="Ulm"), "", [("f", {"city": "Ulm"})]),
-            (f"Let me see.\n\n{call(x=1)}\n", "Let me see.", [("f", {"x": 1})]),
-            (f"{call(x=1)}\n{call('g', y='é😀')}", "", [("f", {"x": 1}), ("g", {"y": "é😀"})]),
-            (f"a{call()} b", "a b", [("f", {})]),
-            (f"a \n{call()} b\n", "a b", [("f", {})]),
-            (call(x="</tool_call>"), "", [("f", {"x": "</tool_call>"})]),
-            (call(x="<tool_call>"), "", [("f", {"x": "<tool_call>"})]),
-            ('<tool_call>{"name": "f", "arguments": {"x": 1}}', "", [("f", {"x": 1})]),
-            ('<tool_call>{"name": "f", "parameters": {"x": 1}}</tool_call>', "", [("f", {"x": 1})]),
-            ('<tool_call>{"name": "f"}</tool_call>', "", [("f", {})]),
-            ("<tool_call>nonsense</tool_call> x", "<tool_call>nonsense</tool_call> x", []),
-            ('<tool_call>{"name": "f", "argu', '<tool_call>{"name": "f", "argu', []),
-            ('<tool_call>{"name": 5}</tool_call>', '<tool_call>{"name": 5}</tool_call>', []),
-            ('<tool_call>["f"]</tool_call>', '<tool_call>["f"]</tool_call>', []),
-            (f"<tool_call>bad</tool_call>{call()}", "<tool_call>bad</tool_call>", [("f", {})]),
-            ('<tool_call>{"name": "f", "arguments": "x"}</tool_call>',) * 2 + ([],),
-        ],
-    )
-    def test_finds_calls_and_leaves_the_rest(self, text, rest, calls, size):
-        assert read(text, size) == (rest, calls)
-
-    @examples(150, derandomize=True)
-    @given(
-        st.lists(
-            st.sampled_from(
-                [call(), call("g", x="</tool_call>"), "<tool_call>", "</tool_call>", " ", "\n", "a", "<", '"']
-            )
-        ).map("".join),
-        st.integers(1, 7),
-    )
-    def test_does_not_depend_on_how_the_text_comes(self, text, size):
-        assert read(text, size) == read(text)
-
-    @examples(80, derandomize=True)
-    @given(st.text("<tool_cal>/ \nx").filter(lambda text: "<tool_call>" not in text), st.integers(1, 7))
-    def test_leaves_a_text_without_calls_as_it_is(self, text, size):
-        assert read(text, size) == (text, [])
-
-    def test_leaves_further_calls_out(self):
-        assert read(call(x=1) + call(x=2), limit=1) == ("", [("f", {"x": 1})])
-
-    def test_gives_text_as_soon_as_it_is_certain(self):
-        parser = ToolCallParser()
-        assert parser.feed("Hello wor") == ["Hello wor"]
-        assert parser.feed("ld ") == ["ld"]
-        assert parser.feed("<b>") == [" <b>"]
-        assert parser.feed("<tool_") == []
-        assert parser.feed("box>") == ["<tool_box>"]
-
-    def test_takes_time_in_proportion_to_the_text(self):
-        parser, pieces = ToolCallParser(), 20_000
-        parser.feed('<tool_call>{"name": "f", "arguments": {"x": "')
-        for _ in range(pieces):
-            parser.feed("abcde")
-        assert parser._searched >= 5 * pieces  # what was searched is not searched again
-        (found,) = parser.feed('"}}</tool_call>')
-        assert len(found.arguments) > 5 * pieces
-
-
-class TestGrammar:
-    @pytest.fixture
-    def takes(self, toy):
-        source = toy.files.read("tokenizer.json").decode()
-        factory = ConstraintFactory(source, toy.manifest.model["vocab_size"], toy.eos_token_ids)
-
-        def takes(grammar, text):
-            constraint = factory.compile(StructuredOutputsParams(grammar=grammar))
-            for token in [*toy.tokenizer.encode(text), *toy.eos_token_ids]:
-                if not constraint.mask()[token]:
-                    return False
-                constraint.accept(token)
-            return True
-
-        return takes
-
-    FUNCTIONS = ({"name": "f", "parameters": WEATHER}, {"name": 'say "hi"', "parameters": None})
-
-    def test_takes_calls_and_nothing_else(self, takes):
-        grammar = call_grammar(self.FUNCTIONS, several=True)
-        assert takes(grammar, call(city="Ulm"))
-        assert takes(grammar, call(city="Ulm") + "\n" + call('say "hi"', any=[1]))
-        for wrong in ("", "Hello", call(), call(city=5), call("h", city="Ulm"), call(city="Ulm") + "x"):
-            assert not takes(grammar, wrong), wrong
-
-    def test_takes_one_only(self, takes):
-        grammar = call_grammar(self.FUNCTIONS[:1], several=False)
-        assert takes(grammar, call(city="Ulm"))
-        assert not takes(grammar, call(city="Ulm") + "\n" + call(city="Ulm"))
-        assert not takes(grammar, call('say "hi"'))
-
-    def test_follows_references_of_each_functions_own_schema(self, takes):
-        def schema(kind):
-            return {
-                "type": "object", "properties": {"v": {"$ref": "#/$defs/V"}}, "required": ["v"],
-                "$defs": {"V": {"type": kind}},
-            }  # fmt: skip
-
-        grammar = call_grammar(
-            [{"name": "f", "parameters": schema("string")}, {"name": "g", "parameters": schema("integer")}],
-            several=True,
-        )
-        assert takes(grammar, call("f", v="x"))
-        assert takes(grammar, call("g", v=5))
-        assert not takes(grammar, call("f", v=5))
-
-    def test_bounds_white_space(self, takes):
-        grammar, wide = call_grammar(self.FUNCTIONS[:1], several=False), call(city="Ulm")
-        assert takes(grammar, wide.replace('"Ulm"', '"Ulm"' + " " * 20))
-        assert not takes(grammar, wide.replace('"Ulm"', '"Ulm"' + " " * 40))
-
-    def test_what_it_takes_is_what_the_parser_reads(self, takes):
-        text = call(city="Ulm") + "\n" + call(city="Köln")
-        assert takes(call_grammar(self.FUNCTIONS, several=True), text)
-        assert read(text) == ("", [("f", {"city": "Ulm"}), ("f", {"city": "Köln"})])
 
 
 @pytest.fixture
@@ -204,15 +71,17 @@ def test_an_answer_that_was_cut_keeps_its_reason(hermes):
 
 
 @pytest.mark.parametrize("extra", [{}, {"logprobs": True}, {"return_token_ids": True}])
-def test_a_stream_has_each_call_whole(hermes, extra):
+def test_a_stream_has_the_arguments_of_each_call_in_pieces(hermes, extra):
     hermes.engine.pieces = (*hermes.engine.pieces[:-1], "\n" + call("g"))
     choices = [c["choices"][0] for c in events(hermes.chat(tools=TOOLS, stream=True, **extra))[:-1]]
     deltas = [c["delta"] for c in choices]
     assert "".join(d.get("content", "") for d in deltas) == "Well."
-    built = [c for d in deltas for c in d.get("tool_calls", [])]
-    assert [c["index"] for c in built] == [0, 1]
-    assert [c["function"]["name"] for c in built] == ["f", "g"]
-    assert json.loads(built[0]["function"]["arguments"]) == {"city": "Ulm"}
+    pieces = [c for d in deltas for c in d.get("tool_calls", [])]
+    begun = [c for c in pieces if "id" in c]
+    assert [c["index"] for c in begun] == [0, 1]
+    assert [c["function"]["name"] for c in begun] == ["f", "g"]
+    arguments = ["".join(c["function"]["arguments"] for c in pieces if c["index"] == i) for i in (0, 1)]
+    assert list(map(json.loads, arguments)) == [{"city": "Ulm"}, {}]
     assert [c["finish_reason"] for c in choices if c["finish_reason"]] == ["tool_calls"]
 
 
@@ -227,7 +96,7 @@ def test_none_shows_no_tools_and_looks_for_no_calls(hermes):
 @pytest.mark.parametrize(
     ("choice", "rules", "names"),
     [
-        ("required", 'start: call ("\\n" call)*', ["f", "g"]),
+        ("required", "start: call ( call)*", ["f", "g"]),
         ({"type": "function", "function": {"name": "g"}}, "start: call\n", ["g"]),
     ],
 )
@@ -269,3 +138,60 @@ def test_another_notation_is_shown_tools_and_stays_text(make_api):
     assert api.chat(tools=TOOLS).json()["choices"][0]["message"]["content"] == call()
     assert shown(api) == "2Hi"
     assert refusal(api.chat(tools=TOOLS, tool_choice="required"))["param"] == "tool_choice"
+
+
+@pytest.fixture(scope="module")
+def roomy(tmp_path_factory):
+    """A bundle whose prompts have room for a conversation with tools; a byte is a token."""
+    toy = Toy.make(tmp_path_factory.mktemp("roomy"), positions=1024)
+    toy.compile(toy_plan([(1, 1024, 0)], [(1, 1024)], Limits(1024, 1)))
+    return Bundle.open(toy.bundle)
+
+
+@pytest.mark.parametrize("name", notations.ALL)
+def test_each_notation_is_called_forced_and_shown_again(roomy, name):
+    """Two turns of an agent: the calls of the first answer are the history of the second request."""
+    api = Api(roomy, template=notations.ALL[name])
+    asked = [{"type": "function", "function": {"name": "get_weather", "parameters": notations.SCHEMA}}]
+    given = {"city": "Ulm", "count": 3}
+    api.engine.pieces = tuple(notations.written(notations.ALL[name], [("get_weather", given)]).text)
+    message = api.chat(tools=asked).json()["choices"][0]["message"]
+    (built,) = message["tool_calls"]
+    assert (message["content"], json.loads(built["function"]["arguments"])) == (None, given)
+    history = [
+        {"role": "user", "content": "Hi"},
+        message,
+        {"role": "tool", "tool_call_id": built["id"], "content": "Sun"},
+    ]
+    assert api.chat(history, tools=asked).status_code == 200
+    prompt = shown(api)
+    assert "Sun" in prompt and "Ulm" in prompt and "None" not in prompt
+    assert api.chat(tools=asked, tool_choice="required").status_code == 200
+    assert "get_weather" in api.engine.requests[-1].params.structured_outputs.grammar
+
+
+def test_a_call_that_a_stop_string_cuts_leaks_no_mark(hermes):
+    hermes.engine.pieces, hermes.engine.finish = ("Well. <tool_call>\n{",), "length"
+    message = hermes.chat(tools=TOOLS).json()["choices"][0]["message"]
+    assert message["content"].strip() == "Well." and "tool_calls" not in message
+
+
+THINKS = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{# </think> #}{{ opening or '' }}"
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_reasoning_is_a_field_of_its_own_whole_and_streamed(make_api, opened):
+    api = make_api(template=THINKS)
+    api.engine.pieces = ("" if opened else "<think>", "Hm, ", "so.\n</thi", "nk>\n\n", "Yes", ".")
+    options = {"chat_template_kwargs": {"opening": "<think>\n"}} if opened else {}
+    message = api.chat(**options).json()["choices"][0]["message"]
+    assert (message["reasoning_content"], message["reasoning"], message["content"]) == ("Hm, so.", "Hm, so.", "Yes.")
+    deltas = [c["choices"][0]["delta"] for c in events(api.chat(stream=True, **options))[:-1]]
+    assert "".join(d.get("reasoning_content", "") for d in deltas) == "Hm, so."
+    assert "".join(d.get("content") or "" for d in deltas) == "Yes."
+
+
+def test_an_effort_of_reasoning_is_a_variable_of_the_template(make_api):
+    api = make_api(template="{{ messages[0].content }}{{ reasoning_effort }}")
+    assert api.chat(reasoning_effort="low").status_code == 200
+    assert shown(api) == "Hilow"

@@ -297,6 +297,17 @@ class Checkpoint(ABC):
         """
 
 
+def either(tool_use: str, default: str | None) -> str:
+    """One chat template: `tool_use` for requests with tools, and `default`, or `tool_use` again, for the others.
+
+    The empty outputs keep jinja2 from removing a line break behind the added tags.
+    """
+    if default is None:
+        return tool_use
+    first, second = (f"{{{{ '' }}}}{text.removesuffix(chr(10))}{{{{ '' }}}}" for text in (tool_use, default))
+    return f"{{% if tools %}}{first}{{% else %}}{second}{{% endif %}}"
+
+
 def stored_name(name: str, names: Container[str]) -> str:
     """The name of the model's tensor `name` in a checkpoint with tensors `names`. A tied lm_head is stored as the
     embedding. Raises CheckpointError if the checkpoint lacks the tensor."""

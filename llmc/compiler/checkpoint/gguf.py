@@ -16,7 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.compiler.architectures.shared.block_form import BlockForm
-from llmc.compiler.checkpoint.base import Checkpoint, FloatArray, QuantisedBlocks, require_finite, unknown_tensor
+from llmc.compiler.checkpoint.base import (
+    Checkpoint,
+    FloatArray,
+    QuantisedBlocks,
+    either,
+    require_finite,
+    unknown_tensor,
+)
 from llmc.compiler.checkpoint.gguf_config import ROPE_FACTORS, Metadata, build_config, token_ids
 from llmc.compiler.checkpoint.gguf_header import TensorInfo, read_header
 from llmc.compiler.checkpoint.gguf_tokenizer import build_tokenizer_json
@@ -205,8 +212,11 @@ class GgufCheckpoint(Checkpoint):
         return build_tokenizer_json(self._meta)
 
     def chat_template(self) -> str | None:
-        """The metadata's tokenizer.chat_template."""
+        """The metadata's tokenizer.chat_template, with its second one for requests with tools, if there is one."""
         template = self._meta.get("tokenizer.chat_template")
+        tool_use = self._meta.get("tokenizer.chat_template.tool_use")
+        if isinstance(tool_use, str):
+            return either(tool_use, template if isinstance(template, str) else None)
         return template if isinstance(template, str) else None
 
     @cached_property

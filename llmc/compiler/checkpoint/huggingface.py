@@ -16,6 +16,7 @@ from llmc.compiler.checkpoint.base import (
     Checkpoint,
     FloatArray,
     QuantisedBlocks,
+    either,
     folder_name,
     unknown_tensor,
     without_path,
@@ -35,11 +36,12 @@ ArchitectureReader: TypeAlias = "Callable[[Mapping[str, Any]], Architecture]"
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+TOOL_USE = "additional_chat_templates/tool_use.jinja"
 _SMALL_FILES = (
     CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-    "chat_template.jinja", "chat_template.json",
+    "chat_template.jinja", "chat_template.json", TOOL_USE,
 )  # fmt: skip
-_VALUES = frozenset({*_SMALL_FILES, INDEX} - {"tokenizer.json", "chat_template.jinja"})
+_VALUES = frozenset({*_SMALL_FILES, INDEX} - {"tokenizer.json", "chat_template.jinja", TOOL_USE})
 """Files that are read as JSON values; the excluded ones go into bundles byte by byte."""
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -173,19 +175,23 @@ class HuggingFaceCheckpoint(Checkpoint):
         return _optional_json(self.path / "tokenizer_config.json")
 
     def chat_template(self) -> str | None:
-        """From chat_template.jinja, else chat_template.json, else tokenizer_config.json."""
-        jinja = self.path / "chat_template.jinja"
-        if jinja.is_file():
-            try:
-                return jinja.read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError) as error:
-                raise CheckpointError(f"{jinja}: cannot be read as UTF-8 text ({error})") from error
+        """From chat_template.jinja, else chat_template.json, else tokenizer_config.json.
+
+        Where there is a second template for requests with tools ("tool_use", in a list of named templates or in the
+        folder additional_chat_templates), one template that chooses between both.
+        """
         template = _optional_json(self.path / "chat_template.json").get("chat_template")
         template = template or self._tokenizer_config.get("chat_template")
+        named: dict[Any, Any] = {"default": template}
         if isinstance(template, list):  # several named templates: [{"name": "default", "template": …}, …]
             named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
-            template = named.get("default")
-        return template if isinstance(template, str) else None
+        for name, file in (("default", "chat_template.jinja"), ("tool_use", TOOL_USE)):
+            if (self.path / file).is_file():
+                named[name] = _template_text(self.path / file)
+        default, tool_use = (
+            text if isinstance(text, str) else None for text in map(named.get, ("default", "tool_use"))
+        )
+        return default if tool_use is None else either(tool_use, default)
 
     def special_tokens(self) -> dict[str, str]:
         """From tokenizer_config.json, else special_tokens_map.json."""
@@ -337,3 +343,10 @@ class ConfigCheckpoint(HuggingFaceCheckpoint):
 
 def _name(file: Path, together: bool) -> str:
     return folder_name(file.parent) if together else file.stem
+
+
+def _template_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}: cannot be read as UTF-8 text ({error})") from error

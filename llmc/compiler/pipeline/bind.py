@@ -198,8 +198,9 @@ def _manifest(
     members = manifest.to_dict()
     facts, old = model_facts(stages.checkpoint), members.get("provenance", {})
     model = members["model"] | {"name": facts["name"]}
-    for fact in ("eos_token_ids", "special_tokens"):
-        model[fact] = model.get(fact) or facts[fact]
+    for fact in ("eos_token_ids", "special_tokens", "sampling"):
+        if fact in facts:
+            model[fact] = model.get(fact) or facts[fact]
     build = dict(old.get("buildDefinition", {}))
     build["resolvedDependencies"] = [
         *(

@@ -35,6 +35,7 @@ from llmc.compiler.code import package_digest
 from llmc.errors import CapacityError
 from llmc.paths import exists, expanded
 from llmc.runtime.cache_shape import CacheShape
+from llmc.runtime.engine.sampling.params import recommended
 from llmc.version import __version__
 
 if TYPE_CHECKING:
@@ -174,8 +175,15 @@ def model_facts(checkpoint: Checkpoint, cache: CacheShape | None = None) -> dict
         "vocab_size": config["vocab_size"],
         "eos_token_ids": checkpoint.generation_config().get("eos_token_ids", []),
         "special_tokens": checkpoint.special_tokens(),
+        **_sampling(checkpoint),
         **({"adapters": [asdict(adapter) for adapter in checkpoint.choices]} if checkpoint.choices else {}),
     }
+
+
+def _sampling(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Sampling parameters that the checkpoint recommends, if it does."""
+    found = recommended(checkpoint.generation_config())
+    return {"sampling": found} if found else {}
 
 
 def without_rings(model: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,9 @@ import numpy as np
 
 from llmc.compiler.code import code_digest
 from llmc.compiler.stages import Stages
-from llmc.errors import ArtifactError, CheckpointError, NoTokenizerError
+from llmc.errors import ArtifactError, CheckpointError, InputError, NoTokenizerError, OverloadedError
+from llmc.runtime.text.chat_format import CHAT_FORMAT, ChatFormat
+from llmc.runtime.text.confined_chat import ConfinedTemplate
 from llmc.runtime.text.confined_encoding import require_sound
 from llmc.runtime.text.tokenizer import Tokenizer
 from llmc.runtime.text.vocabulary import BASE, MAGIC, VOCABULARY, Vocabulary
@@ -149,7 +151,21 @@ def text_files(stages: Stages) -> dict[str, str]:
         template = stages.checkpoint.chat_template()
         if template:
             built["chat_template.jinja"] = workspace.put_bytes(template.encode())
+            form = _chat_format(template, stages.checkpoint.special_tokens())
+            if form is not None:
+                built[CHAT_FORMAT] = workspace.put_bytes(json.dumps(form.to_dict(), ensure_ascii=False).encode())
         return built
 
     components = {**stages.reading(tokenizer=True), "code": code_digest(text_files, type(stages.checkpoint))}
     return {name: blob.digest for name, blob in stages.run("tokenizer", components, build).outputs.items()}
+
+
+def _chat_format(template: str, special_tokens: Mapping[str, str]) -> ChatFormat | None:
+    """What the template takes and its model writes; None for a template that cannot be tried, which serving reports."""
+    confined = ConfinedTemplate(template, special_tokens)
+    try:
+        return confined.form
+    except (InputError, OverloadedError):
+        return None
+    finally:
+        confined.close()

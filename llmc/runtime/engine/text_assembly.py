@@ -117,7 +117,8 @@ class SequenceText:
     ) -> None:  # fmt: skip
         self._detokenizer: StreamDetokenizer | None = None
         if tokenizer is not None and params.detokenize:
-            self._detokenizer = StreamDetokenizer(tokenizer, params.skip_special_tokens, prompt)
+            kept = params.kept_special_ids or ()
+            self._detokenizer = StreamDetokenizer(tokenizer, params.skip_special_tokens, prompt, kept)
         self._stop = StopChecker(params.stop_strings if stops is None else stops)
         self._include = params.include_stop_str_in_output
         self._unchecked = params.min_tokens

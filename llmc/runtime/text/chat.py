@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from llmc.errors import InputError
+from llmc.runtime.text.chat_format import ChatFormat, find_format
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -22,6 +23,9 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipytho
 MAX_PROMPT_CHARACTERS = 16 << 20
 MAX_DATA_DEPTH = 64
 _SCALARS: dict[type, Any] = {str: str.__str__, int: int.__int__, float: float.__float__}
+_MAY_BE_EMPTY = ("assistant", "tool", "function", "ipython")
+"""Roles whose content may be null: calls and results may come without text."""
+_INSTRUCTING = {"system", "developer"}
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 
 
@@ -29,13 +33,35 @@ class ChatTemplate:
     """A compiled template. `special_tokens` (bos_token, eos_token, …) are template variables.
 
     The constructor compiles it, in about 10 ms including the import of jinja2. Thread-safe. Raises InputError for a
-    template that does not parse, and for None (a model without one).
+    template that does not parse, and for None (a model without one). `form` is what the template takes, found by
+    rendering short conversations unless given.
     """
 
-    def __init__(self, source: str | None, special_tokens: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, source: str | None, special_tokens: Mapping[str, str] | None = None, form: ChatFormat | None = None
+    ) -> None:
         self.source = self._known(source)
         self._special_tokens = dict(special_tokens or {})
         self._template = _compile(self.source)
+        self._form = form
+
+    @property
+    def form(self) -> ChatFormat:
+        """What the template takes, and what its model writes."""
+        if self._form is None:
+            self._form = self._find()
+        return self._form
+
+    @form.setter
+    def form(self, form: ChatFormat) -> None:
+        self._form = form
+
+    def _find(self) -> ChatFormat:
+        def render(messages: Any, tools: Any, begin: bool) -> str:
+            given = {"messages": messages, "tools": tools, "add_generation_prompt": begin, "documents": None}
+            return self._run(self._special_tokens | given)
+
+        return find_format(self.source, render)
 
     @staticmethod
     def _known(source: str | None) -> str:
@@ -54,8 +80,9 @@ class ChatTemplate:
         """Render the prompt. Encode it with add_special_tokens=False, because it contains the special tokens.
 
         A message is {"role", "content", …} with a role from ROLES. content is text, a list of {"type": "text", "text":
-        …} parts, which are joined by newlines, or None if there are tool_calls. `variables` are further template
-        variables (enable_thinking, documents, …). Raises InputError for other messages and for any template error.
+        …} parts, which are joined by newlines, or None, but not from a user or the system. The messages are changed to
+        what the template takes (`adapted`). `variables` are further template variables (enable_thinking, documents, …).
+        Raises InputError for other messages and for any template error.
         """
         variables = variables or {}
         clash = sorted(_RESERVED.intersection(variables))
@@ -66,7 +93,7 @@ class ChatTemplate:
         return self._run(
             context
             | {
-                "messages": check_messages(messages),
+                "messages": adapted(check_messages(messages), self.form),
                 "tools": None if tools is None else _tools(tools),
                 "add_generation_prompt": add_generation_prompt,
             }
@@ -129,10 +156,12 @@ def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
     if role not in ROLES:
         raise InputError(f"messages[{index}].role is {role!r:.80}; known: {', '.join(ROLES)}")
     content = message.get("content")
-    if content is None and not message.get("tool_calls"):
+    if content is None and role not in _MAY_BE_EMPTY:
         raise InputError(f"messages[{index}] ({role}) has no content")
-    checked: dict[str, Any] = plain_data(message)
-    checked["content"] = content if content is None else _text(content, f"messages[{index}].content")
+    checked: dict[str, Any] = {key: value for key, value in plain_data(message).items() if value is not None}
+    if not checked.get("tool_calls"):
+        checked.pop("tool_calls", None)
+    checked["content"] = "" if content is None else _text(content, f"messages[{index}].content")
     return checked
 
 
@@ -144,11 +173,83 @@ def _text(content: Any, where: str) -> str:
     parts = []
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-        text = part.get("text") if isinstance(part, Mapping) else None
-        if kind != "text" or not isinstance(text, str):
+        text = part.get(kind) if isinstance(part, Mapping) and kind in ("text", "refusal") else None
+        if not isinstance(text, str):
             raise InputError(f"{where} has a part of type {kind!r:.80}; this model takes text parts only")
         parts.append(text)
     return "\n".join(parts)
+
+
+def adapted(messages: Sequence[dict[str, Any]], form: ChatFormat) -> list[dict[str, Any]]:
+    """Change checked messages to what a template takes, so that it shows all that they say.
+
+    Earlier calls have their arguments as objects, or as JSON text if the template needs that. A developer is the system
+    where the template knows none; the system's text begins the first user message where it knows no system. Calls and
+    their results are JSON text of the assistant and the user where the template shows neither.
+    """
+    found: list[dict[str, Any]] = []
+    system, changed = "", False
+    for message in messages:
+        one, was_changed, changed = dict(message), changed, False
+        if one["role"] == "developer" and "developer" not in form.roles:
+            one["role"], changed = "system", True
+        if one["role"] == "system" and "system" not in form.roles:
+            system = f"{system}{one['content']}\n\n"
+            continue
+        if one["role"] == "tool" and "tool" not in form.roles:
+            said = {key: one[key] for key in ("tool_call_id", "name", "content") if key in one}
+            one = {"role": "user", "content": json.dumps({"tool_response": said}, ensure_ascii=False)}
+            changed = True
+        if one["role"] == "user" and system:
+            one["content"], system = f"{system}{one['content']}", ""
+        several = _with_calls(one, form)
+        last: dict[str, Any] = found[-1] if found else {"role": None}
+        instructs = {one["role"], last["role"]} <= _INSTRUCTING  # many templates show only one such message
+        if instructs or (last["role"] == one["role"] and (changed or was_changed)):  # and some want roles to alternate
+            last["content"] = f"{last['content']}\n\n{one['content']}"
+        else:
+            found += several
+    if system:
+        raise InputError("messages: this model's chat template shows no system message; add a user message after it")
+    if form.parts:
+        for one in found:
+            one["content"] = [{"type": "text", "text": one["content"]}]
+    return found
+
+
+def _with_calls(message: dict[str, Any], form: ChatFormat) -> list[dict[str, Any]]:
+    """The messages for one with calls: one for each if the template takes one at a time, text if it shows none."""
+    if "tool_calls" not in message:
+        return [message]
+    calls = [_call(call, form.argument_text) for call in message["tool_calls"]]
+    if not form.shows_calls:
+        text = "\n".join(
+            json.dumps(call.get("function"), ensure_ascii=False) for call in calls if isinstance(call, dict)
+        )
+        rest = {key: value for key, value in message.items() if key != "tool_calls"}
+        return [{**rest, "content": f"{message['content']}\n{text}".lstrip("\n")}]
+    if form.several or len(calls) < 2:
+        return [{**message, "tool_calls": calls}]
+    first = {**message, "tool_calls": calls[:1]}
+    return [first, *({**message, "content": "", "tool_calls": [call]} for call in calls[1:])]
+
+
+def _call(call: Any, as_text: bool) -> Any:
+    """An earlier call; arguments that are no JSON object stay as they are."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return call
+    given = function.get("arguments")
+    if given is None or given == "":
+        given = {}
+    elif isinstance(given, str):
+        try:
+            parsed = json.loads(given)
+        except (ValueError, RecursionError):
+            parsed = given
+        given = parsed if isinstance(parsed, dict) else given
+    written = json.dumps(given, ensure_ascii=False) if as_text and isinstance(given, dict) else given
+    return {**call, "function": {**function, "arguments": written}}
 
 
 def plain_data(value: Any, depth: int = 0) -> Any:

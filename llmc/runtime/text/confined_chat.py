@@ -10,6 +10,7 @@ from llmc.errors import InputError
 from llmc.runtime.confined.limits import ChildLimits
 from llmc.runtime.confined.pool import ChildJob, ChildPool, LimitError
 from llmc.runtime.text.chat import ChatTemplate
+from llmc.runtime.text.chat_format import ChatFormat
 
 LIMITS = ChildLimits(seconds=2.0, memory_bytes=256 << 20)
 """For one conversation. 4,096 short messages take 0.1 s."""
@@ -24,9 +25,11 @@ class ConfinedTemplate(ChatTemplate):
     """
 
     def __init__(
-        self, source: str | None, special_tokens: Mapping[str, str] | None = None, limits: ChildLimits = LIMITS
-    ) -> None:
+        self, source: str | None, special_tokens: Mapping[str, str] | None = None, form: ChatFormat | None = None,
+        limits: ChildLimits = LIMITS,
+    ) -> None:  # fmt: skip
         self.source = self._known(source)
+        self._form = form
         options = {"source": source, "special_tokens": dict(special_tokens or {})}
         self._pool = ChildPool(f"{__name__}:open_renderer", options, limits)
 
@@ -35,23 +38,30 @@ class ConfinedTemplate(ChatTemplate):
         self._pool.start()
 
     def check(self) -> None:
-        """Raise InputError for a template that does not parse."""
+        """Raise InputError for a template that does not parse, and find its format."""
+        self._form = self._find() if self._form is None else self._form
         try:
             self._pool.run({})
         except LimitError as error:
             raise InputError(f"the chat template cannot be parsed: {error}") from None
 
+    def _find(self) -> ChatFormat:
+        try:
+            return ChatFormat.of(self._pool.run({"find": True}).value)
+        except LimitError:  # rendering the conversation will meet the limit, or not
+            return ChatFormat()
+
     def render(self, messages: Sequence[Mapping[str, Any]], **how: Any) -> str:
         """Render the prompt like ChatTemplate.render."""
         try:
-            return str(self._pool.run({"messages": messages, **how}).value)
+            return str(self._pool.run({"form": self.form.to_dict(), "messages": messages, **how}).value)
         except LimitError as error:
             raise _beyond(error) from None
 
     async def rendered(self, messages: Sequence[Mapping[str, Any]], **how: Any) -> str:
         """Render the prompt without blocking the event loop; cancelling kills the child."""
         try:
-            return await self._pool.arun({"messages": messages, **how}, _text)
+            return await self._pool.arun({"form": self.form.to_dict(), "messages": messages, **how}, _text)
         except LimitError as error:
             raise _beyond(error) from None
 
@@ -68,16 +78,24 @@ def _beyond(error: LimitError) -> InputError:
     return InputError(f"the chat template cannot be rendered with these messages: {error}; send fewer or shorter ones")
 
 
-def open_renderer(source: str, special_tokens: Mapping[str, str]) -> Callable[[Mapping[str, Any]], str | None]:
-    """Work for a child process: render a conversation, or only parse for {}. Parsing is not bounded either."""
+def open_renderer(source: str, special_tokens: Mapping[str, str]) -> Callable[[Mapping[str, Any]], Any]:
+    """Work for a child process: render a conversation, find the format, or only parse for {}.
+
+    Parsing is not bounded either.
+    """
     for module in ("jinja2", "jinja2.sandbox", "jinja2.ext"):
         importlib.import_module(module)
     template: ChatTemplate | None = None
 
-    def work(job: Mapping[str, Any]) -> str | None:
+    def work(job: Mapping[str, Any]) -> Any:
         nonlocal template
         if template is None:
             template = ChatTemplate(source, special_tokens)
-        return template.render(**job) if job else None
+        if "find" in job:
+            return template.form.to_dict()
+        if not job:
+            return None
+        template.form = ChatFormat.of(job["form"])
+        return template.render(**{name: value for name, value in job.items() if name != "form"})
 
     return work

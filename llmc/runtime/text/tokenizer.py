@@ -10,7 +10,7 @@ import codecs
 import json
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -255,15 +255,19 @@ class StreamDetokenizer:
     `feed` returns the text that is final after each id, `flush` the rest. Joined, they equal `tokenizer.decode(all ids,
     skip_special_tokens)`, or with `prompt`, what the ids add to its text: many decoders drop a space before the first
     word of a text, and the output's first word is not that. A character spread over several tokens is returned whole
-    with its last byte. Each `feed` takes constant time (about 1 µs for byte-level vocabularies, 3 µs for others).
+    with its last byte. Special tokens of `kept` are not skipped. Each
+    `feed` takes constant time (about 1 µs for byte-level vocabularies, 3 µs for others).
 
     Byte-level vocabularies decode bytes incrementally. Others decode a window of the last tokens twice, with and
     without the new one, because a token's text may depend on its neighbours. A run of byte tokens (`<0x..>`) is then
     returned at its end, because one bad byte changes the text of the whole run.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True, prompt: Sequence[int] = ()) -> None:
-        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special_tokens: bool = True, prompt: Sequence[int] = (),
+        kept: Collection[int] = (),
+    ) -> None:  # fmt: skip
+        self._skipped = tokenizer.special_ids - frozenset(kept) if skip_special_tokens else frozenset()
         self._text: _ByteText | _WindowText
         if tokenizer.is_byte_level:
             self._text = _ByteText(tokenizer)

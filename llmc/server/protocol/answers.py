@@ -40,7 +40,8 @@ class Usage(BaseModel):
 class ModelCard(BaseModel):
     """A model; `max_model_len` counts prompt and answer tokens together.
 
-    For a LoRA adapter, `parent` is the base model's id and `root` the name of the adapter's folder.
+    `default_sampling_params` are the parameters of requests that give none. For a LoRA adapter, `parent` is the base
+    model's id and `root` the name of the adapter's folder.
     """
 
     id: str
@@ -50,6 +51,7 @@ class ModelCard(BaseModel):
     max_model_len: int
     root: str
     parent: str | None
+    default_sampling_params: dict[str, float | int]
 
 
 class ModelList(BaseModel):

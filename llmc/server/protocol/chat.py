@@ -11,7 +11,7 @@ from llmc.server.errors import bad_request
 from llmc.server.protocol import bounds
 from llmc.server.protocol.base import BodyPart, Refused
 from llmc.server.protocol.bounds import AtMost, Name, Object, Text
-from llmc.server.protocol.sampling import Int64, Sampled, empty
+from llmc.server.protocol.sampling import Int64, Sampled, Whole, empty
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function", "ipython"]
 
@@ -86,9 +86,11 @@ class ChatRequest(Conversation, Sampled):
 
     max_completion_tokens: Int64 | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = Field(None, description="False: at most one tool call.")
+
+    reasoning_effort: Name | None = Field(None, description="A variable of the chat template, where it has one.")
 
     refused: ClassVar[Refused] = {
         **Sampled.refused,
@@ -101,6 +103,12 @@ class ChatRequest(Conversation, Sampled):
         "best_of": (lambda value: value == 1, "it is for /v1/completions; use n"),
         "chat_template": (empty, "the model's own template is used"),
     }
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """Further variables of the chat template."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return {**effort, **(self.chat_template_kwargs or {})}
 
     def params(self, **more: Any) -> SamplingParams:
         """Return the sampling parameters; raises InputError or ApiError that names an unsupported field."""

@@ -12,7 +12,7 @@ from llmc.server.errors import bad_request
 from llmc.server.protocol import bounds
 from llmc.server.protocol.base import Refused
 from llmc.server.protocol.bounds import AtMost, Text, reported
-from llmc.server.protocol.sampling import Int64, Sampled
+from llmc.server.protocol.sampling import Int64, Sampled, Whole
 
 DEFAULT_MAX_TOKENS = 16
 _FORMS = "must be a text, token ids, or a list of texts or of lists of token ids, and not empty"
@@ -47,9 +47,9 @@ class CompletionRequest(Sampled):
     """Complete one or more prompts: texts, or token ids."""
 
     prompt: Prompts
-    best_of: Annotated[int, Field(ge=1, le=128)] | None = None
+    best_of: Annotated[Whole, Field(ge=1, le=128)] | None = None
     echo: bool | None = Field(None, description="Put the prompt before each text.")
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
+    logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = Field(
         None, description="Return log probabilities of chosen tokens and of this many most probable ones."
     )
     max_completion_tokens: Int64 | None = Field(None, description="The same as max_tokens.")

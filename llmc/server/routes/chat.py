@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from llmc.errors import InputError
+from llmc.runtime.text.answer_parser import AnswerParser
+from llmc.runtime.text.chat_format import ChatFormat
 from llmc.server.access import serving, state_of
 from llmc.server.answering import answer
 from llmc.server.body import read_body
@@ -24,7 +26,7 @@ from llmc.server.protocol.answers import GENERATING, ChatResponse
 from llmc.server.protocol.chat import ChatRequest
 from llmc.server.protocol.chunks import DONE, ChunkWriter
 from llmc.server.protocol.logprobs import chat_logprobs
-from llmc.server.tool_calls import ToolCall, ToolCallParser, tool_use
+from llmc.server.tool_calls import ReadAnswer, tool_use
 
 if TYPE_CHECKING:
     from llmc.runtime.engine.requests import Update
@@ -46,35 +48,46 @@ async def chat_completions(request: Request) -> Response:
     answer_id = f"chatcmpl-{uuid.uuid4().hex}"
     try:
         use = tool_use(served, body)
-        params = body.params(**({} if use.structured is None else {"structured_outputs": use.structured}))
+        recommended = config.recommended(served)
+        params = body.params().filled(recommended)
         check_room(served, config, 1, params)
         text = await render(
             request, served, body.messages, use.tools, body.add_generation_prompt, body.continue_final_message,
-            body.chat_template_kwargs,
+            body.variables,
         )  # fmt: skip
         keep = body.truncate_prompt_tokens
         prompts = await fitting(request, served, [text], bool(body.add_special_tokens), keep, "messages")
+        form = served.chat_format or ChatFormat()
+        thinking = form.begins_thinking(text)
+        more: dict[str, Any] = use.constraint(served, thinking)
+        reads = form.thinking is not None or use.functions is not None or form.in_channels
+        if reads:
+            more["kept_special_ids"] = served.mark_ids
+        params = body.params(**more).filled(recommended) if more else params
         name = body.model or served.model_name
-        writer = ChatWriter(answer_id, int(time.time()), name, body, served.tokenizer, use.finds_calls, use.limit)
+
+        def read() -> ReadAnswer | None:
+            return ReadAnswer(AnswerParser(form, use.functions, thinking, use.limit)) if reads else None
+
+        writer = ChatWriter(answer_id, int(time.time()), name, body, served.tokenizer, read)
         start = Generation.start(
             served, answer_id, prompts, params, body.priority, served.adapter(body.model), request.headers
         )
         return await answer(request, start, writer, body.stream)
     except InputError as e:
-        raise api_error(e, ChatRequest.model_fields) from e
+        raise api_error(body.named(e), ChatRequest.model_fields) from e
 
 
 @dataclass(frozen=True)
 class ChatWriter:
-    """Writes the response of one request. `finds_calls`: find tool calls in the text, at most `call_limit`."""
+    """Writes the response of one request. `read` returns what reads one choice's text, or None for plain text."""
 
     answer_id: str
     created: int
     model: str
     body: ChatRequest
     tokenizer: Tokenizer
-    finds_calls: bool = False
-    call_limit: int | None = None
+    read: Callable[[], ReadAnswer | None]
 
     async def whole(self, generation: Generation) -> dict[str, Any]:
         """Return the whole response."""
@@ -82,14 +95,9 @@ class ChatWriter:
         for index, one in enumerate(await generation.answers()):
             message: dict[str, Any] = {"role": "assistant", "content": one.text, "refusal": None}
             reason = one.finish_reason
-            if self.finds_calls:
-                parser = ToolCallParser(self.call_limit)
-                found = parser.feed(one.text) + parser.flush()
-                calls = [part.to_dict() for part in found if isinstance(part, ToolCall)]
-                if calls:
-                    text = "".join(part for part in found if isinstance(part, str))
-                    message |= {"content": text or None, "tool_calls": calls}
-                    reason = _reason(reason, len(calls))
+            if (reader := self.read()) is not None:
+                reader.deltas(one.text, _cut(reason, one.stop_reason))
+                message, reason = reader.message(), reader.reason(reason)
             choice = {
                 "index": index,
                 "message": message,
@@ -112,7 +120,7 @@ class ChatWriter:
         """Yield the response in events; those that are ready together are joined."""
         usage = self.body.includes_usage
         writer = ChunkWriter("chat.completion.chunk", self.answer_id, self.created, self.model, usage)
-        parsers = [ToolCallParser(self.call_limit) if self.finds_calls else None for _ in range(generation.choices)]
+        readers = [self.read() for _ in range(generation.choices)]
         started = False
         async with aclosing(generation.updates()) as news:
             async for updates in news:
@@ -121,7 +129,7 @@ class ChatWriter:
                     started = True
                     parts += [self._first(writer, index, generation) for index in range(generation.choices)]
                 for index, update in updates:
-                    parts += self._chunks(writer, index, update, parsers[index])
+                    parts += self._chunks(writer, index, update, readers[index])
                 yield b"".join(parts)
         yield (writer.usage(generation.usage) if usage else b"") + DONE
 
@@ -131,13 +139,11 @@ class ChatWriter:
             choice["prompt_token_ids"] = list(generation.prompts[0])
         return writer.choice(choice)
 
-    def _chunks(
-        self, writer: ChunkWriter, index: int, update: Update, parser: ToolCallParser | None
-    ) -> list[bytes]:  # fmt: skip
-        parts: list[str | ToolCall] = [update.text] if update.text else []
-        if parser is not None:
-            before = parser.calls
-            parts = parser.feed(update.text) + (parser.flush() if update.finish_reason else [])
+    def _chunks(self, writer: ChunkWriter, index: int, update: Update, reader: ReadAnswer | None) -> list[bytes]:
+        deltas: list[dict[str, Any]] = [{"content": update.text}] if update.text else []
+        if reader is not None:
+            ended = None if update.finish_reason is None else _cut(update.finish_reason, update.stop_reason)
+            deltas = reader.deltas(update.text, ended)
         chunks = []
         if self.body.logprobs or self.body.return_token_ids:
             extras: dict[str, Any] = {}
@@ -146,17 +152,13 @@ class ChatWriter:
             if self.body.return_token_ids and update.token_ids:
                 extras["token_ids"] = list(update.token_ids)
             if extras:
-                text = parts.pop(0) if parts and isinstance(parts[0], str) else ""
-                chunks.append(writer.choice({**_choice(index, {"content": text}), **extras}))
-        for part in parts:
-            if isinstance(part, str):
-                chunks.append(writer.text(index, part))
-            else:
-                delta = {"tool_calls": [{"index": before, **part.to_dict()}]}
-                before += 1
-                chunks.append(writer.choice(_choice(index, delta)))
+                delta = deltas.pop(0) if deltas and "content" in deltas[0] else {"content": ""}
+                chunks.append(writer.choice({**_choice(index, delta), **extras}))
+        for delta in deltas:
+            plain = len(delta) == 1 and "content" in delta
+            chunks.append(writer.text(index, delta["content"]) if plain else writer.choice(_choice(index, delta)))
         if update.finish_reason is not None:
-            reason = _reason(update.finish_reason, parser.calls if parser else 0)
+            reason = update.finish_reason if reader is None else reader.reason(update.finish_reason)
             last = {**_choice(index, {}), "finish_reason": reason, "stop_reason": update.stop_reason}
             chunks.append(writer.choice(last))
         return chunks
@@ -166,6 +168,6 @@ def _choice(index: int, delta: dict[str, Any]) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
-def _reason(reason: str, calls: int) -> str:
-    """Return "tool_calls" for a choice that stopped by itself with calls."""
-    return "tool_calls" if calls and reason == "stop" else reason
+def _cut(finish_reason: str, stop_reason: str | int | None) -> str:
+    """How the text ended for its reader: a stop string cuts it, as the limit of tokens does."""
+    return "stop string" if isinstance(stop_reason, str) else finish_reason

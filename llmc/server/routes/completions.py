@@ -44,7 +44,7 @@ async def completions(request: Request) -> Response:
     served, config = serving(request, body.model), state_of(request).config
     answer_id = f"cmpl-{uuid.uuid4().hex}"
     try:
-        params = body.params()
+        params = body.params().filled(config.recommended(served))
         check_room(served, config, len(body.prompt), params)
         prompts = await completion_prompts(request, served, body)
         texts = body.prompt if isinstance(body.prompt[0], str) and body.truncate_prompt_tokens is None else None
@@ -58,7 +58,7 @@ async def completions(request: Request) -> Response:
         )
         return await answer(request, start, writer, body.stream)
     except InputError as e:
-        raise api_error(e, CompletionRequest.model_fields) from e
+        raise api_error(body.named(e), CompletionRequest.model_fields) from e
 
 
 @dataclass(frozen=True)

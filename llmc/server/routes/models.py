@@ -40,4 +40,5 @@ def _entry(request: Request, served: Served, name: str) -> dict[str, Any]:
         "max_model_len": served.limits.max_model_len,
         "root": served.bundle.adapters[number - 1].root if number else served.model_name,
         "parent": served.model_name if number else None,
+        "default_sampling_params": state_of(request).config.recommended(served),
     }

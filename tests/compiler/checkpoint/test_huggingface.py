@@ -14,6 +14,7 @@ from llmc.compiler.architectures.shared.names import Names
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.safetensors_file import SafetensorsFile
 from llmc.errors import CheckpointError
+from llmc.runtime.text.chat import ChatTemplate
 from tests.compiler.checkpoint.writers import CONFIG, weights, write_folder, write_safetensors
 
 INDEX = "model.safetensors.index.json"
@@ -165,12 +166,20 @@ def test_tokenizer_template_and_generation_files(tmp_path):
     checkpoint = open_checkpoint(path)
     assert checkpoint.tokenizer_json() == b'{"version": "1.0"}'
     assert checkpoint.special_tokens() == {"bos_token": "<s>", "eos_token": "</s>"}
-    assert checkpoint.chat_template() == "D"
+    template = ChatTemplate(checkpoint.chat_template())
+    user = [{"role": "user", "content": "x"}]
+    assert template.render(user) == "D" and template.render(user, tools=[{"type": "function"}]) == "T"
     assert checkpoint.generation_config() == {
         "bos_token_id": 1, "eos_token_ids": [5, 6], "pad_token_id": 0, "temperature": 0.6,
     }  # fmt: skip
-    (path / "chat_template.jinja").write_text("J")
-    assert checkpoint.chat_template() == "J"
+    (path / "chat_template.jinja").write_text("\nJ\n")
+    (path / "additional_chat_templates").mkdir()
+    (path / "additional_chat_templates/tool_use.jinja").write_text("\nU\n")
+    template = ChatTemplate(checkpoint.chat_template())
+    assert template.render(user) == "\nJ" and template.render(user, tools=[{"type": "function"}]) == "\nU"
+    (path / "additional_chat_templates/tool_use.jinja").unlink()
+    (path / "tokenizer_config.json").write_text("{}")
+    assert open_checkpoint(path).chat_template() == "\nJ\n"
 
 
 def test_an_empty_weight_file_is_refused(tmp_path):

@@ -12,6 +12,7 @@ import pytest
 from llmc.errors import InputError
 from llmc.runtime.text import chat
 from llmc.runtime.text.chat import ROLES, ChatTemplate, check_messages
+from llmc.runtime.text.chat_format import ChatFormat
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
@@ -56,7 +57,7 @@ def test_renders_what_transformers_renders(source):
         expected, _ = templates.render_jinja_template(
             [messages], tools=given, chat_template=source, add_generation_prompt=True, bos_token="<s>", x=x
         )
-        template = ChatTemplate(source, {"bos_token": "<s>"})
+        template = ChatTemplate(source, {"bos_token": "<s>"}, ChatFormat())
         assert template.render(messages, tools=given, variables={"x": x}) == expected[0]
 
 
@@ -91,10 +92,99 @@ def test_text_parts_are_joined():
     assert check_messages([{"role": "user", "content": parts}]) == [{"role": "user", "content": "a\nb"}]
 
 
-def test_tool_calls_may_stand_without_content():
-    call = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
-    (message,) = check_messages([{"role": "assistant", "content": None, "tool_calls": [call]}])
-    assert message["content"] is None and message["tool_calls"] == [call]
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+
+
+@pytest.mark.parametrize(
+    ("message", "checked"),
+    [
+        ({"role": "assistant", "content": None, "tool_calls": [CALL]}, {"content": "", "tool_calls": [CALL]}),
+        ({"role": "assistant", "content": None, "tool_calls": [], "refusal": None}, {"content": ""}),
+        ({"role": "assistant", "content": None}, {"content": ""}),
+        ({"role": "tool", "tool_call_id": "c", "content": None}, {"tool_call_id": "c", "content": ""}),
+        ({"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}, {"content": "No."}),
+    ],
+)
+def test_what_clients_send_back_is_taken(message, checked):
+    assert check_messages([message]) == [{"role": message["role"], **checked}]
+
+
+SEEN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+NO_DEVELOPER = SEEN.replace(
+    "{% endfor %}", "{% if m.role not in roles %}{{ raise_exception(m.role) }}{% endif %}{% endfor %}"
+)
+
+
+def known(*roles):
+    return "{% set roles = [" + ", ".join(f"'{role}'" for role in roles) + "] %}" + NO_DEVELOPER
+
+
+SAID = [{"role": "developer", "content": "Answer BLUE."}, {"role": "user", "content": "Hi"}]
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "shown"),
+    [
+        (SEEN, SAID, "<developer>Answer BLUE.<user>Hi"),
+        (known("system", "user"), SAID, "<system>Answer BLUE.<user>Hi"),
+        (known("user", "assistant"), SAID, "<user>Answer BLUE.\n\nHi"),
+        (SEEN, [{"role": "system", "content": "A"}, *SAID], "<system>A\n\nAnswer BLUE.<user>Hi"),
+        (
+            known("user", "assistant"),
+            [*SAID[1:], {"role": "assistant", "content": None, "tool_calls": [CALL]}, {"role": "tool", "content": "7"}],
+            '<user>Hi<assistant>{"name": "f", "arguments": {"x": 1}}<user>{"tool_response": {"content": "7"}}',
+        ),
+        (
+            known("user", "assistant"),
+            [*SAID[1:], {"role": "tool", "tool_call_id": "c", "content": "7"}, {"role": "user", "content": "And?"}],
+            '<user>Hi\n\n{"tool_response": {"tool_call_id": "c", "content": "7"}}\n\nAnd?',
+        ),
+    ],
+)
+def test_a_template_shows_all_that_messages_say(source, messages, shown):
+    assert render(source, messages) == shown
+
+
+def test_instructions_that_a_template_cannot_show_are_refused():
+    with pytest.raises(InputError, match="shows no system message; add a user message"):
+        render(known("user", "assistant"), [{"role": "system", "content": "A"}])
+
+
+PARTS = (
+    "{% for m in messages %}{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}"
+    "{% endfor %}{% endfor %}"
+)
+
+
+def test_a_template_that_reads_parts_is_given_parts():
+    assert render(PARTS, [{"role": "user", "content": "Hi"}]) == "Hi"
+    two = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert render(PARTS, [{"role": "user", "content": two}]) == "a\nb"
+
+
+CALLS = (
+    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ ARGUMENTS }}"
+    "{% endfor %}{% endfor %}"
+)
+AS_OBJECTS = CALLS.replace("ARGUMENTS", "c.function.arguments | tojson")
+AS_TEXT = CALLS.replace("ARGUMENTS", "c.function.arguments")
+
+
+@pytest.mark.parametrize("source", [AS_OBJECTS, AS_TEXT])
+@pytest.mark.parametrize(
+    ("given", "shown"), [('{"x": 1}', '{"x": 1}'), ("", "{}"), (None, "{}"), ({"x": 1}, '{"x": 1}')]
+)
+def test_arguments_of_earlier_calls_are_shown_as_json(source, given, shown):
+    call = {"type": "function", "function": {"name": "f", "arguments": given}}
+    assert render(source, [{"role": "assistant", "content": None, "tool_calls": [call]}]) == f"f{shown}"
+
+
+def test_calls_of_one_message_are_shown_one_by_one_where_a_template_takes_one():
+    only = "{% if m.tool_calls | length > 1 %}{{ raise_exception('one') }}{% endif %}|{{ m.content }}"
+    source = AS_OBJECTS.replace("{{ m.content }}", only)
+    assert (
+        render(source, [{"role": "assistant", "content": "A", "tool_calls": [CALL, CALL]}]) == '|Af{"x": 1}|f{"x": 1}'
+    )
 
 
 def test_enumerations_become_their_text():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,8 @@ MAX_CHOICES = 1024
 """The largest n and best_of."""
 MAX_LOGPROBS = 20
 """The largest number of top log probabilities per token."""
+RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Parameters that a checkpoint's generation_config.json may recommend; the same as vLLM's."""
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 MAX_CHOICE = 4096
 """The largest number of texts in `choice`."""
@@ -137,6 +140,8 @@ class SamplingParams:
     """Not available: compiled graphs return the logits of the last token only."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
+    kept_special_ids: Sequence[int] | None = None
+    """Special tokens that stay in the text nevertheless."""
     include_stop_str_in_output: bool = False
     """Let the text end with the stop string or stop token that ended it."""
     allowed_token_ids: Sequence[int] | None = None
@@ -166,7 +171,7 @@ class SamplingParams:
             if value is not default:
                 values[name] = check(name, value)
         values["top_k"] = max(0, self.top_k)
-        for name in ("stop", "stop_token_ids", "bad_words"):
+        for name in ("stop", "stop_token_ids", "bad_words", "kept_special_ids"):
             values[name] = values[name] or ()
         if guided_decoding is not None:
             if self.structured_outputs is not None:
@@ -249,6 +254,16 @@ class SamplingParams:
         return self.penalises or bool(self.logit_bias)
 
 
+def recommended(stated: Any) -> dict[str, float | int]:
+    """Return the RECOMMENDED parameters among `stated` that are valid, ready for `SamplingParams.filled`."""
+    found: dict[str, float | int] = {}
+    for name in RECOMMENDED if isinstance(stated, Mapping) else ():
+        if type(stated.get(name)) in (int, float):
+            with contextlib.suppress(InputError):
+                found[name] = getattr(SamplingParams(**{name: stated[name]}), name)
+    return found
+
+
 def _unicode(name: str, value: Any) -> None:
     if not isinstance(value, str):
         raise InputError(f"structured_outputs.{name} must be a text, not {value!r:.80}")
@@ -306,6 +321,7 @@ _CHECKED: dict[str, checks.Check] = {
     "logprobs": checks.integer(0, MAX_LOGPROBS),
     "prompt_logprobs": _no_prompt_logprobs,
     "skip_special_tokens": checks.boolean,
+    "kept_special_ids": checks.token_ids,
     "include_stop_str_in_output": checks.boolean,
     "allowed_token_ids": _allowed,
     "bad_words": checks.texts,

@@ -1,0 +1,160 @@
+"""Lark grammars that hold a model to tool calls in its own notation."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llmc.errors import InputError
+from llmc.runtime.text.chat_format import CHANNEL, MESSAGE, CallNotation, ChatFormat
+
+_HOW = {"x-guidance": {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,32}", "lenient": True}}
+"""White space is bounded, because a weak model may spend all its tokens on it. Keywords that llguidance does not know
+are ignored: a tool's schema describes it to the model first of all."""
+_ANY = "/(?s:.*)/"
+
+
+def call_grammar(
+    form: ChatFormat, functions: Sequence[Mapping[str, Any]], several: bool, special: Mapping[str, int],
+    thinking: bool = False,
+) -> str:  # fmt: skip
+    """Build a grammar of calls of `functions` ({"name", "parameters": JSON schema}): one, or if `several` one or more.
+
+    `special` maps the texts of special tokens to their ids. With `thinking`, the prompt has opened a block of
+    reasoning, which comes first. Raises InputError for a template whose notation is unknown.
+    """
+    if form.calls is None:
+        raise InputError("this model's chat template has no known notation of tool calls")
+    return _Grammar(form.calls, special).text(form, functions, several, thinking)
+
+
+class _Grammar:
+    def __init__(self, notation: CallNotation, special: Mapping[str, int]) -> None:
+        self._notation = notation
+        self._special = special
+        self._split = re.compile("(" + "|".join(map(re.escape, sorted(special, key=len, reverse=True))) + ")")
+        self._rules: list[str] = []
+
+    def text(
+        self, form: ChatFormat, functions: Sequence[Mapping[str, Any]], several: bool, thinking: bool
+    ) -> str:  # fmt: skip
+        notation = self._notation
+        calls = " | ".join(self._call(i, function) for i, function in enumerate(functions))
+        listed = notation.listed or notation.kind == "python"
+        between = ", " if listed else notation.between
+        several = several and (listed or bool(notation.before or notation.start or between.strip()))
+        body = f"call ({self._mark(between)} call)*" if several else "call"
+        parts = [
+            self._mark(notation.before.lstrip()),
+            f'"[" {body} "]"' if listed else body,
+            self._mark(notation.after),
+        ]
+        start = " ".join(part for part in parts if part)
+        if notation.kind == "channels":
+            start = (
+                f"({self._mark(f'{CHANNEL}analysis{MESSAGE}')} reasoning {self._mark('<|start|>assistant')})? {start}"
+            )
+            self._rules.append(self._until("reasoning", "<|end|>"))
+        elif thinking and form.thinking:
+            start = f"reasoning /\\n*/ {start}"
+            self._rules.append(self._until("reasoning", form.thinking[1]))
+        return "\n".join([f"start: {start}", f"call: {calls}", *self._rules]) + "\n"
+
+    def _call(self, index: int, function: Mapping[str, Any]) -> str:
+        notation, name = self._notation, str(function["name"])
+        schema = {"type": "object", **(function.get("parameters") or {})}
+        arguments = f"arguments{index}"
+        start, end = notation.start, notation.end
+        if notation.kind == "json":
+            own = {notation.name: name} if notation.name else {}
+            head = (
+                f"{{{json.dumps(name)}: " if not own else f"{json.dumps(own)[:-1]}, {json.dumps(notation.arguments)}: "
+            )
+            self._json(arguments, schema)
+            rule = f"{self._mark(start + head)} {arguments} {self._mark('}' + end)}"
+        elif notation.kind == "named":
+            self._json(arguments, schema)
+            written = f"{start}functions.{name}:" if notation.numbered else f"{start}{name}"
+            number = r"/\d+/" if notation.numbered else ""
+            rule = f"{self._mark(written)} {number} {self._mark(notation.name_end)} {arguments} {self._mark(end)}"
+        elif notation.kind == "channels":
+            self._json(arguments, schema)
+            head = self._mark(f" to=functions.{name}{CHANNEL}commentary ")
+            rule = f"{head} ({self._mark('<|constrain|>')})? {self._mark(f'json{MESSAGE}')} {arguments}"
+        else:
+            rule = self._properties(index, name, schema)
+        self._rules.append(f"call{index}: {rule}")
+        return f"call{index}"
+
+    def _properties(self, index: int, name: str, schema: Mapping[str, Any]) -> str:
+        """Arguments one after another, in the order of the schema; those that are not required may be left out."""
+        notation = self._notation
+        properties = schema.get("properties")
+        properties = properties if isinstance(properties, Mapping) else {}
+        required = schema.get("required") or ()
+        rules = []
+        for number, (key, given) in enumerate(properties.items()):
+            value, rule = f"value{index}x{number}", f"property{index}x{number}"
+            one = dict(given) if isinstance(given, Mapping) else {}
+            one |= {word: schema[word] for word in ("$defs", "definitions") if word in schema}
+            is_text = one.get("type") == "string" and not {"enum", "const", "pattern", "format"} & one.keys()
+            if notation.kind == "tags":
+                stated = ("true" if is_text else "false") if notation.value[1] else ""
+                self._rules.append(self._until(value, notation.value_end) if is_text else "")
+                if not is_text:
+                    self._json(value, one)
+                ends = "" if is_text else f" {self._mark(notation.value_end)}"
+                head = f"{notation.key}{key}{notation.value[0]}{stated}{notation.value[1]}"
+                self._rules.append(f"{rule}: {self._mark(head)} {value}{ends}")
+            elif notation.kind == "bare" and is_text:
+                self._rules.append(self._until(value, notation.quote))
+                self._rules.append(f"{rule}: {self._mark(f'{key}:{notation.quote}')} {value}")
+            else:
+                self._json(value, one)
+                self._rules.append(f"{rule}: {self._mark(key + ('=' if notation.kind == 'python' else ':'))} {value}")
+            rules.append((rule, key in required))
+        self._rules = [rule for rule in self._rules if rule]
+        start, end = notation.start, notation.end
+        if notation.kind == "tags":
+            chosen = " ".join(rule if needed else f"({rule})?" for rule, needed in rules)
+            return f"{self._mark(start + name + notation.name_end)} {chosen} {self._mark(end)}"
+        opening, closing, comma = ("(", ")", '", "') if notation.kind == "python" else ("{", "}", '","')
+        needed = [rule for rule, is_needed in rules if is_needed]
+        others = [f"({comma} {rule})?" for rule, is_needed in rules if not is_needed]
+        first = f" {comma} ".join(needed)
+        if not needed and rules:  # one of several first arguments, and then any that follow it
+            ways = [
+                " ".join([rule, *(f"({comma} {later})?" for later, _ in rules[n + 1 :])])
+                for n, (rule, _) in enumerate(rules)
+            ]
+            first, others = f"({' | '.join(ways)})?", []
+        body = " ".join([first, *others]) if rules else ""
+        head = start if notation.kind == "bare" else ""
+        return f"{self._mark(head + name + opening)} {body} {self._mark(closing + end)}"
+
+    def _json(self, rule: str, schema: Mapping[str, Any]) -> None:
+        self._rules.append(f"{rule}: %json {json.dumps({**_local(schema), **_HOW})}")
+
+    def _until(self, rule: str, mark: str) -> str:
+        """A rule for any text up to and including a mark."""
+        if self._split.search(mark) and self._special:
+            return f"{rule}: {_ANY} {self._mark(mark)}"
+        return f"{rule}[suffix={json.dumps(mark)}]: {_ANY}"
+
+    def _mark(self, mark: str) -> str:
+        """A mark as literals and special tokens."""
+        pieces = self._split.split(mark) if self._special else [mark]
+        return " ".join(
+            f"<[{self._special[piece]}]>" if piece in self._special else json.dumps(piece) for piece in pieces if piece
+        )
+
+
+def _local(schema: Any) -> Any:
+    """A schema without references to other documents, which stand for any value."""
+    if isinstance(schema, Mapping):
+        kept = {key: _local(value) for key, value in schema.items()}
+        reference = kept.get("$ref")
+        return {} if isinstance(reference, str) and not reference.startswith("#") else kept
+    return [_local(item) for item in schema] if isinstance(schema, list) else schema
