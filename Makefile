@@ -140,7 +140,7 @@ audit:
 # into the documentation, if all agree.
 oracles: $(VENV)/.ready .venv-oracles/.ready
 	$(if $(NEWEST_RELEASES),$(FETCH_ORACLES) --newest)
-	$(BIN)/python -m pytest -m oracle tests/oracles
+	$(if $(COMPARED),COMPARED=1) $(BIN)/python -m pytest -m oracle tests/oracles
 	$(if $(COMPARED),$(BIN)/python scripts/fetch_oracles.py --compared && $(BIN)/python -m scripts.results)
 
 FETCH_ORACLES = PYTHONPATH=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
@@ -149,7 +149,7 @@ FETCH_ORACLES = PYTHONPATH=$$($(BIN)/python -c 'import sysconfig; print(sysconfi
 .venv-oracles/.ready: tests/oracles/releases.txt scripts/fetch_oracles.py | $(VENV)/.ready
 	$(PYTHON) -m venv .venv-oracles
 	.venv-oracles/bin/pip install --quiet --disable-pip-version-check setuptools setuptools_rust setuptools_scm \
-	  packaging cmake ninja jinja2
+	  packaging cmake ninja jinja2 scikit-build-core
 	$(FETCH_ORACLES)
 	touch $@
 

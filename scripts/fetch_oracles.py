@@ -4,8 +4,9 @@
     python scripts/fetch_oracles.py --compared      note in releases.txt that all were compared today
 
 Packages come by name through pip, at the releases of tests/oracles/releases.txt. They are unpacked, never installed,
-and nothing of them is imported. Wheels are taken, but of vLLM, whose wheels are large, the source archive. pip reads
-its metadata only where torch and the packages that build it are installed (`make oracles`). OpenVINO GenAI, whose rules
+and nothing of them is imported. Wheels are taken, but of vLLM, whose wheels are large, and of llama-cpp-python, for its
+chat templates, the source archive. pip reads their metadata only where torch and the packages that build them are
+installed (`make oracles`). OpenVINO GenAI, whose rules
 are compiled code, is installed with what it needs into a folder of its own. With --newest, also the newest release of
 each package.
 """
@@ -22,6 +23,10 @@ import zipfile
 from pathlib import Path
 
 RELEASES = Path(__file__).resolve().parent.parent / "tests/oracles/releases.txt"
+SOURCES = ("vllm", "llama-cpp-python")
+"""Packages whose source archive is taken, and not the wheel."""
+KEPT = (".py", ".jinja")
+"""What is unpacked: code and chat templates."""
 COMPILED = ("openvino-genai",)
 """Packages whose rules only run."""
 
@@ -39,18 +44,18 @@ def fetch(requirement: str, folder: Path) -> Path:
             subprocess.run(install, check=True)
             return unpacked.rename(location)
         download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", work, requirement]
-        kind = ["--no-binary", name, "--no-build-isolation"] if name == "vllm" else ["--only-binary", ":all:"]
+        kind = ["--no-binary", name, "--no-build-isolation"] if name in SOURCES else ["--only-binary", ":all:"]
         settings = {**os.environ, "VLLM_TARGET_DEVICE": "empty", "VLLM_VERSION_OVERRIDE": version}
         subprocess.run([*download, *kind], check=True, env=settings)
         (archive,) = Path(work).glob("*.[wt]*")
         unpacked = Path(work) / "unpacked"
         if archive.suffix == ".whl":
             with zipfile.ZipFile(archive) as wheel:
-                wheel.extractall(unpacked, [one for one in wheel.namelist() if one.endswith(".py")])  # noqa: S202
+                wheel.extractall(unpacked, [one for one in wheel.namelist() if one.endswith(KEPT)])  # noqa: S202
             unpacked.rename(location)
         else:
             with tarfile.open(archive) as source:
-                source.extractall(unpacked, [one for one in source if one.name.endswith(".py")], filter="data")
+                source.extractall(unpacked, [one for one in source if one.name.endswith(KEPT)], filter="data")
             next(unpacked.iterdir()).rename(location)
     return location
 

@@ -1,6 +1,7 @@
 """Write the figures of benchmarks/results.toml into README.md, benchmarks/RESULTS.md and the charts of docs/images/.
 
-The releases of tests/oracles/releases.txt go into docs/servers.md.
+The releases of tests/oracles/releases.txt go into docs/servers.md, the notations of tests/oracles/templates.json into
+docs/serving.md.
 
     python -m scripts.results            write them
     python -m scripts.results --check    exit with 1 if a file differs from what would be written
@@ -10,6 +11,7 @@ In a document a table stands between `<!-- figures: NAME -->` and `<!-- end -->`
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import sys
@@ -20,7 +22,17 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ("README.md", "benchmarks/RESULTS.md", "docs/servers.md")
+DOCUMENTS = ("README.md", "benchmarks/RESULTS.md", "docs/servers.md", "docs/serving.md")
+NOTATIONS = {
+    "json": '`{"name": "f", "arguments": {"a": 1}}`, alone or in a list, between marks or not',
+    "named": '`f`, a mark, `{"a": 1}`',
+    "tags": "`f` and a tag for each argument",
+    "python": "`[f(a=1)]`",
+    "bare": "`f{a:1}`",
+    "channels": "messages in channels (OpenAI's Harmony)",
+    "": "calls are not found",
+}
+"""What a model writes, by the kind of its notation."""
 IMAGES = "docs/images"
 THEMES = {
     "light": {"back": "#ffffff", "text": "#1f2328", "faint": "#59636e", "before": "#afb8c1", "after": "#0969da"},
@@ -85,6 +97,18 @@ def _compared() -> str:
     return _table(
         ["package", "releases", "compared"], [[name, ", ".join(those), day] for (name, day), those in rows.items()]
     )
+
+
+def _notations() -> str:
+    """Published chat templates by how their models write tool calls."""
+    found = json.loads((ROOT / "tests/oracles/templates.json").read_text(encoding="utf-8"))
+    rows = []
+    for kind, example in NOTATIONS.items():
+        names = sorted(
+            {re.sub(r"^tool_chat_template_|^template_", "", name) for name, own in found.items() if own == kind}
+        )
+        rows.append([example, ", ".join(names)])
+    return _table(["the model writes", "chat templates"], rows)
 
 
 def _svg(title: str, height: int, parts: list[str], theme: dict[str, str]) -> str:
@@ -247,6 +271,7 @@ def written() -> dict[str, str]:
         "four-bit": lambda _: _steps(data, "4-bit"),
         "padding": lambda _: _padding(data),
         "compared": lambda _: _compared(),
+        "notations": lambda _: _notations(),
     }
     texts = {}
     for document in DOCUMENTS:

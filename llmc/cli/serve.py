@@ -52,13 +52,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from llmc.runtime.startup.opening import EngineOptions
+    from llmc.runtime.text.chat_format import ChatFormat
     from llmc.server.events import Event
     from llmc.server.ray_serve import Fleet
     from llmc.server.state import Progress, ServerConfig
 
 
 _COMPILE, _OTHERS = "If MODEL is a checkpoint", "Bundle swaps"
-_LIMITS, _LOGS, _RAY = "Clients", "Logs", "A Ray cluster"
+_LIMITS, _LOGS, _RAY, _CHATS = "Clients", "Logs", "A Ray cluster", "Chats"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +94,16 @@ class ServeCommand(CaptureFlags):
         None, "ORIGIN", 'Origin of web pages that may send requests (CORS), or "*". Repeatable.', _LIMITS
     )
     generation_config: str = flag(
-        "auto", "auto|none", "Sampling parameters that the checkpoint recommends: for requests without them, or never."
+        "auto",
+        "auto|none",
+        "Sampling parameters that the checkpoint recommends: for requests without them, or never.",
+        _CHATS,
+    )
+    chat_format: Path | None = flag(
+        None,
+        "FILE",
+        "How the model writes reasoning and tool calls, in the form of a bundle's chat_format.json.",
+        _CHATS,
     )
     served_model_name: str | None = flag(None, "NAME", "Model name in the API. Default: the bundle's.")
     replicas: str | None = flag(
@@ -108,6 +118,8 @@ class ServeCommand(CaptureFlags):
     quantize: str | None = quantize_flag("Weight format.")
     record_traffic: Path | None = flag(None, "FILE", "Append request lengths and times, for llmc plan.")
     as_json: bool = switch("--json", "Print events (listening, ready, …) as JSON lines.")
+    ssl_certfile: Path | None = flag(None, "FILE", "Certificate in PEM, to serve HTTPS.", _LIMITS)
+    ssl_keyfile: Path | None = flag(None, "FILE", "Its private key. Default: in the certificate's file.", _LIMITS)
     uds: Path | None = flag(None, "PATH", "Listen on a Unix socket instead of host and port.", _LIMITS)
     admin_token: list[str] | None = flag(
         None,
@@ -166,7 +178,7 @@ class ServeCommand(CaptureFlags):
         alone = {
             "--uds": self.uds, "--record-traffic": self.record_traffic,
             "--otlp-traces-endpoint": self.otlp_traces_endpoint,
-            "--access-log": self.access_log or None,
+            "--access-log": self.access_log or None, "--ssl-certfile": self.ssl_certfile,
         }  # fmt: skip
         _require_executor(self.executor, {"--address": self.address, **scaling}, alone)
         serve = _server(_local_count(self.replicas) if self.executor == LOCAL else 1)
@@ -209,6 +221,8 @@ class ServeCommand(CaptureFlags):
             admin_tokens=_keys("--admin-token", self.admin_token, settings.admin_token),
             allow_model_change=self.allow_model_change,
             generation_config=_choice("--generation-config", self.generation_config, ("auto", "none")) == "auto",
+            chat_format=None if self.chat_format is None else _chat_format(self.chat_format),
+            ssl_certfile=self.ssl_certfile, ssl_keyfile=self.ssl_keyfile,
             allowed_origins=_origins(self.allowed_origins or ()),
         )  # fmt: skip
 
@@ -404,6 +418,17 @@ def _choice(name: str, value: str, known: tuple[str, ...]) -> str:
     if value not in known:
         raise UnknownNameError(name, value, known)
     return value
+
+
+def _chat_format(path: Path) -> ChatFormat:
+    from llmc.runtime.text.chat_format import ChatFormat
+
+    try:
+        return ChatFormat.read(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"--chat-format {path}: {error.strerror}") from None
+    except InputError as error:
+        raise InputError(f"--chat-format {path}: {error}") from None
 
 
 def _origins(given: Iterable[str]) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
@@ -312,8 +311,8 @@ class Bundle:
         if CHAT_FORMAT not in self.manifest.files:
             return None
         try:
-            return ChatFormat.of(json.loads(self.files.read(CHAT_FORMAT)))
-        except (ValueError, InputError) as error:
+            return ChatFormat.read(self.files.read(CHAT_FORMAT))
+        except InputError as error:
             raise ArtifactError(f"{self.path}: {CHAT_FORMAT}: {error}") from None
 
 

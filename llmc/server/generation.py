@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from llmc.runtime.engine.requests import Request, Update
 from llmc.runtime.engine.sampling.batch import TokenLogprobs
+from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.server.errors import SERVER, ApiError, bad_request
 
 if TYPE_CHECKING:
     from llmc.runtime.engine.async_engine import Stream
-    from llmc.runtime.engine.sampling.params import SamplingParams
     from llmc.server.state import Served, ServerConfig
 
 TRACE_HEADERS = ("traceparent", "tracestate")
@@ -59,25 +59,28 @@ class Generation:
 
     @classmethod
     async def start(
-        cls, served: Served, request_id: str, prompts: Sequence[list[int]], params: SamplingParams,
+        cls, served: Served, request_id: str, prompts: Sequence[list[int]],
+        params: SamplingParams | Sequence[SamplingParams],
         priority: int | None = None, adapter: int = 0, headers: Mapping[str, str] | None = None,
     ) -> Generation:  # fmt: skip
         """Submit all of `prompts` to the engine, or none, with adapter number `adapter` (0: none).
 
+        `params` are of all prompts, or of each.
         `headers` of the HTTP request may name its trace. Raises InputError, OverloadedError or EngineDeadError.
         """
         ends, streams = served.tokenizer.eos_token_ids, []
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
         trace = {name: headers[name] for name in TRACE_HEADERS if name in headers} if headers else {}
         try:
             for i, ids in enumerate(prompts):
                 name = f"{request_id}-{i}" if len(prompts) > 1 else request_id
-                request = Request(name, ids, params, ends, priority or 0, adapter, trace)
+                request = Request(name, ids, each[i], ends, priority or 0, adapter, trace)
                 streams.append(await served.generating.open(request))
         except BaseException:
             for stream in streams:
                 stream.cancel()
             raise
-        return cls(streams, prompts, params.n)
+        return cls(streams, prompts, each[0].n)
 
     def cancel(self) -> None:
         """Cancel unfinished requests and free their slots."""

@@ -73,7 +73,8 @@ class _Http(uvicorn.Server):
         protocol = built(config=self.config, server_state=self.server_state, app_state={})
         protocol.ended = ended
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection)
+            loop = asyncio.get_running_loop()
+            await loop.connect_accepted_socket(lambda: protocol, connection, ssl=self.config.ssl)
         except OSError:  # the client has disconnected
             connection.close()
             ended()
@@ -113,7 +114,8 @@ class Server:
         how = uvicorn.Config(
             app, http=bounded_by(self.state.clients), lifespan="off", interface="asgi3", log_config=None,
             log_level="error", access_log=access_log, timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=CLOSING_S, **UVICORN,
+            timeout_graceful_shutdown=CLOSING_S, ssl_certfile=config.ssl_certfile, ssl_keyfile=config.ssl_keyfile,
+            **UVICORN,
         )  # fmt: skip
         if access_log:  # after uvicorn has set the level of both its loggers
             logging.getLogger("uvicorn.access").setLevel(logging.INFO)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import ssl
 import stat
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -54,7 +55,7 @@ class Listener:
                 self.path.unlink()
 
 
-def listen(host: str, port: int) -> Listener:
+def listen(host: str, port: int, scheme: str = "http") -> Listener:
     """Bind TCP `host`:`port` (0: a free port) and listen. Raises InputError that names the flag."""
     if not 0 <= port <= 65535:
         raise InputError(f"--port {port} is not a port: use 1 … 65535, or 0 for a free one")
@@ -66,7 +67,7 @@ def listen(host: str, port: int) -> Listener:
     except (OSError, UnicodeError) as e:
         raise InputError(_unbound(host, port, e)) from e
     shown = f"[{host}]" if ":" in host else host
-    return Listener(bound, f"http://{shown}:{bound.getsockname()[1]}")
+    return Listener(bound, f"{scheme}://{shown}:{bound.getsockname()[1]}")
 
 
 def listen_unix(path: Path) -> Listener:
@@ -84,6 +85,20 @@ def listen_unix(path: Path) -> Listener:
         why = "another server listens there" if e.errno == errno.EADDRINUSE else (e.strerror or str(e))
         raise InputError(f"--uds {path}: the socket cannot be bound: {why}; give another path") from e
     return Listener(bound, f"unix:{path}", path)
+
+
+def require_certificate(certificate: Path | None, key: Path | None) -> bool:
+    """Whether the server is to speak HTTPS. Raises InputError for a certificate and key that cannot be used."""
+    if certificate is None:
+        if key is not None:
+            raise InputError("--ssl-keyfile needs --ssl-certfile")
+        return False
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
+    except OSError as error:  # SSLError is one
+        files = f"--ssl-certfile {certificate}" + ("" if key is None else f", --ssl-keyfile {key}")
+        raise InputError(f"{files}: cannot be used: {error.strerror or error}") from None
+    return True
 
 
 def _remove_abandoned(path: Path) -> None:

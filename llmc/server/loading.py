@@ -88,7 +88,10 @@ def load(
     with contextlib.ExitStack() as opened:
         if bundle.chat_template is not None:
             template = ConfinedTemplate(
-                bundle.chat_template, bundle.special_tokens, bundle.chat_format, config.template_limits
+                bundle.chat_template,
+                bundle.special_tokens,
+                config.chat_format or bundle.chat_format,
+                config.template_limits,
             )
             opened.callback(template.close)
             if config.warm_aside:

@@ -19,7 +19,7 @@ from llmc.runtime.heap import settle, share_heap
 from llmc.runtime.startup.opening import EngineOptions
 from llmc.server.events import OnEvent
 from llmc.server.lifecycle import Server
-from llmc.server.listening import Listener, listen, listen_unix
+from llmc.server.listening import Listener, listen, listen_unix, require_certificate
 from llmc.server.loading import OpenBundle
 from llmc.server.state import ServerConfig
 from llmc.server.watchdog import Watchdog, end
@@ -99,8 +99,9 @@ def serve(
 
 
 def listen_at(config: ServerConfig, uds: Path | None) -> Listener:
-    """Listen at the address that `serve` uses. Raises InputError if it cannot be bound."""
-    return listen(config.host, config.port) if uds is None else listen_unix(uds)
+    """Listen at the address that `serve` uses. Raises InputError if it or the certificate cannot be used."""
+    scheme = "https" if require_certificate(config.ssl_certfile, config.ssl_keyfile) else "http"
+    return listen(config.host, config.port, scheme) if uds is None else listen_unix(uds)
 
 
 def means_swap() -> Callable[[int], bool]:

@@ -48,6 +48,8 @@ class ServerConfig:
     - `admin_tokens`: any of them opens the routes below /admin, which do not exist without one.
     - `allow_model_change`: a swap may change the model.
     - `generation_config`: requests that give no temperature, top_p, … take the ones that the checkpoint recommends.
+    - `chat_format`: in place of the bundle's.
+    - `ssl_certfile`, `ssl_keyfile`: a certificate and its key in PEM; the server then speaks HTTPS.
     - `allowed_origins`: web pages of these origins may send requests ("*": all); see the CORS protocol.
     """
 
@@ -69,6 +71,9 @@ class ServerConfig:
     allow_model_change: bool = False
     generation_config: bool = True
     allowed_origins: tuple[str, ...] = ()
+    chat_format: ChatFormat | None = None
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
 
     def recommended(self, served: Served) -> dict[str, float | int]:
         """Return the sampling parameters of requests that give none."""

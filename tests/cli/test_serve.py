@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from llmc.cli.serve import _Reported
 from llmc.platforms import install_line
 from llmc.runtime.engine.speculation import SpeculativeConfig
 from llmc.runtime.startup.opening import EngineOptions
+from llmc.runtime.text.chat_format import CallNotation, ChatFormat
 from llmc.server.events import Dead, Draining, Listening, Ready, Stopped
 from llmc.server.state import Progress, ServerConfig
 from tests.artifacts.helpers import child
@@ -56,6 +58,21 @@ def test_every_flag_reaches_the_server(llmc: Llmc, requested: Requested) -> None
     )
     assert requested.more["options"] == EngineOptions(threads=3, prefill_budget=64, prefix_slots=0)
     assert (requested.more["uds"], requested.more["access_log"]) == (Path("s"), True)
+
+
+def test_what_browsers_and_models_need_reaches_the_server(llmc: Llmc, requested: Requested, here: Path) -> None:
+    form = ChatFormat(thinking=("<think>", "</think>"), calls=CallNotation("named", start="[CALL]"))
+    (here / "form.json").write_text(json.dumps(form.to_dict()))
+    flags = (
+        "--allowed-origins", "https://a.example", "--allowed-origins", '["http://localhost:3000", "*"]',
+        "--generation-config", "none", "--chat-format", "form.json", "--ssl-certfile", "c.pem",
+        "--ssl-keyfile", "k.pem",
+    )  # fmt: skip
+    assert llmc("serve", "bundle", *flags).code == 0
+    assert requested.config == ServerConfig(
+        allowed_origins=("https://a.example", "http://localhost:3000", "*"), generation_config=False, chat_format=form,
+        ssl_certfile=Path("c.pem"), ssl_keyfile=Path("k.pem"),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("flags", [
@@ -177,11 +194,20 @@ def test_a_plan_has_the_limits_already(llmc: Llmc, requested: Requested, toy: Pa
         (("--shutdown-timeout", "soon"), "--shutdown-timeout 'soon' is not a time"),
         (("--max-body-size", "big"), "--max-body-size 'big' is not a size"),
         (("--plan", "nowhere.json"), "nowhere.json"),
+        (("--allowed-origins", "chat.example"), "--allowed-origins chat.example: an origin is * or as https://"),
+        (("--allowed-origins", "[5]"), "--allowed-origins [5]: an origin is"),
+        (("--allowed-origins", "https://a/b"), "without a path"),
+        (("--generation-config", "some"), "--generation-config 'some'"),
+        (("--chat-format", "nowhere.json"), "--chat-format nowhere.json: No such file"),
+        (("--chat-format", "odd.json"), "--chat-format odd.json: not a chat format"),
+        (("--chat-format", "lacking.json"), "--chat-format lacking.json: a notation of tool calls lacks marks"),
     ],
 )
 def test_values_that_cannot_be_used_are_named(
-    llmc: Llmc, requested: Requested, flags: tuple[str, ...], words: str
+    llmc: Llmc, requested: Requested, flags: tuple[str, ...], words: str, here: Path
 ) -> None:
+    (here / "odd.json").write_text("[]")
+    (here / "lacking.json").write_text('{"calls": {"kind": "tags"}}')
     assert words in llmc("serve", "bundle", *flags).failed(2)
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.server.stub_engine import refusal
+from tests.server.stub_engine import events, refusal
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
@@ -114,3 +114,20 @@ def test_other_origins_are_not_allowed(make_api):
     answer = api.ask("OPTIONS", "/v1/chat/completions", headers={**ASKS, "Origin": "https://other.example"})
     assert answer.status_code == 400 and "access-control-allow-origin" not in answer.headers
     assert make_api().ask("OPTIONS", "/v1/chat/completions", headers=ASKS).status_code == 405
+
+
+def test_every_chunk_has_the_usage_so_far_if_wanted(make_api):
+    for path, body in (("/v1/chat/completions", {"messages": "Hi"}), ("/v1/completions", {"prompt": "Hi"})):
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        chunks = events(make_api().post(path, {**body, "stream": True, "stream_options": options}))[:-1]
+        counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+        assert counts == sorted(counts) and counts[-1] > 0 and chunks[-1]["choices"] == []
+
+
+def test_tokens_of_log_probabilities_may_be_shown_as_ids(served):
+    answer = served.complete(logprobs=2, max_tokens=2, return_tokens_as_token_ids=True, return_token_ids=True)
+    (choice,) = answer.json()["choices"]
+    assert choice["logprobs"]["tokens"] == [f"token_id:{index}" for index in choice["token_ids"]]
+    assert all(len(top) in (2, 3) for top in choice["logprobs"]["top_logprobs"])
+    (choice,) = served.chat(logprobs=True, max_tokens=2, return_tokens_as_token_ids=True).json()["choices"]
+    assert all(one["token"].startswith("token_id:") for one in choice["logprobs"]["content"])

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.audit import StoreUsage
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.store import Store
+    from llmc.runtime.text.chat_format import ChatFormat
 
 
 BAD_SHOWN = 5
@@ -77,9 +78,8 @@ class CacheShowCommand(Command):
             if self.as_json:
                 print_json(manifest.to_dict())
             else:
-                _print_manifest(
-                    self.what, manifest, _origin(self.what, folder, None if self.cache_dir is None else store)
-                )
+                origin = _origin(self.what, folder, None if self.cache_dir is None else store)
+                _print_manifest(self.what, manifest, origin, _chat(folder))
             return
         entry = open_cache(self.cache_dir).find(self.what)
         if self.as_json:
@@ -199,7 +199,18 @@ def _origin(what: str, folder: Path, store: Store | None) -> str | None:
         return origin_line(what, files, store)
 
 
-def _print_manifest(path: str, manifest: Manifest, origin: str | None) -> None:
+def _chat(folder: Path) -> ChatFormat | None:
+    """What the bundle's model writes in a chat, as found in its chat template."""
+    from llmc.artifacts.bundle.reader import BundleFiles
+    from llmc.runtime.text.chat_format import CHAT_FORMAT, ChatFormat
+
+    if not is_dir(folder):
+        return None
+    with BundleFiles.open(folder) as files:
+        return ChatFormat.read(files.read(CHAT_FORMAT)) if CHAT_FORMAT in files.manifest.files else None
+
+
+def _print_manifest(path: str, manifest: Manifest, origin: str | None, chat: ChatFormat | None) -> None:
     states = [item.state for item in manifest.executables]
     buckets = sum(item.buckets for item in manifest.executables)
     echo(f"{path}: bundle for {manifest.device} ({manifest.target}, run by {manifest.executor})")
@@ -210,6 +221,8 @@ def _print_manifest(path: str, manifest: Manifest, origin: str | None) -> None:
     )
     if origin is not None:
         echo(origin)
+    if chat is not None:
+        echo(f"chat: {chat}")
     for title in ("model", "options", "toolchain", "verification", "provenance", "summary"):
         members = getattr(manifest, title)
         if title == "provenance":

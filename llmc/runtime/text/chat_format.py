@@ -29,6 +29,10 @@ THINKING = (
     ("<|inner_prefix|>", "<|inner_suffix|>"),
 )  # fmt: skip
 """Marks around a model's reasoning, as published templates write them."""
+DESCRIBED: Mapping[Kind, str] = {
+    "json": "JSON objects", "named": "a name and JSON", "tags": "a tag for each argument", "python": "Python calls",
+    "bare": "JSON without quotes", "channels": "messages in channels",
+}  # fmt: skip
 CHANNEL, MESSAGE = "<|channel|>", "<|message|>"
 """gpt-oss marks reasoning, calls and answers by channels (OpenAI's Harmony format)."""
 
@@ -77,6 +81,18 @@ class CallNotation:
     value_end: str = ""
     quote: str = ""
 
+    def __post_init__(self) -> None:
+        texts = (*self.marks, self.name, self.arguments)
+        if self.kind not in DESCRIBED or len(self.value) != 2 or not all(isinstance(text, str) for text in texts):
+            raise InputError(f"not a notation of tool calls: {self!r:.200}")
+        needed: tuple[str, ...] = ()
+        if self.kind == "tags":  # without them, reading would not move on
+            needed = (self.key, self.value[0], self.value_end, self.end or self.after)
+        elif self.kind == "bare":
+            needed = (self.quote,)
+        if not all(mark.strip() for mark in needed):
+            raise InputError(f"a notation of tool calls lacks marks: {self!r:.200}")
+
     @property
     def marks(self) -> tuple[str, ...]:
         """All texts of the notation."""
@@ -103,6 +119,17 @@ class ChatFormat:
     several: bool = True
     """Whether it takes several calls of one message."""
 
+    def __str__(self) -> str:
+        """What the model writes, in one line."""
+        calls, thinking = self.calls, self.thinking
+        if self.in_channels:
+            return "reasoning, answers and tool calls in channels (Harmony)"
+        said = [] if thinking is None else [f"reasoning between {thinking[0]} and {thinking[1]}"]
+        if calls is not None:
+            first, last = " ".join((calls.before + calls.start).split()), " ".join((calls.end + calls.after).split())
+            said.append(f"tool calls as {DESCRIBED[calls.kind]}" + (f": {first} … {last}" if first else ""))
+        return "; ".join(said) or "text alone"
+
     @property
     def in_channels(self) -> bool:
         """Whether the model writes messages with channels, and never plain text."""
@@ -124,6 +151,17 @@ class ChatFormat:
         return asdict(self)
 
     @classmethod
+    def read(cls, text: str | bytes) -> ChatFormat:
+        """Read the JSON text of `to_dict`. Raises InputError for another text."""
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"not a chat format: {error}") from None
+        if not isinstance(data, dict):
+            raise InputError("not a chat format: not a JSON object")
+        return cls.of(data)
+
+    @classmethod
     def of(cls, data: Mapping[str, Any]) -> ChatFormat:
         """Read what `to_dict` returned. Raises InputError for other data."""
         try:
@@ -131,9 +169,14 @@ class ChatFormat:
             if calls is not None:
                 calls = CallNotation(**{**calls, "value": tuple(calls.get("value", ("", "")))})
             thinking = None if data.get("thinking") is None else tuple(data["thinking"])
-            return cls(**{**data, "roles": tuple(data.get("roles", _ROLES)), "thinking": thinking, "calls": calls})
+            found = cls(**{**data, "roles": tuple(data.get("roles", _ROLES)), "thinking": thinking, "calls": calls})
         except (TypeError, AttributeError) as error:
             raise InputError(f"not a chat format: {error}") from None
+        marks = found.thinking or ("", "")
+        pair = len(marks) == 2 and all(isinstance(mark, str) for mark in marks)
+        if not pair or (found.thinking and not all(mark.strip() for mark in marks)):
+            raise InputError(f"not a chat format: thinking {data['thinking']!r:.80} is no pair of marks")
+        return found
 
 
 def find_format(source: str, render: Render) -> ChatFormat:
@@ -393,7 +436,7 @@ def _tag_calls(one: str, two: str) -> CallNotation | None:
     first, rest = one[name + len(_NAMES[0]) : at[0]], one[at[3] + len(words[3]) :]
     value_end = _common_prefix(texts[1], rest)
     key = _common_suffix(first, texts[1][len(value_end) :])
-    if not key.strip() or not value_end.strip():
+    if not (key.strip() and value_end.strip() and texts[0].strip()):
         return None
     value = (texts[0], "")
     if texts[0] != texts[2]:  # a mark between key and value tells the type
@@ -403,6 +446,8 @@ def _tag_calls(one: str, two: str) -> CallNotation | None:
     last = f"{words[3]}{value_end}"
     bodies = [(start, two.find(last, start) + len(last)) for start in (two.rfind(name) for name in _NAMES)]
     around = _around(one, (name, at[3] + len(last)), two, bodies if two else [])
+    if not (around["end"] or around["after"]).strip():
+        return None
     name_end = first[: len(first) - len(key)]
     return CallNotation("tags", name_end=name_end, key=key, value=value, value_end=value_end, **around)
 

@@ -95,7 +95,9 @@ def open_renderer(source: str, special_tokens: Mapping[str, str]) -> Callable[[M
             return template.form.to_dict()
         if not job:
             return None
-        template.form = ChatFormat.of(job["form"])
-        return template.render(**{name: value for name, value in job.items() if name != "form"})
+        how = dict(job)
+        if "form" in how:
+            template.form = ChatFormat.of(how.pop("form"))
+        return template.render(**how)
 
     return work

@@ -62,12 +62,12 @@ class ModelList(BaseModel):
 
 
 class CompletionLogprobs(BaseModel):
-    """Log probabilities of a completion's tokens, in nats."""
+    """Log probabilities of a completion's tokens, in nats; null of a prompt's first one."""
 
     text_offset: list[int]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]
     tokens: list[str]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[dict[str, float] | None]
 
 
 class CompletionChoice(BaseModel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from json import JSONEncoder
 from typing import Any, Literal
 
@@ -16,22 +16,30 @@ def event(data: Mapping[str, Any]) -> bytes:
 
 
 class ChunkWriter:
-    """Writes the chunks of one response. With `usage`, every chunk has the key `usage`, null except in the last."""
+    """Writes the chunks of one response.
+
+    With `usage`, every chunk has the key `usage`, null except in the last. `running` gives the usage of every chunk.
+    """
 
     def __init__(
         self, kind: Literal["chat.completion.chunk", "text_completion"], answer_id: str, created: int, model: str,
-        usage: bool,
+        usage: bool, running: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:  # fmt: skip
         head = _json({"id": answer_id, "object": kind, "created": created, "model": model})
         self._head = f"data: {head[:-1]},"
-        self._tail = ',"usage":null}\n\n' if usage else "}\n\n"
+        self._fixed = ',"usage":null}\n\n' if usage else "}\n\n"
+        self._running = running
         open_, close = ('"delta":{"content":', "},") if kind.startswith("chat") else ('"text":', ",")
         self._before = open_
-        self._after = f'{close}"logprobs":null,"finish_reason":null}}]{self._tail}'
+        self._after = f'{close}"logprobs":null,"finish_reason":null}}]'
+
+    @property
+    def _tail(self) -> str:
+        return self._fixed if self._running is None else f',"usage":{_json(self._running())}}}\n\n'
 
     def text(self, index: int, text: str) -> bytes:
         """Return a chunk that only adds text."""
-        return f'{self._head}"choices":[{{"index":{index},{self._before}{_json(text)}{self._after}'.encode()
+        return f'{self._head}"choices":[{{"index":{index},{self._before}{_json(text)}{self._after}{self._tail}'.encode()
 
     def choice(self, choice: Mapping[str, Any]) -> bytes:
         """Return a chunk with one arbitrary choice."""

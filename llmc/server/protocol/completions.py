@@ -67,8 +67,18 @@ class CompletionRequest(Sampled):
             raise bad_request(f"best_of {best_of} is less than n {self.n or 1}", "best_of")
         if self.stream and best_of is not None and best_of > (self.n or 1):
             raise bad_request("best_of above n cannot be streamed: the best is known only at the end", "best_of")
-        if self.echo and self.logprobs is not None:
-            raise bad_request("echo with logprobs needs prompt logprobs, which compiled graphs do not return", "echo")
-        requested = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+        if self.scores and (self.stream or (self.n or 1) > 1 or (best_of or 1) > 1):
+            raise bad_request("echo with logprobs, or max_tokens 0, is one whole answer: leave out stream, n, best_of")
         more = {} if best_of is None else {"best_of": best_of}
-        return self.sampling(DEFAULT_MAX_TOKENS if requested is None else requested, self.logprobs, **more)
+        return self.sampling(self.wanted or 1, self.logprobs, **more)
+
+    @property
+    def wanted(self) -> int:
+        """Tokens to generate; -1: as many as the model takes."""
+        requested = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+        return DEFAULT_MAX_TOKENS if requested is None else requested
+
+    @property
+    def scores(self) -> bool:
+        """Whether the prompt's own tokens are the answer, with their log probabilities."""
+        return bool(self.echo and self.logprobs is not None) or self.wanted == 0

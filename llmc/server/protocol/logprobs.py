@@ -28,12 +28,13 @@ def _text(tokenizer: Tokenizer, token_id: int) -> str:
     return token_bytes(tokenizer, token_id).decode("utf-8", "replace")
 
 
-def chat_logprobs(tokenizer: Tokenizer, tokens: Iterable[TokenLogprobs]) -> dict[str, Any]:
-    """Return `choices[].logprobs` of a chat."""
+def chat_logprobs(tokenizer: Tokenizer, tokens: Iterable[TokenLogprobs], as_ids: bool = False) -> dict[str, Any]:
+    """Return `choices[].logprobs` of a chat. `as_ids`: a token is shown as token_id:5, which no other one is."""
 
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
         raw = token_bytes(tokenizer, token_id)
-        return {"token": raw.decode("utf-8", "replace"), "logprob": max(logprob, LEAST), "bytes": list(raw)}
+        shown = f"token_id:{token_id}" if as_ids else raw.decode("utf-8", "replace")
+        return {"token": shown, "logprob": max(logprob, LEAST), "bytes": list(raw)}
 
     content = [
         {**entry(t.token_id, t.logprob), "top_logprobs": [entry(*pair) for pair in t.top]} for t in tokens
@@ -41,14 +42,23 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Iterable[TokenLogprobs]) -> dict
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprobs], offset: int = 0) -> dict[str, Any]:
-    """Return `choices[].logprobs` of a completion; `offset`: characters before the first token's text."""
+def completion_logprobs(
+    tokenizer: Tokenizer, tokens: Sequence[TokenLogprobs], offset: int = 0, as_ids: bool = False
+) -> dict[str, Any]:
+    """Return `choices[].logprobs` of a completion; `offset`: characters before the first token's text.
+
+    `as_ids`: a token is shown as token_id:5, which no other one is.
+    """
     texts, offsets, tops = [], [], []
+
+    def shown(token_id: int) -> str:
+        return f"token_id:{token_id}" if as_ids else _text(tokenizer, token_id)
+
     for t in tokens:
-        texts.append(_text(tokenizer, t.token_id))
+        texts.append(shown(t.token_id))
         offsets.append(offset)
-        offset += len(texts[-1])
-        top = {_text(tokenizer, index): max(logprob, LEAST) for index, logprob in t.top}
+        offset += len(_text(tokenizer, t.token_id))
+        top = {shown(index): max(logprob, LEAST) for index, logprob in t.top}
         tops.append({**top, texts[-1]: max(t.logprob, LEAST)})
     return {
         "text_offset": offsets,

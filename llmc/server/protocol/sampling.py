@@ -50,6 +50,7 @@ class StreamOptions(BodyPart):
     """What a stream contains besides the text."""
 
     include_usage: bool | None = Field(None, description="End with a chunk that has the usage and no choice.")
+    continuous_usage_stats: bool | None = Field(None, description="Every chunk has the usage so far.")
 
 
 class StructuredOutputs(BodyPart):
@@ -115,6 +116,7 @@ class Sampled(Body):
     priority: Int64 | None = Field(None, description="Lower values run first; default 0.")
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = Field(None, description="Tokens of log probabilities as token_id:5.")
     guided_json: Object | Source | None = None
     guided_regex: Source | None = None
     guided_choice: Choices | None = None
@@ -138,6 +140,16 @@ class Sampled(Body):
     def includes_usage(self) -> bool:
         """Whether a stream ends with the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def as_ids(self) -> bool:
+        """Whether tokens of log probabilities are shown as their ids."""
+        return bool(self.return_tokens_as_token_ids)
+
+    @property
+    def has_running_usage(self) -> bool:
+        """Whether every chunk of a stream has the usage so far."""
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def check_stream(self) -> None:
         """Raise ApiError for stream_options without a stream."""

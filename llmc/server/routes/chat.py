@@ -101,7 +101,9 @@ class ChatWriter:
             choice = {
                 "index": index,
                 "message": message,
-                "logprobs": chat_logprobs(self.tokenizer, one.logprobs) if self.body.logprobs else None,
+                "logprobs": chat_logprobs(self.tokenizer, one.logprobs, self.body.as_ids)
+                if self.body.logprobs
+                else None,
                 "finish_reason": reason,
                 "stop_reason": one.stop_reason,
             }
@@ -119,7 +121,8 @@ class ChatWriter:
     async def stream(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """Yield the response in events; those that are ready together are joined."""
         usage = self.body.includes_usage
-        writer = ChunkWriter("chat.completion.chunk", self.answer_id, self.created, self.model, usage)
+        running = (lambda: generation.usage) if self.body.has_running_usage else None
+        writer = ChunkWriter("chat.completion.chunk", self.answer_id, self.created, self.model, usage, running)
         readers = [self.read() for _ in range(generation.choices)]
         started = False
         async with aclosing(generation.updates()) as news:
@@ -148,7 +151,7 @@ class ChatWriter:
         if self.body.logprobs or self.body.return_token_ids:
             extras: dict[str, Any] = {}
             if self.body.logprobs and update.logprobs:
-                extras["logprobs"] = chat_logprobs(self.tokenizer, update.logprobs)
+                extras["logprobs"] = chat_logprobs(self.tokenizer, update.logprobs, self.body.as_ids)
             if self.body.return_token_ids and update.token_ids:
                 extras["token_ids"] = list(update.token_ids)
             if extras:

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
 
 from llmc.errors import InputError
 from llmc.server.access import serving, state_of
 from llmc.server.answering import answer
+from llmc.server.aside import unless_disconnected
 from llmc.server.body import read_body
 from llmc.server.errors import api_error
 from llmc.server.generation import Generation, check_room
@@ -24,6 +25,7 @@ from llmc.server.protocol.answers import GENERATING, CompletionResponse
 from llmc.server.protocol.chunks import DONE, ChunkWriter
 from llmc.server.protocol.completions import CompletionRequest
 from llmc.server.protocol.logprobs import completion_logprobs, token_bytes
+from llmc.server.scoring import Scored
 
 if TYPE_CHECKING:
     from llmc.runtime.engine.requests import Update
@@ -52,6 +54,14 @@ async def completions(request: Request) -> Response:
         if body.echo:
             echoes = texts or [served.tokenizer.decode(ids) for ids in prompts]
         name = body.model or served.model_name
+        if body.scores:
+            scored = Scored(served, body, prompts, texts)
+            answered = unless_disconnected(request.receive, scored.answer(answer_id, params, request.headers))
+            choices, usage = await answered
+            return JSONResponse({
+                "id": answer_id, "object": "text_completion", "created": int(time.time()), "model": name,
+                "choices": choices, "usage": usage,
+            })  # fmt: skip
         writer = CompletionWriter(answer_id, int(time.time()), name, body, served.tokenizer, echoes)
         start = Generation.start(
             served, answer_id, prompts, params, body.priority, served.adapter(body.model), request.headers
@@ -81,7 +91,9 @@ class CompletionWriter:
             choice = {
                 "index": index,
                 "text": echo + one.text,
-                "logprobs": completion_logprobs(self.tokenizer, one.logprobs, len(echo)) if self._logprobs else None,
+                "logprobs": completion_logprobs(self.tokenizer, one.logprobs, len(echo), self.body.as_ids)
+                if self._logprobs
+                else None,
                 "finish_reason": one.finish_reason,
                 "stop_reason": one.stop_reason,
             }
@@ -96,7 +108,8 @@ class CompletionWriter:
     async def stream(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """Yield the response in events; those that are ready together are joined."""
         usage = self.body.includes_usage
-        writer = ChunkWriter("text_completion", self.answer_id, self.created, self.model, usage)
+        running = (lambda: generation.usage) if self.body.has_running_usage else None
+        writer = ChunkWriter("text_completion", self.answer_id, self.created, self.model, usage, running)
         offsets = [len(self.echoes[i // generation.n]) for i in range(generation.choices)]
         started = [False] * generation.choices
         async with aclosing(generation.updates()) as news:
@@ -125,7 +138,7 @@ class CompletionWriter:
             return writer.text(index, update.text) if update.text else b""
         choice = _choice(index, update.text)
         if self._logprobs and update.logprobs:
-            choice["logprobs"] = completion_logprobs(self.tokenizer, update.logprobs, offsets[index])
+            choice["logprobs"] = completion_logprobs(self.tokenizer, update.logprobs, offsets[index], self.body.as_ids)
             offsets[index] += sum(
                 len(token_bytes(self.tokenizer, t.token_id).decode("utf-8", "replace")) for t in update.logprobs
             )

@@ -20,6 +20,7 @@ PLAN = Plan(
 
 NO_PROGRAM = {
     "max_tokens", "stop", "stop_token_ids", "ignore_eos", "n", "best_of", "prompt_logprobs", "skip_special_tokens",
+    "kept_special_ids", "forced_token_ids",
     "include_stop_str_in_output", "truncate_prompt_tokens", "detokenize", "output_kind",
 }  # fmt: skip
 """Parameters that choose when to stop and what to return, and leave what is computed of the logits alone."""

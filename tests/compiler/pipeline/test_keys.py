@@ -222,6 +222,7 @@ EVERYWHERE: dict[str, tuple[Change, set[str]]] = {
     "reference text": (output("reference", "text"), {"verify:reference"}),
     "tokenizer": (output("tokenizer", "tokenizer.json"), {"verify:file.tokenizer.json"}),
     "template": (output("tokenizer", "chat_template.jinja"), {"verify:file.chat_template.jinja"}),
+    "chat format": (output("tokenizer", "chat_format.json"), {"verify:file.chat_format.json"}),
     "placements": (output("weights", "placements"), {"executable:input.placements"}),
     "longer": (longer, {"reference:farthest", "reference:longest", "verify:past.plan", "verify:plan"}),
     "bucket": (another_bucket, {"executable:shape.context", "verify:bucket", "verify:plan"}),

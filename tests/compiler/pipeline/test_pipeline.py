@@ -122,7 +122,7 @@ def test_the_manifest_states_what_the_bundle_is(toy: Toy) -> None:
     assert manifest.model["vocab_size"] == VOCAB
     assert manifest.model["eos_token_ids"] == [EOS]
     assert (manifest.model["layers"], manifest.model["kv_heads"], manifest.model["head_dim"]) == (1, 1, 8)
-    assert set(manifest.files) == {"weights", "tokenizer.json", "chat_template.jinja"}
+    assert set(manifest.files) == {"weights", "tokenizer.json", "chat_template.jinja", "chat_format.json"}
     assert manifest.options["static_dims"] == ["batch", "query", "context"]
     shapes = {(e.phase, e.batch, e.query, e.context) for e in manifest.executables}
     assert shapes == {(b.phase, b.batch, b.query, b.context) for b in toy.plan.buckets}

@@ -146,6 +146,8 @@ class SamplingParams:
     """Let the text end with the stop string or stop token that ended it."""
     allowed_token_ids: Sequence[int] | None = None
     """Choose among these only."""
+    forced_token_ids: Sequence[int] | None = None
+    """The output's first tokens, in place of chosen ones. With logprobs, they get the model's log probabilities."""
     bad_words: Sequence[str] | None = None
     """Never complete one of these, at the start of a word or of the text."""
     truncate_prompt_tokens: int | None = None
@@ -171,7 +173,7 @@ class SamplingParams:
             if value is not default:
                 values[name] = check(name, value)
         values["top_k"] = max(0, self.top_k)
-        for name in ("stop", "stop_token_ids", "bad_words", "kept_special_ids"):
+        for name in ("stop", "stop_token_ids", "bad_words", "kept_special_ids", "forced_token_ids"):
             values[name] = values[name] or ()
         if guided_decoding is not None:
             if self.structured_outputs is not None:
@@ -324,6 +326,7 @@ _CHECKED: dict[str, checks.Check] = {
     "kept_special_ids": checks.token_ids,
     "include_stop_str_in_output": checks.boolean,
     "allowed_token_ids": _allowed,
+    "forced_token_ids": checks.token_ids,
     "bad_words": checks.texts,
     "truncate_prompt_tokens": checks.integer(1),
     "detokenize": checks.boolean,

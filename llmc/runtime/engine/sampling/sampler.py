@@ -119,7 +119,8 @@ class SequenceSampler:
         self.unsound = False
         """Whether the logits are the reason; the sequence's cached tokens must not be reused then."""
         bias, allowed, stops = params.logit_bias or {}, params.allowed_token_ids, params.stop_token_ids or ()
-        for ids in (bias, stops, allowed or (), prompt_ids, end_ids, *bad_words):
+        self._forced = params.forced_token_ids or ()
+        for ids in (bias, stops, allowed or (), prompt_ids, end_ids, self._forced, *bad_words):
             if len(ids) and not 0 <= min(ids) <= max(ids) < vocab_size:
                 found = min(ids) if min(ids) < 0 else max(ids)
                 raise InputError(f"token id {found} is not below the vocabulary size {vocab_size}, nor from 0")
@@ -141,7 +142,8 @@ class SequenceSampler:
         if allowed is not None:
             self._allowed = np.zeros(vocab_size, np.bool_)
             self._allowed[index(allowed)] = True
-        self._adjusts = bool(bias) or not all(x is None for x in (self._seen, self._bad, self._allowed, constraint))
+        states = (self._seen, self._bad, self._allowed, constraint)
+        self._adjusts = bool(bias or self._forced) or not all(state is None for state in states)
 
     def sibling(self, params: SamplingParams) -> SequenceSampler:
         """A sampler for another choice of the request, before the first token. `params` differ only in the seed."""
@@ -203,6 +205,8 @@ class SequenceSampler:
         """Choose the next id from logits [V], unmodified. Raises VerificationError if the largest is not finite."""
         if self._adjusts or self._holds_end:
             check_largest(float(row.max()))  # masks could hide a NaN
+            if self.produced < len(self._forced):
+                return self._forced[self.produced]
             row = self._adjusted(row)
         if self._random is not None:
             return self._draw(row, uniform)
