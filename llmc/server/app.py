@@ -19,9 +19,23 @@ from llmc.server.clients import BoundRequests
 from llmc.server.openapi import document
 from llmc.server.protocol.chat import ChatRequest
 from llmc.server.protocol.completions import CompletionRequest
+from llmc.server.protocol.messages import CountRequest, MessagesRequest
 from llmc.server.protocol.pooling import EmbeddingRequest, RerankRequest, ScoreRequest
+from llmc.server.protocol.responses import ResponsesRequest
 from llmc.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
-from llmc.server.routes import admin, chat, completions, dashboard, health, metrics, models, pooling, tokenize
+from llmc.server.routes import (
+    admin,
+    chat,
+    completions,
+    dashboard,
+    health,
+    messages,
+    metrics,
+    models,
+    pooling,
+    responses,
+    tokenize,
+)
 from llmc.version import __version__
 
 if TYPE_CHECKING:
@@ -55,7 +69,8 @@ class CountAnswers:
 
 
 BODIES = (
-    CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest, EmbeddingRequest, RerankRequest, ScoreRequest,
+    CompletionRequest, ChatRequest, ResponsesRequest, MessagesRequest, CountRequest, TokenizeRequest,
+    DetokenizeRequest, EmbeddingRequest, RerankRequest, ScoreRequest,
 )  # fmt: skip
 _OFF: TelemetryConfig = {
     "tracing": False, "metrics": False, "logs": False, "operation_spans": False, "auto_configure": False,
@@ -80,7 +95,7 @@ class AllowOrigins(CORSMiddleware):
 
 ROUTERS = tuple(
     module.router
-    for module in (models, completions, chat, tokenize, pooling, health, metrics, dashboard)
+    for module in (models, completions, chat, responses, messages, tokenize, pooling, health, metrics, dashboard)
 )  # fmt: skip
 
 

@@ -17,11 +17,13 @@ ADMIN = "/admin/"
 """Prefix of the paths that need an admin token instead of an API key."""
 OPEN_PATHS = frozenset({"/health", "/ready"})
 """Paths for an orchestrator, which has no key."""
+API_KEY = b"x-api-key"
+"""Anthropic's header for the key."""
 CHALLENGES = ('Bearer realm="llmc"', 'Basic realm="llmc", charset="UTF-8"')
 
 
 class RequireKey:
-    """Requires one of `keys`: as `Authorization: Bearer KEY`, or as Basic password with any user name, for browsers.
+    """Requires one of `keys`: as `Authorization: Bearer KEY`, as `x-api-key: KEY`, or as Basic password for browsers.
 
     OPEN_PATHS need none. Paths below ADMIN require one of `admin_tokens` instead. Without `keys` the other paths are
     open. Requests without a valid key get 401. Keys are compared by digest in constant time. Raises InputError for an
@@ -48,11 +50,11 @@ class RequireKey:
 
 
 def _admits(scope: Scope, digests: Iterable[bytes]) -> bool:
-    given = [value for name, value in scope["headers"] if name == b"authorization"]
-    if len(given) != 1:
+    headers = [(name, value) for name, value in scope["headers"] if name in (b"authorization", API_KEY)]
+    if not headers or len(headers) != len({name for name, _ in headers}):
         return False
-    digest = _digest(_credential(given[0]))
-    return sum(hmac.compare_digest(digest, known) for known in digests) > 0
+    found = [_digest(value.strip() if name == API_KEY else _credential(value)) for name, value in headers]
+    return sum(hmac.compare_digest(digest, known) for digest in found for known in digests) > 0
 
 
 def _digests(keys: Iterable[str], what: str) -> list[bytes]:

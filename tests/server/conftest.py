@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from llmc.buckets.limits import Limits
 from llmc.runtime.bundle import Bundle
+from llmc.testing.toy import toy_plan
 from tests.adapters import toy_with_adapters
 from tests.farm import cluster
 from tests.server.live import toy_bundle
@@ -22,6 +24,14 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     built = Toy.make(tmp_path_factory.mktemp("api"))
     built.compile()
     return Bundle.open(built.bundle)
+
+
+@pytest.fixture(scope="session")
+def roomy(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A bundle whose prompts have room for a conversation with tools; a byte is a token."""
+    toy = Toy.make(tmp_path_factory.mktemp("roomy"), positions=1024)
+    toy.compile(toy_plan([(1, 1024, 0)], [(1, 1024)], Limits(1024, 1)))
+    return Bundle.open(toy.bundle)
 
 
 @pytest.fixture(scope="session")

@@ -93,7 +93,7 @@ def test_two_headers_are_none(keyless):
 
 
 def test_no_key_in_the_address_or_elsewhere_opens(keyless):
-    refusal(keyless.get("/v1/models?api_key=first-key", **{"x-api-key": "first-key", "api-key": "first-key"}), 401)
+    refusal(keyless.get("/v1/models?api_key=first-key", **{"x-key": "first-key", "api-key": "first-key"}), 401)
 
 
 def test_without_a_body_being_read(keyed):

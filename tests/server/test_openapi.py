@@ -68,7 +68,8 @@ def test_no_page_with_assets_from_elsewhere(live):
 
 
 OPERATIONS = [
-    ("post", "/v1/completions"), ("post", "/v1/chat/completions"), ("post", "/tokenize"), ("post", "/detokenize"),
+    ("post", "/v1/completions"), ("post", "/v1/chat/completions"), ("post", "/v1/responses"),
+    ("post", "/v1/messages"), ("post", "/v1/messages/count_tokens"), ("post", "/tokenize"), ("post", "/detokenize"),
     ("post", "/v1/embeddings"), ("post", "/v1/rerank"), ("post", "/v1/score"),
     ("get", "/v1/models"), ("get", "/v1/models/{name}"), ("get", "/version"),
 ]  # fmt: skip

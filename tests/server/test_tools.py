@@ -6,12 +6,8 @@ import json
 
 import pytest
 
-from llmc.buckets.limits import Limits
-from llmc.runtime.bundle import Bundle
-from llmc.testing.toy import toy_plan
 from tests.runtime.text import notations
 from tests.server.stub_engine import Api, events, refusal
-from tests.toy import Toy
 
 HERMES = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}{# <tool_call> #}{{ messages[0].content }}"
 OTHER = "{{ tools | length }}{{ messages[0].content }}"
@@ -138,14 +134,6 @@ def test_another_notation_is_shown_tools_and_stays_text(make_api):
     assert api.chat(tools=TOOLS).json()["choices"][0]["message"]["content"] == call()
     assert shown(api) == "2Hi"
     assert refusal(api.chat(tools=TOOLS, tool_choice="required"))["param"] == "tool_choice"
-
-
-@pytest.fixture(scope="module")
-def roomy(tmp_path_factory):
-    """A bundle whose prompts have room for a conversation with tools; a byte is a token."""
-    toy = Toy.make(tmp_path_factory.mktemp("roomy"), positions=1024)
-    toy.compile(toy_plan([(1, 1024, 0)], [(1, 1024)], Limits(1024, 1)))
-    return Bundle.open(toy.bundle)
 
 
 @pytest.mark.parametrize("name", notations.ALL)

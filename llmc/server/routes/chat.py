@@ -13,24 +13,23 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from llmc.errors import InputError
-from llmc.runtime.text.answer_parser import AnswerParser
-from llmc.runtime.text.chat_format import ChatFormat
 from llmc.server.access import serving, state_of
 from llmc.server.answering import answer
 from llmc.server.body import read_body
 from llmc.server.errors import api_error
-from llmc.server.generation import Generation, check_room
 from llmc.server.openapi import reads, streams
-from llmc.server.prompts import fitting, render
 from llmc.server.protocol.answers import GENERATING, ChatResponse
+from llmc.server.protocol.blocks import cut
 from llmc.server.protocol.chat import ChatRequest
 from llmc.server.protocol.chunks import DONE, ChunkWriter
 from llmc.server.protocol.logprobs import chat_logprobs
-from llmc.server.tool_calls import ReadAnswer, tool_use
+from llmc.server.tool_calls import ReadAnswer
+from llmc.server.turns import prepare
 
 if TYPE_CHECKING:
     from llmc.runtime.engine.requests import Update
     from llmc.runtime.text.tokenizer import Tokenizer
+    from llmc.server.generation import Generation
 
 router = APIRouter()
 
@@ -47,33 +46,14 @@ async def chat_completions(request: Request) -> Response:
     served, config = serving(request, body.model), state_of(request).config
     answer_id = f"chatcmpl-{uuid.uuid4().hex}"
     try:
-        use = tool_use(served, body)
-        recommended = config.recommended(served)
-        params = body.params().filled(recommended)
-        check_room(served, config, 1, params)
-        text = await render(
-            request, served, body.messages, use.tools, body.add_generation_prompt, body.continue_final_message,
-            body.variables,
-        )  # fmt: skip
-        keep = body.truncate_prompt_tokens
-        prompts = await fitting(request, served, [text], bool(body.add_special_tokens), keep, "messages")
-        form = served.chat_format or ChatFormat()
-        thinking = form.begins_thinking(text)
-        more: dict[str, Any] = use.constraint(served, thinking)
-        reads = form.thinking is not None or use.functions is not None or form.in_channels
-        if reads:
-            more["kept_special_ids"] = served.mark_ids
-        params = body.params(**more).filled(recommended) if more else params
+        turn = await prepare(request, served, config, body, answer_id)
         name = body.model or served.model_name
 
         def read() -> ReadAnswer | None:
-            return ReadAnswer(AnswerParser(form, use.functions, thinking, use.limit)) if reads else None
+            return None if turn.plain else ReadAnswer(turn.read())
 
         writer = ChatWriter(answer_id, int(time.time()), name, body, served.tokenizer, read)
-        start = Generation.start(
-            served, answer_id, prompts, params, body.priority, served.adapter(body.model), request.headers
-        )
-        return await answer(request, start, writer, body.stream)
+        return await answer(request, turn.start, writer, body.stream)
     except InputError as e:
         raise api_error(body.named(e), ChatRequest.model_fields) from e
 
@@ -96,7 +76,7 @@ class ChatWriter:
             message: dict[str, Any] = {"role": "assistant", "content": one.text, "refusal": None}
             reason = one.finish_reason
             if (reader := self.read()) is not None:
-                reader.deltas(one.text, _cut(reason, one.stop_reason))
+                reader.deltas(one.text, cut(reason, one.stop_reason))
                 message, reason = reader.message(), reader.reason(reason)
             choice = {
                 "index": index,
@@ -145,7 +125,7 @@ class ChatWriter:
     def _chunks(self, writer: ChunkWriter, index: int, update: Update, reader: ReadAnswer | None) -> list[bytes]:
         deltas: list[dict[str, Any]] = [{"content": update.text}] if update.text else []
         if reader is not None:
-            ended = None if update.finish_reason is None else _cut(update.finish_reason, update.stop_reason)
+            ended = None if update.finish_reason is None else cut(update.finish_reason, update.stop_reason)
             deltas = reader.deltas(update.text, ended)
         chunks = []
         if self.body.logprobs or self.body.return_token_ids:
@@ -169,8 +149,3 @@ class ChatWriter:
 
 def _choice(index: int, delta: dict[str, Any]) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-
-
-def _cut(finish_reason: str, stop_reason: str | int | None) -> str:
-    """How the text ended for its reader: a stop string cuts it, as the limit of tokens does."""
-    return "stop string" if isinstance(stop_reason, str) else finish_reason
