@@ -12,7 +12,7 @@ import pytest
 from llmc.errors import InputError
 from llmc.runtime.engine.sampling.constraints import ConstraintFactory
 from llmc.runtime.engine.sampling.params import StructuredOutputsParams
-from llmc.runtime.text.call_grammar import call_grammar
+from llmc.runtime.text.call_grammar import after_reasoning, call_grammar
 from llmc.runtime.text.chat import ChatTemplate
 from llmc.runtime.text.chat_format import CallNotation, ChatFormat
 from tests.runtime.text import notations
@@ -126,3 +126,21 @@ def test_marks_that_are_special_tokens_are_written_as_tokens() -> None:
 def test_an_unknown_notation_cannot_be_forced() -> None:
     with pytest.raises(InputError, match="no known notation"):
         call_grammar(ChatFormat(), OFFERED, True, {})
+
+
+@pytest.mark.parametrize(
+    ("structured", "answer", "wrong"),
+    [
+        (StructuredOutputsParams(json=WEATHER), '{"city": "Ulm"}', '{"town": 1}'),
+        (StructuredOutputsParams(json_object=True), '{"a": 1}', "[1]"),
+        (StructuredOutputsParams(choice=['a "b"', "c/d"]), 'a "b"', "e"),
+        (StructuredOutputsParams(regex="[0-9]/[0-9]"), "1/2", "1-2"),
+    ],
+)
+def test_a_constraint_begins_behind_reasoning_that_the_prompt_has_opened(
+    takes: Takes, structured: StructuredOutputsParams, answer: str, wrong: str
+) -> None:
+    form = ChatFormat(thinking=("<think>", "</think>"))
+    grammar = after_reasoning(form, structured.kind, getattr(structured, structured.kind), {})
+    assert takes(grammar, f"Hm {{.</think>\n\n{answer}") and takes(grammar, f"</think>{answer}")
+    assert not takes(grammar, answer) and not takes(grammar, f"Hm.</think>{wrong}")

@@ -183,3 +183,12 @@ def test_an_effort_of_reasoning_is_a_variable_of_the_template(make_api):
     api = make_api(template="{{ messages[0].content }}{{ reasoning_effort }}")
     assert api.chat(reasoning_effort="low").status_code == 200
     assert shown(api) == "Hilow"
+
+
+def test_a_format_holds_behind_reasoning_that_the_prompt_has_opened(make_api):
+    api = make_api(template=THINKS)
+    options = {"response_format": {"type": "json_object"}, "chat_template_kwargs": {"opening": "<think>\n"}}
+    assert api.chat(**options).status_code == 200
+    assert api.engine.params.structured_outputs.grammar.startswith("start: reasoning")
+    assert api.chat(response_format={"type": "json_object"}).status_code == 200
+    assert api.engine.requests[-1].params.structured_outputs.json_object is True

@@ -30,6 +30,22 @@ def call_grammar(
     return _Grammar(form.calls, special).text(form, functions, several, thinking)
 
 
+def after_reasoning(form: ChatFormat, kind: str, wanted: Any, special: Mapping[str, int]) -> str:
+    """Build a grammar of a constrained answer behind the block of reasoning that the prompt has opened.
+
+    `kind` and `wanted` are those of StructuredOutputsParams: json (a schema as text), json_object, choice or regex.
+    """
+    assert form.thinking is not None
+    if kind == "choice":
+        answer = " | ".join(map(json.dumps, wanted))
+    elif kind == "regex":
+        answer = "/" + re.sub(r"(?<!\\)/", r"\/", wanted) + "/"
+    else:
+        answer = f"%json {wanted}" if kind == "json" else '%json {"type": "object"}'
+    until = _Grammar(CallNotation("json"), special).until("reasoning", form.thinking[1])
+    return f"start: reasoning /\\n*/ answer\n{until}\nanswer: {answer}\n"
+
+
 class _Grammar:
     def __init__(self, notation: CallNotation, special: Mapping[str, int]) -> None:
         self._notation = notation
@@ -56,10 +72,10 @@ class _Grammar:
             start = (
                 f"({self._mark(f'{CHANNEL}analysis{MESSAGE}')} reasoning {self._mark('<|start|>assistant')})? {start}"
             )
-            self._rules.append(self._until("reasoning", "<|end|>"))
+            self._rules.append(self.until("reasoning", "<|end|>"))
         elif thinking and form.thinking:
             start = f"reasoning /\\n*/ {start}"
-            self._rules.append(self._until("reasoning", form.thinking[1]))
+            self._rules.append(self.until("reasoning", form.thinking[1]))
         return "\n".join([f"start: {start}", f"call: {calls}", *self._rules]) + "\n"
 
     def _call(self, index: int, function: Mapping[str, Any]) -> str:
@@ -102,14 +118,14 @@ class _Grammar:
             is_text = one.get("type") == "string" and not {"enum", "const", "pattern", "format"} & one.keys()
             if notation.kind == "tags":
                 stated = ("true" if is_text else "false") if notation.value[1] else ""
-                self._rules.append(self._until(value, notation.value_end) if is_text else "")
+                self._rules.append(self.until(value, notation.value_end) if is_text else "")
                 if not is_text:
                     self._json(value, one)
                 ends = "" if is_text else f" {self._mark(notation.value_end)}"
                 head = f"{notation.key}{key}{notation.value[0]}{stated}{notation.value[1]}"
                 self._rules.append(f"{rule}: {self._mark(head)} {value}{ends}")
             elif notation.kind == "bare" and is_text:
-                self._rules.append(self._until(value, notation.quote))
+                self._rules.append(self.until(value, notation.quote))
                 self._rules.append(f"{rule}: {self._mark(f'{key}:{notation.quote}')} {value}")
             else:
                 self._json(value, one)
@@ -137,7 +153,7 @@ class _Grammar:
     def _json(self, rule: str, schema: Mapping[str, Any]) -> None:
         self._rules.append(f"{rule}: %json {json.dumps({**_local(schema), **_HOW})}")
 
-    def _until(self, rule: str, mark: str) -> str:
+    def until(self, rule: str, mark: str) -> str:
         """A rule for any text up to and including a mark."""
         if self._split.search(mark) and self._special:
             return f"{rule}: {_ANY} {self._mark(mark)}"
