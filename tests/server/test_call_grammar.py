@@ -76,6 +76,52 @@ def test_several_calls_are_taken_if_allowed(name: str, takes: Takes) -> None:
     assert not takes(one, text)
 
 
+COLOURS = {"type": "string", "enum": ["red", "light <blue>"]}
+ARGUMENTS: list[tuple[Any, Any, list[Any]]] = [
+    (COLOURS, "light <blue>", ["green", 1]),
+    ({"$ref": "#/$defs/Colour"}, "red", ["green"]),
+    ({"$ref": "#/properties/other"}, 5, [{"a": 1}]),
+    ({"const": "red"}, "red", ["blue"]),
+    ({"type": ["string", "null"]}, "red", []),
+    ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "red", []),
+    ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, 7, []),
+    ({"type": "string", "pattern": "^[a-z]+$"}, "red", []),
+    ({"type": "string", "format": "date"}, "2026-01-31", []),
+    ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, 7, ["x y"]),
+    ({"enum": [1, 2]}, 2, [3]),
+    ({}, {"a": ["b"]}, []),
+    ({}, "red", []),
+]
+
+
+@pytest.mark.parametrize(("schema", "value", "wrong"), ARGUMENTS)
+@pytest.mark.parametrize("name", notations.ALL)
+def test_a_value_of_any_schema_is_taken_and_read_back(
+    name: str, schema: Any, value: Any, wrong: list[Any], takes: Takes
+) -> None:
+    source = notations.ALL[name]
+    form = ChatTemplate(source).form
+    properties = {"city": schema, "other": {"type": "integer"}}
+    whole = {"type": "object", "properties": properties, "required": ["city"], "$defs": {"Colour": COLOURS}}
+    offered = {"get_weather": whole}
+    grammar = call_grammar(form, [{"name": "get_weather", "parameters": whole}], True, {})
+
+    def text(of: Any) -> str:
+        calls = [("get_weather", {"city": of})]
+        return re.sub(r', "id": "call\d"', "", written(source, calls).text.lstrip("\n"))
+
+    assert takes(grammar, text(value)), grammar
+    assert Read(text(value), form=form, functions=offered).calls == [("get_weather", {"city": value})]
+    for other in wrong:
+        assert not takes(grammar, text(other)), other
+
+
+def test_an_argument_that_python_cannot_write_is_refused() -> None:
+    schema = {"type": "object", "properties": {"a-b": {"type": "string"}}}
+    with pytest.raises(InputError, match="'a-b' of 'f' cannot be written in a Python call"):
+        call_grammar(ChatTemplate(notations.PYTHON).form, [{"name": "f", "parameters": schema}], True, {})
+
+
 def test_calls_and_nothing_else_are_taken(takes: Takes) -> None:
     grammar = call_grammar(HERMES, OFFERED, True, {})
     assert takes(grammar, call(city="Ulm"))
@@ -120,7 +166,13 @@ def test_a_message_of_reasoning_may_come_before_a_call_in_channels() -> None:
 
 def test_marks_that_are_special_tokens_are_written_as_tokens() -> None:
     grammar = call_grammar(HERMES, OFFERED[:1], False, {"<tool_call>": 7, "</tool_call>": 8})
-    assert '<[7]> "\\n{\\"name\\": \\"f\\", \\"arguments\\": "' in grammar and "<[8]>" in grammar
+    assert '<[7]> "\\n" "{\\"name\\": \\"f\\", \\"arguments\\": "' in grammar and "<[8]>" in grammar
+
+
+def test_a_tool_with_the_name_of_a_special_token_is_text() -> None:
+    offered = [{"name": "<tool>", "parameters": None}]
+    for source in (notations.HERMES, notations.TAGS, notations.NAMED, notations.PYTHON, notations.BARE):
+        assert "<[9]>" not in call_grammar(ChatTemplate(source).form, offered, True, {"<tool>": 9})
 
 
 def test_an_unknown_notation_cannot_be_forced() -> None:
@@ -135,6 +187,7 @@ def test_an_unknown_notation_cannot_be_forced() -> None:
         (StructuredOutputsParams(json_object=True), '{"a": 1}', "[1]"),
         (StructuredOutputsParams(choice=['a "b"', "c/d"]), 'a "b"', "e"),
         (StructuredOutputsParams(regex="[0-9]/[0-9]"), "1/2", "1-2"),
+        (StructuredOutputsParams(regex=r"[0-9]\/[0-9]\\/"), "1/2\\/", "1/2"),
     ],
 )
 def test_a_constraint_begins_behind_reasoning_that_the_prompt_has_opened(

@@ -16,16 +16,16 @@ def choice_of(answer):
 
 
 def test_the_prompt_has_the_log_probabilities_that_generating_it_has(served):
-    made = choice_of(served.complete(prompt=PROMPT, max_tokens=6, logprobs=2, temperature=0, return_token_ids=True))
-    whole = [*made["prompt_token_ids"], *made["token_ids"]]
+    built = choice_of(served.complete(prompt=PROMPT, max_tokens=6, logprobs=2, temperature=0, return_token_ids=True))
+    whole = [*built["prompt_token_ids"], *built["token_ids"]]
     scored = served.complete(prompt=whole, max_tokens=1, logprobs=2, echo=True, temperature=0)
     logprobs = choice_of(scored)["logprobs"]
     assert len(logprobs["tokens"]) == len(whole) + 1
     assert (logprobs["token_logprobs"][0], logprobs["top_logprobs"][0]) == (None, None)
-    start = len(made["prompt_token_ids"])
+    start = len(built["prompt_token_ids"])
     found = logprobs["token_logprobs"][start : len(whole)]
-    assert found == pytest.approx(made["logprobs"]["token_logprobs"], abs=1e-4)
-    assert logprobs["tokens"][start : len(whole)] == made["logprobs"]["tokens"]
+    assert found == pytest.approx(built["logprobs"]["token_logprobs"], abs=1e-4)
+    assert logprobs["tokens"][start : len(whole)] == built["logprobs"]["tokens"]
     usage = scored.json()["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(whole), 1)
 

@@ -140,10 +140,10 @@ def test_another_notation_is_shown_tools_and_stays_text(make_api):
 def test_each_notation_is_called_forced_and_shown_again(roomy, name):
     """Two turns of an agent: the calls of the first answer are the history of the second request."""
     api = Api(roomy, template=notations.ALL[name])
-    asked = [{"type": "function", "function": {"name": "get_weather", "parameters": notations.SCHEMA}}]
+    requested = [{"type": "function", "function": {"name": "get_weather", "parameters": notations.SCHEMA}}]
     given = {"city": "Ulm", "count": 3}
     api.engine.pieces = tuple(notations.written(notations.ALL[name], [("get_weather", given)]).text)
-    message = api.chat(tools=asked).json()["choices"][0]["message"]
+    message = api.chat(tools=requested).json()["choices"][0]["message"]
     (built,) = message["tool_calls"]
     assert (message["content"], json.loads(built["function"]["arguments"])) == (None, given)
     history = [
@@ -151,10 +151,10 @@ def test_each_notation_is_called_forced_and_shown_again(roomy, name):
         message,
         {"role": "tool", "tool_call_id": built["id"], "content": "Sun"},
     ]
-    assert api.chat(history, tools=asked).status_code == 200
+    assert api.chat(history, tools=requested).status_code == 200
     prompt = shown(api)
     assert "Sun" in prompt and "Ulm" in prompt and "None" not in prompt
-    assert api.chat(tools=asked, tool_choice="required").status_code == 200
+    assert api.chat(tools=requested, tool_choice="required").status_code == 200
     assert "get_weather" in api.engine.requests[-1].params.structured_outputs.grammar
 
 

@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmc.errors import InputError
+from llmc.runtime.text.call_values import followed, kinds
 from llmc.runtime.text.chat_format import CHANNEL, MESSAGE, CallNotation, ChatFormat
 
 _HOW = {"x-guidance": {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,32}", "lenient": True}}
 """White space is bounded, because a weak model may spend all its tokens on it. Keywords that llguidance does not know
 are ignored: a tool's schema describes it to the model first of all."""
+_OTHER_TYPES = {"array", "boolean", "null", "number", "object"}
 _ANY = "/(?s:.*)/"
 
 
@@ -39,7 +41,7 @@ def after_reasoning(form: ChatFormat, kind: str, wanted: Any, special: Mapping[s
     if kind == "choice":
         answer = " | ".join(map(json.dumps, wanted))
     elif kind == "regex":
-        answer = "/" + re.sub(r"(?<!\\)/", r"\/", wanted) + "/"
+        answer = "/" + re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", wanted, flags=re.DOTALL) + "/"
     else:
         answer = f"%json {wanted}" if kind == "json" else '%json {"type": "object"}'
     until = _Grammar(CallNotation("json"), special).until("reasoning", form.thinking[1])
@@ -89,15 +91,17 @@ class _Grammar:
                 f"{{{json.dumps(name)}: " if not own else f"{json.dumps(own)[:-1]}, {json.dumps(notation.arguments)}: "
             )
             self._json(arguments, schema)
-            rule = f"{self._mark(start + head)} {arguments} {self._mark('}' + end)}"
+            rule = f"{self._mark(start)} {json.dumps(head)} {arguments} {self._mark('}' + end)}"
         elif notation.kind == "named":
             self._json(arguments, schema)
-            written = f"{start}functions.{name}:" if notation.numbered else f"{start}{name}"
+            written = json.dumps(f"functions.{name}:" if notation.numbered else name)
             number = r"/\d+/" if notation.numbered else ""
-            rule = f"{self._mark(written)} {number} {self._mark(notation.name_end)} {arguments} {self._mark(end)}"
+            given_id = f"/[a-zA-Z0-9]{{9}}/ {self._mark(notation.id_end)}" if notation.id_end else ""
+            head = f"{self._mark(start)} {written} {number} {self._mark(notation.name_end)} {given_id}"
+            rule = f"{head} {arguments} {self._mark(end)}"
         elif notation.kind == "channels":
             self._json(arguments, schema)
-            head = self._mark(f" to=functions.{name}{CHANNEL}commentary ")
+            head = f"{json.dumps(f' to=functions.{name}')} {self._mark(f'{CHANNEL}commentary ')}"
             rule = f"{head} ({self._mark('<|constrain|>')})? {self._mark(f'json{MESSAGE}')} {arguments}"
         else:
             rule = self._properties(index, name, schema)
@@ -112,30 +116,22 @@ class _Grammar:
         required = schema.get("required") or ()
         rules = []
         for number, (key, given) in enumerate(properties.items()):
-            value, rule = f"value{index}x{number}", f"property{index}x{number}"
-            one = dict(given) if isinstance(given, Mapping) else {}
-            one |= {word: schema[word] for word in ("$defs", "definitions") if word in schema}
-            is_text = one.get("type") == "string" and not {"enum", "const", "pattern", "format"} & one.keys()
-            if notation.kind == "tags":
-                stated = ("true" if is_text else "false") if notation.value[1] else ""
-                self._rules.append(self.until(value, notation.value_end) if is_text else "")
-                if not is_text:
-                    self._json(value, one)
-                ends = "" if is_text else f" {self._mark(notation.value_end)}"
-                head = f"{notation.key}{key}{notation.value[0]}{stated}{notation.value[1]}"
-                self._rules.append(f"{rule}: {self._mark(head)} {value}{ends}")
-            elif notation.kind == "bare" and is_text:
-                self._rules.append(self.until(value, notation.quote))
-                self._rules.append(f"{rule}: {self._mark(f'{key}:{notation.quote}')} {value}")
+            rule = f"property{index}x{number}"
+            ways = self._ways(f"value{index}x{number}", _standing_alone(given, schema))
+            if notation.kind == "python":
+                if not re.fullmatch(r"\w+", key):
+                    raise InputError(f"the argument {key[:80]!r} of {name[:80]!r} cannot be written in a Python call")
+                head = json.dumps(f"{key}=")
+            elif notation.kind == "tags":
+                head = f"{self._mark(notation.key)} {json.dumps(key)} {self._mark(notation.value[0])}"
             else:
-                self._json(value, one)
-                self._rules.append(f"{rule}: {self._mark(key + ('=' if notation.kind == 'python' else ':'))} {value}")
+                head = json.dumps(f"{key}:")
+            self._rules.append(f"{rule}: {head} ({' | '.join(ways)})")
             rules.append((rule, key in required))
-        self._rules = [rule for rule in self._rules if rule]
         start, end = notation.start, notation.end
         if notation.kind == "tags":
             chosen = " ".join(rule if needed else f"({rule})?" for rule, needed in rules)
-            return f"{self._mark(start + name + notation.name_end)} {chosen} {self._mark(end)}"
+            return f"{self._mark(start)} {json.dumps(name)} {self._mark(notation.name_end)} {chosen} {self._mark(end)}"
         opening, closing, comma = ("(", ")", '", "') if notation.kind == "python" else ("{", "}", '","')
         needed = [rule for rule, is_needed in rules if is_needed]
         others = [f"({comma} {rule})?" for rule, is_needed in rules if not is_needed]
@@ -147,8 +143,36 @@ class _Grammar:
             ]
             first, others = f"({' | '.join(ways)})?", []
         body = " ".join([first, *others]) if rules else ""
-        head = start if notation.kind == "bare" else ""
-        return f"{self._mark(head + name + opening)} {body} {self._mark(closing + end)}"
+        head = self._mark(start) if notation.kind == "bare" else ""
+        return f"{head} {json.dumps(name + opening)} {body} {self._mark(closing + end)}"
+
+    def _ways(self, rule: str, schema: Mapping[str, Any]) -> list[str]:
+        """The ways to write a value: as text without JSON's quotes, and as JSON."""
+        notation = self._notation
+        types = kinds(schema, schema)
+        ways = []
+        words = notation.words if any(notation.words) else ("true", "false")
+        others = json.dumps(words[1])
+        if words[1] != "false":  # the word names the type
+            named = {"number" if kind == "integer" else kind for kind in types - {"string"} or _OTHER_TYPES}
+            others = f"({' | '.join(map(json.dumps, sorted(named)))})"
+        if notation.kind in ("tags", "bare") and (not types or "string" in types):
+            stated = followed(schema, schema)
+            choices = [stated["const"]] if "const" in stated else stated.get("enum")
+            end = notation.value_end or notation.quote
+            if isinstance(choices, list) and all(isinstance(choice, str) for choice in choices):
+                self._rules.append(f"{rule}: {' | '.join(map(json.dumps, choices))}")
+                value = f"{rule} {self._mark(end)}"
+            else:
+                self._rules.append(self.until(rule, end))
+                value = rule
+            word = f"{json.dumps(words[0])} {self._mark(notation.value[1])}" if notation.value[1] else ""
+            ways.append(f"{word} {self._mark(notation.quote)} {value}")
+            if types == {"string"} or (notation.kind == "tags" and not word):  # a text may be any value
+                return ways
+        self._json(f"{rule}json", schema)
+        word = f"{others} {self._mark(notation.value[1])}" if notation.value[1] else ""
+        return [*ways, f"{word} {rule}json {self._mark(notation.value_end)}"]
 
     def _json(self, rule: str, schema: Mapping[str, Any]) -> None:
         self._rules.append(f"{rule}: %json {json.dumps({**_local(schema), **_HOW})}")
@@ -165,6 +189,16 @@ class _Grammar:
         return " ".join(
             f"<[{self._special[piece]}]>" if piece in self._special else json.dumps(piece) for piece in pieces if piece
         )
+
+
+def _standing_alone(given: Any, root: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of an argument, with what its references to `root` need."""
+    one = dict(given) if isinstance(given, Mapping) else {}
+    if '"$ref": "#' not in json.dumps(one):
+        return one
+    moved = re.sub(r'"\$ref": "#', '"$ref": "#/$defs/root', json.dumps({**one, "$defs": {"root": root}}))
+    whole: dict[str, Any] = json.loads(moved)
+    return whole
 
 
 def _local(schema: Any) -> Any:

@@ -8,7 +8,11 @@ are those of transformers, so a template renders the same text in both.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import itertools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -183,19 +187,21 @@ def _text(content: Any, where: str) -> str:
 def adapted(messages: Sequence[dict[str, Any]], form: ChatFormat) -> list[dict[str, Any]]:
     """Change checked messages to what a template takes, so that it shows all that they say.
 
-    Earlier calls have their arguments as objects, or as JSON text if the template needs that. A developer is the system
-    where the template knows none; the system's text begins the first user message where it knows no system. Calls and
-    their results are JSON text of the assistant and the user where the template shows neither.
+    Earlier calls have their arguments as objects, or as JSON text if the template needs that, and ids of its own form.
+    Results are in the order of their calls. A developer is the system where the template knows none. The system's text
+    begins the next user message where the template knows no system, or none behind other messages. Calls and their
+    results are JSON text of the assistant and the user where the template shows neither.
     """
     found: list[dict[str, Any]] = []
-    system, changed = "", False
-    for message in messages:
+    system, changed, begun = "", False, False
+    for message in _ordered(_identified(list(map(_renewed, messages)), form)):
         one, was_changed, changed = dict(message), changed, False
         if one["role"] == "developer" and "developer" not in form.roles:
             one["role"], changed = "system", True
-        if one["role"] == "system" and "system" not in form.roles:
+        if one["role"] == "system" and ("system" not in form.roles or (begun and not form.middle_system)):
             system = f"{system}{one['content']}\n\n"
             continue
+        begun = begun or one["role"] not in _INSTRUCTING
         if one["role"] == "tool" and "tool" not in form.roles:
             said = {key: one[key] for key in ("tool_call_id", "name", "content") if key in one}
             one = {"role": "user", "content": json.dumps({"tool_response": said}, ensure_ascii=False)}
@@ -209,11 +215,69 @@ def adapted(messages: Sequence[dict[str, Any]], form: ChatFormat) -> list[dict[s
             last["content"] = f"{last['content']}\n\n{one['content']}"
         else:
             found += several
-    if system:
+    if system and not begun:
         raise InputError("messages: this model's chat template shows no system message; add a user message after it")
+    if system:
+        found.append({"role": "user", "content": system.removesuffix("\n\n")})
     if form.parts:
         for one in found:
             one["content"] = [{"type": "text", "text": one["content"]}]
+    return found
+
+
+def _renewed(message: dict[str, Any]) -> dict[str, Any]:
+    """A message with a function_call or a function's result, of OpenAI's first API, as one of tools."""
+    if message["role"] == "function":
+        return {**message, "role": "tool"}
+    if "function_call" not in message or "tool_calls" in message:
+        return message
+    rest = {key: value for key, value in message.items() if key != "function_call"}
+    return {**rest, "tool_calls": [{"type": "function", "function": message["function_call"]}]}
+
+
+def _identified(messages: Sequence[dict[str, Any]], form: ChatFormat) -> list[dict[str, Any]]:
+    """Messages whose calls and results have ids as the template takes them."""
+    found = []
+    ids: dict[str, str] = {}
+    count, last = 0, ""
+    for message in messages:
+        one = dict(message)
+        calls = [dict(call) if isinstance(call, dict) else call for call in one.get("tool_calls", ())]
+        for call in calls:
+            if isinstance(call, dict):
+                given = str(call.get("id") or f"call{count}")
+                call["id"] = last = ids[given] = _id(given, call, count, form)
+                count += 1
+        if calls:
+            one["tool_calls"] = calls
+        if one["role"] == "tool":
+            given = str(one.get("tool_call_id") or "")
+            one["tool_call_id"] = ids.get(given, given) or last
+        found.append(one)
+    return found
+
+
+def _id(given: str, call: Mapping[str, Any], count: int, form: ChatFormat) -> str:
+    if form.calls is not None and form.calls.numbered and isinstance(call.get("function"), Mapping):
+        return f"functions.{call['function'].get('name')}:{count}"
+    if form.short_ids and not re.fullmatch(r"[a-zA-Z0-9]{9}", given):
+        return hashlib.sha256(given.encode("utf-8", "replace")).hexdigest()[:9]
+    return given
+
+
+def _ordered(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages of which neighbouring results are in the order of the calls before them."""
+    found: list[dict[str, Any]] = []
+    order: dict[str, int] = {}
+    for is_result, group in itertools.groupby(messages, lambda message: message["role"] == "tool"):
+        listed = list(group)
+        if is_result:
+            listed.sort(key=lambda result: order.get(result["tool_call_id"], len(order)))
+        for message in listed:
+            for call in message.get("tool_calls", ()):
+                if isinstance(call, dict):
+                    order[call["id"]] = len(order)
+        found += listed
     return found
 
 
@@ -228,27 +292,26 @@ def _with_calls(message: dict[str, Any], form: ChatFormat) -> list[dict[str, Any
         )
         rest = {key: value for key, value in message.items() if key != "tool_calls"}
         return [{**rest, "content": f"{message['content']}\n{text}".lstrip("\n")}]
-    if form.several or len(calls) < 2:
-        return [{**message, "tool_calls": calls}]
-    first = {**message, "tool_calls": calls[:1]}
-    return [first, *({**message, "content": "", "tool_calls": [call]} for call in calls[1:])]
+    groups = [calls] if form.several else [[call] for call in calls]
+    if form.calls_apart and message["content"]:
+        said = {key: value for key, value in message.items() if key != "tool_calls"}
+        return [said, *({"role": message["role"], "content": "", "tool_calls": group} for group in groups)]
+    first = {**message, "tool_calls": groups[0]}
+    return [first, *({**message, "content": "", "tool_calls": group} for group in groups[1:])]
 
 
 def _call(call: Any, as_text: bool) -> Any:
-    """An earlier call; arguments that are no JSON object stay as they are."""
+    """An earlier call. Arguments that are no JSON object, which a model may have written, stand in an object."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return call
     given = function.get("arguments")
-    if given is None or given == "":
-        given = {}
-    elif isinstance(given, str):
-        try:
-            parsed = json.loads(given)
-        except (ValueError, RecursionError):
-            parsed = given
-        given = parsed if isinstance(parsed, dict) else given
-    written = json.dumps(given, ensure_ascii=False) if as_text and isinstance(given, dict) else given
+    if isinstance(given, str) and given:
+        with contextlib.suppress(ValueError, RecursionError):
+            given = json.loads(given)
+    if not isinstance(given, dict):
+        given = {} if given in (None, "") else {"arguments": given}
+    written = json.dumps(given, ensure_ascii=False) if as_text else given
     return {**call, "function": {**function, "arguments": written}}
 
 

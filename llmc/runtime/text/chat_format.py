@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, TypeAlias
 
 from llmc.errors import InputError
@@ -38,9 +38,16 @@ CHANNEL, MESSAGE = "<|channel|>", "<|message|>"
 
 HARMONY_TOKENS = (CHANNEL, MESSAGE, "<|start|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>")
 
+MAX_MARK = 512
+"""Characters of one mark."""
+MAX_TURN = 20_000
+"""Characters of a rendered turn in which a notation is looked for."""
+
 _NAMES, _IDS = ("weatherq7", "stocksq7"), ("functions.weatherq7:0", "functions.stocksq7:1")
 _SHORT_IDS = ("callq7id0", "callq7id1")
+_LONG_IDS = ("call_q7id0", "call_q7id1")
 """Kimi K2 wants ids of the first form, and Mistral nine letters or digits."""
+_ALL_IDS = (_SHORT_IDS, _IDS)
 _TEXT, _NUMBER = ("cityq7", "Romaq7"), ("countq7", 7341)
 _ARGUMENTS = dict((_TEXT, _NUMBER))
 _USER = {"role": "user", "content": "Userq7"}
@@ -62,6 +69,9 @@ class CallNotation:
     name, arguments keys of a json object; an empty `name` means {NAME: ARGUMENTS}
     key, value      tags: text before a key, text from a key to its value, split where it varies by type, and text after
     encoded         json: the arguments are a JSON text
+    cdata           tags: texts may stand in <![CDATA[ ]]>
+    words           tags: what stands between the two parts of `value` for a text and for a number
+    id_end          named: text after an id, which stands between `name_end` and the arguments
     """
 
     kind: Kind
@@ -80,10 +90,16 @@ class CallNotation:
     value: tuple[str, str] = ("", "")
     value_end: str = ""
     quote: str = ""
+    cdata: bool = False
+    words: tuple[str, str] = ("", "")
+    id_end: str = ""
 
     def __post_init__(self) -> None:
-        texts = (*self.marks, self.name, self.arguments)
-        if self.kind not in DESCRIBED or len(self.value) != 2 or not all(isinstance(text, str) for text in texts):
+        texts = (*self.marks, *self.words, self.name, self.arguments)
+        switches = (self.listed, self.encoded, self.numbered, self.cdata)
+        right = self.kind in DESCRIBED and len(self.value) == len(self.words) == 2
+        right = right and all(isinstance(text, str) and len(text) <= MAX_MARK for text in texts)
+        if not right or not all(isinstance(switch, bool) for switch in switches):
             raise InputError(f"not a notation of tool calls: {self!r:.200}")
         needed: tuple[str, ...] = ()
         if self.kind == "tags":  # without them, reading would not move on
@@ -97,8 +113,8 @@ class CallNotation:
     def marks(self) -> tuple[str, ...]:
         """All texts of the notation."""
         return (
-            self.before, self.start, self.end, self.after, self.between, self.name_end, self.key, *self.value,
-            self.value_end, self.quote,
+            self.before, self.start, self.end, self.after, self.between, self.name_end, self.id_end, self.key,
+            *self.value, self.value_end, self.quote,
         )  # fmt: skip
 
 
@@ -118,6 +134,12 @@ class ChatFormat:
     """Whether the template shows earlier calls."""
     several: bool = True
     """Whether it takes several calls of one message."""
+    short_ids: bool = False
+    """Whether it takes only ids of nine letters and digits."""
+    middle_system: bool = True
+    """Whether it shows a system message behind others."""
+    calls_apart: bool = False
+    """Whether it shows content and calls only in messages of their own."""
 
     def __str__(self) -> str:
         """What the model writes, in one line."""
@@ -167,14 +189,19 @@ class ChatFormat:
         try:
             calls = data.get("calls")
             if calls is not None:
-                calls = CallNotation(**{**calls, "value": tuple(calls.get("value", ("", "")))})
+                pairs = {name: tuple(calls.get(name, ("", ""))) for name in ("value", "words")}
+                calls = CallNotation(**{**calls, **pairs})
             thinking = None if data.get("thinking") is None else tuple(data["thinking"])
             found = cls(**{**data, "roles": tuple(data.get("roles", _ROLES)), "thinking": thinking, "calls": calls})
         except (TypeError, AttributeError) as error:
             raise InputError(f"not a chat format: {error}") from None
-        marks = found.thinking or ("", "")
-        pair = len(marks) == 2 and all(isinstance(mark, str) for mark in marks)
-        if not pair or (found.thinking and not all(mark.strip() for mark in marks)):
+        for name, values, kind in (
+            ("thinking", found.thinking or (), str), ("roles", found.roles, str),
+            ("switches", [getattr(found, field.name) for field in fields(cls) if field.type == "bool"], bool),
+        ):  # fmt: skip
+            if not all(isinstance(value, kind) for value in values):
+                raise InputError(f"not a chat format: {name} are {values!r:.80}")
+        if thinking is not None and (len(thinking) != 2 or not all(mark.strip() for mark in thinking)):
             raise InputError(f"not a chat format: thinking {data['thinking']!r:.80} is no pair of marks")
         return found
 
@@ -192,6 +219,8 @@ def find_format(source: str, render: Render) -> ChatFormat:
     calls = shown.notation(argument_text)
     if all(mark in source for mark in (CHANNEL, MESSAGE, f"{CHANNEL}analysis")):
         calls = CallNotation("channels")
+    elif calls is not None and calls.kind == "tags":
+        calls = replace(calls, cdata="<![CDATA[" in source)
     pairs = (pair for pair in THINKING if pair[1] in source and ("/think" in pair[1] or pair[0] in source))
     return ChatFormat(
         parts=parts,
@@ -201,6 +230,9 @@ def find_format(source: str, render: Render) -> ChatFormat:
         calls=calls or _stated(source),
         shows_calls=shown.shows(argument_text, 1),
         several=shown.shows(argument_text, 2),
+        short_ids=shown.shows(argument_text, 1, [_SHORT_IDS]) and not shown.shows(argument_text, 1, [_LONG_IDS]),
+        middle_system=shown.says_later("system"),
+        calls_apart=shown.calls_apart(argument_text),
     )
 
 
@@ -255,9 +287,24 @@ class _Shown:
         shown = self._turn(1, as_text=False)
         return (not shown or f"'{_TEXT[0]}': '{_TEXT[1]}'" in shown) and bool(self._turn(1, as_text=True))
 
-    def shows(self, as_text: bool, count: int) -> bool:
+    def shows(self, as_text: bool, count: int, ids: Sequence[Sequence[str]] = _ALL_IDS) -> bool:
         """Whether the template shows `count` calls of one message."""
-        return _NAMES[count - 1] in self._turn(count, as_text)
+        return _NAMES[count - 1] in self._turn(count, as_text, ids)
+
+    def calls_apart(self, as_text: bool) -> bool:
+        """Whether the template shows content and calls only in messages of their own."""
+        for ids in _ALL_IDS:
+            said = {"role": "assistant", "content": self._content("Saidq7")}
+            calls = {"role": "assistant", "content": self._content(""), "tool_calls": self._calls(1, as_text, ids)}
+            one, two = (
+                _try(self._render, [self._user, *messages], self._tools)
+                for messages in ([{**calls, **said}], [said, calls])
+            )
+            if "Saidq7" in one and _NAMES[0] in one[one.find("Userq7") :]:
+                return False
+            if "Saidq7" in two and _NAMES[0] in two[two.find("Userq7") :]:
+                return True
+        return False
 
     def says(self, role: str, as_text: bool = False) -> bool:
         """Whether the template shows what a message of this role says."""
@@ -272,6 +319,13 @@ class _Shown:
             return "Saidq7" in _try(self._render, [self._user, calls, named], self._tools)
         messages = [said] if role == "user" else [said, self._user]
         return any("Saidq7" in _try(self._render, messages, tools, True) for tools in (None, self._tools))
+
+    def says_later(self, role: str) -> bool:
+        """Whether the template shows what a message of this role says behind others."""
+        said = {"role": role, "content": self._content("Saidq7")}
+        answer = {"role": "assistant", "content": self._content(_ANSWER)}
+        messages = [self._user, answer, said, self._user]
+        return "Saidq7" in _try(self._render, messages, None, True)
 
     def notation(self, as_text: bool) -> CallNotation | None:
         """The notation of calls, or None where the template shows none or an unknown one."""
@@ -295,14 +349,15 @@ class _Shown:
             for i in range(count)
         ]
 
-    def _turn(self, count: int, as_text: bool) -> str:
+    def _turn(self, count: int, as_text: bool, all_ids: Sequence[Sequence[str]] = _ALL_IDS) -> str:
         """What the template writes for an answer of `count` calls, without what it writes around any answer."""
         said = {"role": "assistant", "content": self._content(_ANSWER)}
-        plain = _try(self._render, [self._user, said], self._tools)
-        prompt = _try(self._render, [self._user], self._tools, begin=True)
-        for ids in (_SHORT_IDS, _IDS):
-            calls = {"role": "assistant", "content": self._content(""), "tool_calls": self._calls(count, as_text, ids)}
-            shown = _try(self._render, [self._user, calls], self._tools)
+        plain = _try(self._render, [self._user, said], self._tools)[-MAX_TURN:]
+        prompt = _try(self._render, [self._user], self._tools, begin=True)[-MAX_TURN:]
+        for ids in all_ids:
+            listed = self._calls(count, as_text, ids)
+            calls = {"role": "assistant", "content": self._content(""), "tool_calls": listed}
+            shown = _try(self._render, [self._user, calls], self._tools)[-MAX_TURN:]
             if _NAMES[0] in shown[shown.rfind("Userq7") :]:
                 begin, _, end = plain.partition(_ANSWER)
                 header = max(len(_common_prefix(begin, shown)), len(_common_prefix(prompt, shown)))
@@ -361,7 +416,7 @@ def _values(text: str) -> Iterator[tuple[int, int, Any]]:
     while match := re.compile(r"[{\[]").search(text, index):
         try:
             value, end = decoder.raw_decode(text, match.start())
-        except ValueError:
+        except (ValueError, RecursionError):
             index = match.start() + 1
             continue
         yield match.start(), end, value
@@ -402,11 +457,11 @@ def _named_calls(one: str, two: str) -> CallNotation | None:
     given = [(begin, end) for begin, end, value in _values(two) if value == _ARGUMENTS]
     bodies = [(two.rfind(name, 0, begin), end) for name, (begin, end) in zip(_NAMES, given, strict=False)]
     around = _around(one, (name, found[1]), two, bodies)
-    name_end = one[name + len(_NAMES[0]) : found[0]].partition(_SHORT_IDS[0])[0]
+    name_end, _, id_end = one[name + len(_NAMES[0]) : found[0]].partition(_SHORT_IDS[0])
     numbered = name_end.startswith(":0")
     start = around["start"].removesuffix("functions.") if numbered else around["start"]
     return CallNotation(
-        "named", name_end=name_end.removeprefix(":0"), numbered=numbered, **{**around, "start": start}
+        "named", name_end=name_end.removeprefix(":0"), id_end=id_end, numbered=numbered, **{**around, "start": start}
     )  # fmt: skip
 
 
@@ -438,18 +493,21 @@ def _tag_calls(one: str, two: str) -> CallNotation | None:
     key = _common_suffix(first, texts[1][len(value_end) :])
     if not (key.strip() and value_end.strip() and texts[0].strip()):
         return None
-    value = (texts[0], "")
+    value, stated = (texts[0], ""), ("", "")
     if texts[0] != texts[2]:  # a mark between key and value tells the type
         shared = _shared(texts[0], texts[2])
         value = (shared, _shared(texts[0][::-1], texts[2][::-1])[::-1])
         value = (shared, re.sub(r"^[^\"'>]*", "", value[1]))
+        stated = (texts[0][len(shared) : -len(value[1]) or None], texts[2][len(shared) : -len(value[1]) or None])
     last = f"{words[3]}{value_end}"
     bodies = [(start, two.find(last, start) + len(last)) for start in (two.rfind(name) for name in _NAMES)]
     around = _around(one, (name, at[3] + len(last)), two, bodies if two else [])
     if not (around["end"] or around["after"]).strip():
         return None
     name_end = first[: len(first) - len(key)]
-    return CallNotation("tags", name_end=name_end, key=key, value=value, value_end=value_end, **around)
+    return CallNotation(
+        "tags", name_end=name_end, key=key, value=value, value_end=value_end, words=stated, **around
+    )  # fmt: skip
 
 
 def _python_calls(one: str, two: str) -> CallNotation | None:

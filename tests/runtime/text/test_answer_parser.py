@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmc.errors import InputError
 from llmc.runtime.text.answer_parser import AnswerParser, AnswerPart, CallArguments, CallStart, Content, Reasoning
 from llmc.runtime.text.chat import ChatTemplate
 from llmc.runtime.text.chat_format import CallNotation, ChatFormat
@@ -84,7 +85,7 @@ def test_a_call_is_read_as_its_template_writes_it(name: str, case: str, size: in
         ('<tool_call>{"name": "f", "arguments": {"x": 1}}', "", [("f", {"x": 1})]),
         ('<tool_call>{"name": "f", "parameters": {"x": 1}}</tool_call>', "", [("f", {"x": 1})]),
         ('<tool_call>{"arguments": {"x": 1}, "name": "f"}</tool_call>', "", [("f", {"x": 1})]),
-        ('<tool_call>{"name": "f"}</tool_call>', "", [("f", {})]),
+        ('<tool_call>{"name": "now"}</tool_call>', "", [("now", {})]),
         ('<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [("f", {})]),
         ('<tool_call>{"name": "f", "arguments": ""}</tool_call>', "", [("f", {})]),
         ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("f", {"a": 1})]),
@@ -251,3 +252,60 @@ def test_time_is_in_proportion_to_the_text() -> None:
 def test_nested_arguments_are_bounded(deep: str) -> None:
     read = Read('<tool_call>{"name": "f", "arguments": {"x": ' + deep)
     assert read.names == ["f"]
+
+
+OFFERED = {"f": {"type": "object", "properties": {"n": {"type": "integer"}, "s": {"type": "string"}}}, "now": {}}
+
+
+@pytest.mark.parametrize("size", [None, 1, 6])
+@pytest.mark.parametrize(
+    ("name", "text", "rest", "calls"),
+    [
+        ("python", "[] is an empty list.", "[] is an empty list.", []),
+        ("python", "[link](x) and [1, 2]", "[link](x) and [1, 2]", []),
+        ("python", "[now(), f(s='a, b', n=2)]", "", [("now", {}), ("f", {"s": "a, b", "n": 2})]),
+        ("python", r"[f(s='it\'s')]", "", [("f", {"s": "it's"})]),
+        ("llama", '{"name": "Bob", "parameters": {"a": 1}}', '{"name": "Bob", "parameters": {"a": 1}}', []),
+        ("llama", '{"name": "now", "parameters": {}}, and more', ", and more", [("now", {})]),
+        ("llama", '{"name": "now", "parameters": {}} {"result": 1} end', ' {"result": 1} end', [("now", {})]),
+        ("named", "Say [TOOL_CALLS] first.", "Say [TOOL_CALLS] first.", []),
+        ("named", "[TOOL_CALLS]f[CALL_ID]a1B2c3D4e[ARGS]{}", "", [("f", {})]),
+        ("tags", "The `<tool_call>` mark begins a call. So.", "The `<tool_call>` mark begins a call. So.", []),
+        ("pairs", "The <tool_call>f begins it.", "The <tool_call>f begins it.", []),
+        ("tags", "<tool_call><function=f><parameter=s>7</parameter></function></tool_call>", "", [("f", {"s": "7"})]),
+        ("tags", "<tool_call><function=f><parameter=n>7</parameter></function></tool_call>", "", [("f", {"n": 7})]),
+        ("tags", "<tool_call><function=now>\n</function></tool_call>", "", [("now", {})]),
+        ("bare", '<|tool_call>call:f{s:"a b",n:3}<tool_call|>', "", [("f", {"s": "a b", "n": 3})]),
+        ("hermes", f'{call("now")[:-12]}}}}}\n</tool_call> bye', None, [("now", {})]),
+        ("hermes", '<tool_call>{"name": "now", "arguments": {}, "arguments": {"y": 2}}</tool_call>', "", [("now", {})]),
+    ],
+)  # fmt: skip
+def test_text_that_only_looks_like_a_call_is_kept(
+    name: str, text: str, rest: str | None, calls: list[Call], size: int | None
+) -> None:
+    read = Read(text, size, ChatTemplate(notations.ALL[name]).form, functions=OFFERED)
+    assert read.calls == calls
+    assert rest is None or read.text == rest
+
+
+@pytest.mark.parametrize(
+    "value", [r'"\ud83d"', r'"\ud83d\ude00"', r'"\d+"', r'"\u12"', '"a\\\nb"', "NaN", "-Infinity", "1e999"]
+)
+@pytest.mark.parametrize("late", [False, True])
+def test_arguments_are_json_that_utf8_can_encode(value: str, late: bool) -> None:
+    pairs = ['"name": "f"', f'"arguments": {{"x": {value}}}']
+    read = Read("<tool_call>{" + ", ".join(pairs[::-1] if late else pairs) + "}</tool_call>")
+    assert read.names == ["f"]
+    json.dumps(read.calls, allow_nan=value == "1e999", ensure_ascii=False)
+    read.arguments[0].encode()
+
+
+def test_a_format_refuses_what_reading_could_not_bear() -> None:
+    good = THINKING.to_dict()
+    for change in (
+        {"thinking": []}, {"thinking": [1, 2]}, {"roles": [1]}, {"several": "yes"}, {"calls": {"kind": "tags"}},
+        {"calls": {"kind": "json", "start": "x" * 1000}}, {"calls": {"kind": "json", "listed": 1}},
+        {"calls": {"kind": "tags", "words": ["a"]}}, {"calls": {"kind": "bare"}},
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=r"notation|chat format"):
+            ChatFormat.of({**good, **change})

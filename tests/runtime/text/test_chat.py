@@ -132,7 +132,8 @@ SAID = [{"role": "developer", "content": "Answer BLUE."}, {"role": "user", "cont
         (
             known("user", "assistant"),
             [*SAID[1:], {"role": "assistant", "content": None, "tool_calls": [CALL]}, {"role": "tool", "content": "7"}],
-            '<user>Hi<assistant>{"name": "f", "arguments": {"x": 1}}<user>{"tool_response": {"content": "7"}}',
+            '<user>Hi<assistant>{"name": "f", "arguments": {"x": 1}}'
+            '<user>{"tool_response": {"tool_call_id": "c", "content": "7"}}',
         ),
         (
             known("user", "assistant"),
@@ -142,6 +143,60 @@ SAID = [{"role": "developer", "content": "Answer BLUE."}, {"role": "user", "cont
     ],
 )
 def test_a_template_shows_all_that_messages_say(source, messages, shown):
+    assert render(source, messages) == shown
+
+
+ONLY_FIRST = (
+    "{% for m in messages %}{% if m.role != 'system' or loop.first %}<{{ m.role }}>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}[{{ c.id }} {{ c.function.name }} {{ c.function.arguments | tojson }}]"
+    "{% endfor %}{% if m.tool_call_id %}({{ m.tool_call_id }}){% endif %}{% endif %}{% endfor %}"
+)
+APART = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.tool_calls is defined %}"
+    "{% for c in m.tool_calls %}[{{ c.function.name }}]{% endfor %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+SHORT = ONLY_FIRST.replace("[{{ c.id", "{% if c.id | length != 9 %}{{ raise_exception('id') }}{% endif %}[{{ c.id")
+LATER = [*SAID[1:], {"role": "system", "content": "Now in French."}]
+CALLED = {"role": "assistant", "content": "I look.", "tool_calls": [CALL, {**CALL, "id": "d"}]}
+
+
+def result(call_id, content):
+    return {"role": "tool", "tool_call_id": call_id, "content": content}
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "shown"),
+    [
+        (ONLY_FIRST, [*LATER, {"role": "user", "content": "And?"}], "<user>Hi<user>Now in French.\n\nAnd?"),
+        (ONLY_FIRST, LATER, "<user>Hi<user>Now in French."),
+        (SEEN, LATER, "<user>Hi<system>Now in French."),
+        (APART, [*SAID[1:], CALLED], "<user>Hi<assistant>I look.<assistant>[f][f]"),
+        (
+            ONLY_FIRST,
+            [*SAID[1:], CALLED, result("d", "2"), result("c", "1")],
+            '<user>Hi<assistant>I look.[c f {"x": 1}][d f {"x": 1}]<tool>1(c)<tool>2(d)',
+        ),
+        (
+            ONLY_FIRST,
+            [
+                {"role": "assistant", "content": None, "function_call": CALL["function"]},
+                {"role": "function", "name": "f", "content": "7"},
+            ],
+            '<assistant>[call0 f {"x": 1}]<tool>7(call0)',
+        ),
+        (
+            ONLY_FIRST,
+            [{**CALLED, "content": "", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "{x"}}]}],
+            '<assistant>[c f {"arguments": "{x"}]',
+        ),
+        (
+            SHORT,
+            [{**CALLED, "content": "", "tool_calls": [CALL]}, result("c", "1")],
+            '<assistant>[2e7d2c03a f {"x": 1}]<tool>1(2e7d2c03a)',
+        ),
+    ],
+)
+def test_a_history_is_changed_to_what_the_template_takes(source, messages, shown):
     assert render(source, messages) == shown
 
 
