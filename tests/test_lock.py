@@ -141,6 +141,7 @@ def test_make_installs_every_environment_from_its_lock_and_again_when_that_chang
     for environment, lock in (
         ("$(VENV)", "requirements.lock"), ("$(BASELINES)", "benchmarks/requirements-baselines.lock"),
         ("$(TORCH_XLA)", "requirements-torch-xla.lock"), ("$(VLLM)", "requirements-vllm.lock"),
+        ("$(CLIENTS)", "requirements-clients.lock"),
     ):  # fmt: skip
         (rule,) = re.findall(rf"^{re.escape(environment)}/\.ready:(.*)\n((?:\t.*\n)+)", MAKEFILE, re.MULTILINE)
         assert lock in rule[0].split()

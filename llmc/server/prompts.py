@@ -69,7 +69,7 @@ def check_lengths(served: Served, texts: Sequence[str], field: str = "prompt") -
             continue
         least = width.least_tokens(text)
         if least > longest:
-            what = f"the prompt has {len(text)} characters, which are at least {least} tokens"
+            what = f"it has {len(text)} characters, which are at least {least} tokens"
             raise _too_long(served.limits, what, field)
 
 
@@ -92,15 +92,15 @@ def truncated(
     if not length:
         raise bad_request("the prompt is empty: it has no token", field)
     if length > longest:
-        raise _too_long(served.limits, f"the prompt has {length} tokens", field)
+        raise _too_long(served.limits, f"it has {length} tokens", field)
     return ids
 
 
 def _too_long(limits: Limits, what: str, field: str) -> ApiError:
-    # clients such as litellm look for the words "maximum context length is N tokens"
+    # litellm looks for the words "maximum context length is N tokens", langchain-openai for "prompt is too long"
     message = (
-        f"{what}; this model's maximum context length is {limits.max_model_len} tokens, prompt and answer together, "
-        f"and a prompt may have at most {limits.longest_prompt}"
+        f"the prompt is too long: {what}; this model's maximum context length is {limits.max_model_len} tokens, "
+        f"prompt and answer together, and a prompt may have at most {limits.longest_prompt}"
     )
     return bad_request(message, field, "context_length_exceeded")
 

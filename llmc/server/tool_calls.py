@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from llmc.errors import InputError
 from llmc.runtime.engine.sampling.params import StructuredOutputsParams
 from llmc.runtime.text.answer_parser import AnswerParser, AnswerPart, CallArguments, CallStart, Content, Reasoning
-from llmc.runtime.text.call_grammar import call_grammar
+from llmc.runtime.text.call_grammar import answer_grammar, call_grammar
+from llmc.runtime.text.chat_format import ChatFormat
 from llmc.server.errors import bad_request
+from llmc.server.protocol.chat import AllowedTools, NamedTool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ToolUse:
-    """The `tools` shown to the template, those that may be called (None: calls are not found), and those that must be.
+    """The `tools` shown to the template, the schemas of those that may be called (None: calls are not found), and the
+    `offered` functions, one of which must be called if `forced`.
 
     `limit` is the maximum number of calls.
     """
@@ -30,19 +33,36 @@ class ToolUse:
     tools: list[Tool] | None = None
     functions: Mapping[str, Mapping[str, Any]] | None = None
     limit: int | None = None
-    forced: Sequence[Mapping[str, Any]] | None = None
+    offered: Sequence[Mapping[str, Any]] = ()
+    forced: bool = False
 
-    def constraint(self, served: Served, thinking: bool) -> dict[str, StructuredOutputsParams]:
-        """Return the sampling parameter that forces a call, or nothing. Raises ApiError where it cannot be forced."""
-        if self.forced is None or served.chat_format is None:
-            return {}
-        try:
-            grammar = call_grammar(
-                served.chat_format, self.forced, self.limit is None, served.special_tokens, thinking
-            )  # fmt: skip
-        except InputError as error:
-            raise bad_request(f"tool_choice can be auto or none here: {error}", "tool_choice") from None
-        return {"structured_outputs": StructuredOutputsParams(grammar=grammar)}
+    def constraint(
+        self, served: Served, thinking: bool, stated: StructuredOutputsParams | None
+    ) -> StructuredOutputsParams | None:
+        """Return the constraint of the text: calls, an answer of the `stated` form, or either.
+
+        With `thinking`, the prompt has opened a block of reasoning. Raises ApiError where a call cannot be forced.
+        """
+        form = served.chat_format or ChatFormat()
+        answer = None if stated is None or stated.kind == "grammar" else (stated.kind, getattr(stated, stated.kind))
+        several, special = self.limit is None, served.special_tokens
+        if self.forced:
+            try:
+                grammar = call_grammar(form, self.offered, several, special, thinking)
+            except InputError as error:
+                raise bad_request(f"tool_choice can be auto or none here: {error}", "tool_choice") from None
+        elif answer is None:
+            return stated
+        elif self.offered and form.calls is not None:
+            try:
+                grammar = call_grammar(form, self.offered, several, special, thinking, answer)
+            except InputError as error:
+                raise bad_request(f"response_format is not possible with these tools: {error}", "tools") from None
+        elif thinking or form.in_channels:
+            grammar = answer_grammar(form, answer, special, thinking)
+        else:
+            return stated
+        return StructuredOutputsParams(grammar=grammar)
 
 
 def tool_use(served: Served, body: ChatRequest) -> ToolUse:
@@ -57,23 +77,32 @@ def tool_use(served: Served, body: ChatRequest) -> ToolUse:
         raise bad_request("tool_choice needs tools", "tool_choice")
     if choice == "none":
         return ToolUse()
-    limit = 1 if body.parallel_tool_calls is False or not isinstance(choice, str | None) else None
-    functions: list[dict[str, Any]] = [tool.function.model_dump() for tool in tools]
-    schemas = {function["name"]: function.get("parameters") or {} for function in functions}
-    if choice in (None, "auto"):
-        return ToolUse(tools, schemas, limit)
+    offered: list[dict[str, Any]] = [tool.function.model_dump() for tool in tools]
+    chosen = None
+    if isinstance(choice, NamedTool):
+        chosen = [choice]
+    elif isinstance(choice, AllowedTools):
+        chosen = choice.allowed_tools.tools
+    if chosen is not None:
+        names = {tool.function.name for tool in chosen}
+        if unknown := names.difference(function["name"] for function in offered):
+            raise bad_request(f"tool_choice names {min(unknown)[:80]!r}, which is not in tools", "tool_choice")
+        offered = [function for function in offered if function["name"] in names]
+        if not offered:
+            raise bad_request("tool_choice names no tool", "tool_choice")
+    schemas = {function["name"]: function.get("parameters") or {} for function in offered}
+    limit = 1 if body.parallel_tool_calls is False or isinstance(choice, NamedTool) else None
+    mode = choice.allowed_tools.mode if isinstance(choice, AllowedTools) else choice
+    if mode in (None, "auto"):
+        return ToolUse(tools, schemas, limit, offered)
     if served.chat_format is None or served.chat_format.calls is None:
         raise bad_request(
             "tool_choice can be auto or none here: this model's chat template has no known notation of tool calls",
             "tool_choice",
         )
-    if body.structured() is not None:
+    if body.structured() is not None and body.response_format is None:
         raise bad_request("tool_choice already says what the text must be; leave out the other format", "tool_choice")
-    if not isinstance(choice, str | None):
-        functions = [f for f in functions if f["name"] == choice.function.name]
-        if not functions:
-            raise bad_request(f"tool_choice names {choice.function.name[:80]!r}, which is not in tools", "tool_choice")
-    return ToolUse(tools, schemas, limit, functions)
+    return ToolUse(tools, schemas, limit, offered, forced=True)
 
 
 @dataclass

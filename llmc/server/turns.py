@@ -6,9 +6,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llmc.runtime.engine.sampling.params import StructuredOutputsParams
 from llmc.runtime.text.answer_parser import AnswerParser
-from llmc.runtime.text.call_grammar import after_reasoning
 from llmc.runtime.text.chat_format import ChatFormat
 from llmc.server.generation import Generation, check_room
 from llmc.server.prompts import fitting, render
@@ -47,11 +45,8 @@ async def prepare(
     prompts, text = await conversation(request, served, body, use.tools)
     form = served.chat_format or ChatFormat()
     thinking = form.begins_thinking(text)
-    more: dict[str, Any] = use.constraint(served, thinking)
-    stated = params.structured_outputs
-    if not more and thinking and stated is not None and stated.kind != "grammar":
-        grammar = after_reasoning(form, stated.kind, getattr(stated, stated.kind), served.special_tokens)
-        more["structured_outputs"] = StructuredOutputsParams(grammar=grammar)
+    constraint = use.constraint(served, thinking, params.structured_outputs)
+    more: dict[str, Any] = {} if constraint is params.structured_outputs else {"structured_outputs": constraint}
     plain = form.thinking is None and use.functions is None and not form.in_channels
     if not plain:
         more["kept_special_ids"] = served.mark_ids

@@ -12,7 +12,7 @@ import pytest
 from llmc.errors import InputError
 from llmc.runtime.engine.sampling.constraints import ConstraintFactory
 from llmc.runtime.engine.sampling.params import StructuredOutputsParams
-from llmc.runtime.text.call_grammar import after_reasoning, call_grammar
+from llmc.runtime.text.call_grammar import answer_grammar, call_grammar
 from llmc.runtime.text.chat import ChatTemplate
 from llmc.runtime.text.chat_format import CallNotation, ChatFormat
 from tests.runtime.text import notations
@@ -194,6 +194,19 @@ def test_a_constraint_begins_behind_reasoning_that_the_prompt_has_opened(
     takes: Takes, structured: StructuredOutputsParams, answer: str, wrong: str
 ) -> None:
     form = ChatFormat(thinking=("<think>", "</think>"))
-    grammar = after_reasoning(form, structured.kind, getattr(structured, structured.kind), {})
+    grammar = answer_grammar(form, (structured.kind, getattr(structured, structured.kind)), {}, True)
     assert takes(grammar, f"Hm {{.</think>\n\n{answer}") and takes(grammar, f"</think>{answer}")
     assert not takes(grammar, answer) and not takes(grammar, f"Hm.</think>{wrong}")
+
+
+@pytest.mark.parametrize("name", notations.ALL)
+def test_a_text_is_either_calls_or_an_answer(name: str, takes: Takes) -> None:
+    source = notations.ALL[name]
+    form = ChatTemplate(source).form
+    structured = StructuredOutputsParams(json=WEATHER)
+    grammar = call_grammar(form, functions(), True, {}, answer=("json", structured.json))
+    text = written(source, CALLS).text.lstrip("\n").replace(', "id": "call0"', "")
+    answer = '{"city": "Ulm"}'
+    assert takes(grammar, text), grammar
+    assert takes(grammar, f"<|channel|>final<|message|>{answer}" if form.in_channels else answer)
+    assert not takes(grammar, "Hello") and not takes(grammar, '{"town": 1}')

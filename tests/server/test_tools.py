@@ -89,20 +89,46 @@ def test_none_shows_no_tools_and_looks_for_no_calls(hermes):
     assert hermes.chat(tool_choice="auto").status_code == 200
 
 
+def some(mode, *names):
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 @pytest.mark.parametrize(
-    ("choice", "rules", "names"),
+    ("choice", "several", "names"),
     [
-        ("required", "start: call ( call)*", ["f", "g"]),
-        ({"type": "function", "function": {"name": "g"}}, "start: call\n", ["g"]),
+        ("required", True, ["f", "g"]),
+        ({"type": "function", "function": {"name": "g"}}, False, ["g"]),
+        (some("required", "g"), True, ["g"]),
+        (some("required", "g", "f"), True, ["f", "g"]),
     ],
 )
-def test_a_call_can_be_forced(hermes, choice, rules, names):
+def test_a_call_can_be_forced(hermes, choice, several, names):
     assert hermes.chat(tools=TOOLS, tool_choice=choice).json()["choices"][0]["finish_reason"] == "tool_calls"
     grammar = hermes.engine.params.structured_outputs.grammar
-    assert grammar.startswith(rules)
+    assert ("( call)*" in grammar) is several
     assert [name for name in ("f", "g") if f'\\"name\\": \\"{name}\\"' in grammar] == names
     hermes.chat(tools=TOOLS, tool_choice=choice, parallel_tool_calls=False)
-    assert hermes.engine.requests[-1].params.structured_outputs.grammar.startswith("start: call\n")
+    assert "( call)*" not in hermes.engine.requests[-1].params.structured_outputs.grammar
+
+
+def test_of_some_tools_the_others_are_shown_and_not_called(make_api):
+    api = make_api(template=notations.LLAMA)
+    api.engine.pieces = ('{"name": "f", "parameters": {"city": "Ulm"}}',)
+    assert "tool_calls" in api.chat(tools=TOOLS).json()["choices"][0]["message"]
+    assert "tool_calls" not in api.chat(tools=TOOLS, tool_choice=some("auto", "g")).json()["choices"][0]["message"]
+    assert shown(api).startswith("f g ")
+
+
+def test_with_tools_and_a_format_the_answer_is_calls_or_in_the_format(hermes):
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "integer"}}}
+    hermes.chat(tools=TOOLS, response_format=form)
+    grammar = hermes.engine.requests[-1].params.structured_outputs.grammar
+    assert '{\\"name\\": \\"f\\"' in grammar and 'answer: %json {"type":"integer"}' in grammar.replace('": "', '":"')
+    hermes.chat(tools=TOOLS, response_format=form, tool_choice="required")
+    assert "answer" not in hermes.engine.requests[-1].params.structured_outputs.grammar
+    hermes.chat(tools=TOOLS, response_format=form, tool_choice="none")
+    assert hermes.engine.requests[-1].params.structured_outputs.kind == "json"
 
 
 @pytest.mark.parametrize(
@@ -112,6 +138,8 @@ def test_a_call_can_be_forced(hermes, choice, rules, names):
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "h"}}}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": "always"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": some("auto", "h")}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": some("auto")}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": "required", "guided_regex": "a"}, "tool_choice"),
         ({"tools": [{"type": "retrieval"}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from llmc.errors import InputError
 from llmc.runtime.text.call_values import followed, kinds
@@ -15,37 +15,36 @@ _HOW = {"x-guidance": {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,32}", "lenie
 """White space is bounded, because a weak model may spend all its tokens on it. Keywords that llguidance does not know
 are ignored: a tool's schema describes it to the model first of all."""
 _OTHER_TYPES = {"array", "boolean", "null", "number", "object"}
+_NEXT = "<|start|>assistant"
+Constrained: TypeAlias = tuple[str, Any]
+"""Kind and value of a constraint as in StructuredOutputsParams: json (a schema as text), json_object, choice, regex."""
 _ANY = "/(?s:.*)/"
 
 
 def call_grammar(
     form: ChatFormat, functions: Sequence[Mapping[str, Any]], several: bool, special: Mapping[str, int],
-    thinking: bool = False,
+    thinking: bool = False, answer: Constrained | None = None,
 ) -> str:  # fmt: skip
     """Build a grammar of calls of `functions` ({"name", "parameters": JSON schema}): one, or if `several` one or more.
+
+    With an `answer`, the text is either calls or that.
 
     `special` maps the texts of special tokens to their ids. With `thinking`, the prompt has opened a block of
     reasoning, which comes first. Raises InputError for a template whose notation is unknown.
     """
     if form.calls is None:
         raise InputError("this model's chat template has no known notation of tool calls")
-    return _Grammar(form.calls, special).text(form, functions, several, thinking)
+    grammar = _Grammar(form.calls, special)
+    ways = [grammar.calls(functions, several)]
+    if answer is not None:
+        ways.append(grammar.answer(form, *answer))
+    return grammar.text(form, ways, thinking)
 
 
-def after_reasoning(form: ChatFormat, kind: str, wanted: Any, special: Mapping[str, int]) -> str:
-    """Build a grammar of a constrained answer behind the block of reasoning that the prompt has opened.
-
-    `kind` and `wanted` are those of StructuredOutputsParams: json (a schema as text), json_object, choice or regex.
-    """
-    assert form.thinking is not None
-    if kind == "choice":
-        answer = " | ".join(map(json.dumps, wanted))
-    elif kind == "regex":
-        answer = "/" + re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", wanted, flags=re.DOTALL) + "/"
-    else:
-        answer = f"%json {wanted}" if kind == "json" else '%json {"type": "object"}'
-    until = _Grammar(CallNotation("json"), special).until("reasoning", form.thinking[1])
-    return f"start: reasoning /\\n*/ answer\n{until}\nanswer: {answer}\n"
+def answer_grammar(form: ChatFormat, answer: Constrained, special: Mapping[str, int], thinking: bool) -> str:
+    """Build a grammar of a constrained answer, behind the reasoning of a model that writes it first."""
+    grammar = _Grammar(form.calls or CallNotation("json"), special)
+    return grammar.text(form, [grammar.answer(form, *answer)], thinking)
 
 
 class _Grammar:
@@ -55,30 +54,38 @@ class _Grammar:
         self._split = re.compile("(" + "|".join(map(re.escape, sorted(special, key=len, reverse=True))) + ")")
         self._rules: list[str] = []
 
-    def text(
-        self, form: ChatFormat, functions: Sequence[Mapping[str, Any]], several: bool, thinking: bool
-    ) -> str:  # fmt: skip
-        notation = self._notation
-        calls = " | ".join(self._call(i, function) for i, function in enumerate(functions))
-        listed = notation.listed or notation.kind == "python"
-        between = ", " if listed else notation.between
-        several = several and (listed or bool(notation.before or notation.start or between.strip()))
-        body = f"call ({self._mark(between)} call)*" if several else "call"
-        parts = [
-            self._mark(notation.before.lstrip()),
-            f'"[" {body} "]"' if listed else body,
-            self._mark(notation.after),
-        ]
-        start = " ".join(part for part in parts if part)
-        if notation.kind == "channels":
-            start = (
-                f"({self._mark(f'{CHANNEL}analysis{MESSAGE}')} reasoning {self._mark('<|start|>assistant')})? {start}"
-            )
+    def text(self, form: ChatFormat, ways: Sequence[str], thinking: bool) -> str:
+        """The grammar of a text of one of several forms, behind reasoning."""
+        start = f"({' | '.join(ways)})" if len(ways) > 1 else ways[0]
+        if form.in_channels:
+            start = f"({self._mark(f'{CHANNEL}analysis{MESSAGE}')} reasoning {self._mark(_NEXT)})? {start}"
             self._rules.append(self.until("reasoning", "<|end|>"))
         elif thinking and form.thinking:
             start = f"reasoning /\\n*/ {start}"
             self._rules.append(self.until("reasoning", form.thinking[1]))
-        return "\n".join([f"start: {start}", f"call: {calls}", *self._rules]) + "\n"
+        return "\n".join([f"start: {start}", *self._rules]) + "\n"
+
+    def calls(self, functions: Sequence[Mapping[str, Any]], several: bool) -> str:
+        """What calls consist of."""
+        notation = self._notation
+        self._rules.append("call: " + " | ".join(self._call(i, function) for i, function in enumerate(functions)))
+        listed = notation.listed or notation.kind == "python"
+        between = ", " if listed else notation.between
+        several = several and (listed or bool(notation.before or notation.start or between.strip()))
+        body = f"call ({self._mark(between)} call)*" if several else "call"
+        body = f'"[" {body} "]"' if listed else body
+        return " ".join(filter(None, (self._mark(notation.before.lstrip()), body, self._mark(notation.after))))
+
+    def answer(self, form: ChatFormat, kind: str, wanted: Any) -> str:
+        """What a constrained answer consists of."""
+        if kind == "choice":
+            rule = " | ".join(map(json.dumps, wanted))
+        elif kind == "regex":
+            rule = "/" + re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", wanted, flags=re.DOTALL) + "/"
+        else:
+            rule = f"%json {wanted}" if kind == "json" else '%json {"type": "object"}'
+        self._rules.append(f"answer: {rule}")
+        return f"{self._mark(f'{CHANNEL}final{MESSAGE}')} answer" if form.in_channels else "answer"
 
     def _call(self, index: int, function: Mapping[str, Any]) -> str:
         notation, name = self._notation, str(function["name"])
@@ -91,7 +98,8 @@ class _Grammar:
                 f"{{{json.dumps(name)}: " if not own else f"{json.dumps(own)[:-1]}, {json.dumps(notation.arguments)}: "
             )
             self._json(arguments, schema)
-            rule = f"{self._mark(start)} {json.dumps(head)} {arguments} {self._mark('}' + end)}"
+            words = [head] if start or notation.before else re.findall(r'"[^"]*"|[^"]+', head)  # answers begin so too
+            rule = f"{self._mark(start)} {' '.join(map(json.dumps, words))} {arguments} {self._mark('}' + end)}"
         elif notation.kind == "named":
             self._json(arguments, schema)
             written = json.dumps(f"functions.{name}:" if notation.numbered else name)

@@ -71,6 +71,20 @@ class NamedTool(BodyPart):
     function: NamedFunction
 
 
+class SomeTools(BodyPart):
+    """The tools that may be called (mode auto), or of which one must be (required)."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], AtMost(bounds.MAX_TOOLS)]
+
+
+class AllowedTools(BodyPart):
+    """A choice of some of the tools; the template shows all."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: SomeTools
+
+
 class Conversation(BodyPart):
     """The input of the chat template."""
 
@@ -87,7 +101,7 @@ class ChatRequest(Conversation, Sampled):
     max_completion_tokens: Int64 | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = Field(None, description="False: at most one tool call.")
 
     reasoning_effort: Name | None = Field(None, description="A variable of the chat template, where it has one.")

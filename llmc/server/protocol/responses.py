@@ -150,6 +150,9 @@ def _choice(choice: str | Mapping[str, Any]) -> Any:
         return choice
     if choice.get("type") == "function":
         return {"type": "function", "function": {"name": choice.get("name")}}
+    if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
+        allowed = [_choice(tool) if isinstance(tool, Mapping) else tool for tool in choice["tools"]]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": allowed}}
     raise bad_request(f"tool_choice of type {choice.get('type')!r:.80} is not supported", "tool_choice")
 
 
