@@ -264,7 +264,9 @@ SCENES: Mapping[str, Scene] = {
     ),
     "docs/accelerators.md#aws-trainium-and-inferentia": Scene(neuron_cache, brief={**ONE_BUCKET, "--max-tokens": "4"}),
     "docs/sharing.md#archives-bundles-as-one-file": Scene(empty_store),
-    "docs/sharing.md#bundles-in-container-registries": Scene(both(trust, unsigned_images), brought={"m": signed}),
+    "docs/sharing.md#bundles-in-container-registries": Scene(
+        both(empty_store, trust, unsigned_images), brought={"m": signed}
+    ),
     "docs/serving.md": Scene(brought={"plan.json": plan}),
     "docs/servers.md": Scene(brought={"plan.json": plan}, anew={"plan tune": {"configuration": gone}}),
     "docs/sharing.md#signatures-and-provenance": Scene(
