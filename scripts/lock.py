@@ -3,6 +3,7 @@
   requirements.lock                  .venv: the project with its extra `dev`, what builds it, and the demo's model
   benchmarks/requirements-baselines.lock .venv-baselines, with what it shares with .venv at the same version
   requirements-torch-xla.lock        .venv-torch-xla
+  requirements-clients.lock          .venv-clients, at the newest versions whatever one demands of another
 
 They are pip's constraints, for every platform and Python that the project has (markers say where one counts).
 Packages in LOW are locked at the lower end of the range that pyproject.toml gives them, so that the locked environment
@@ -87,7 +88,7 @@ def _is(version: str, bound: str) -> bool:
 
 
 def main() -> None:
-    """Write all three, or what is asked for."""
+    """Write all, or the oldest versions."""
     uv, model = sys.argv[1:3]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     bounds = lower_bounds(project)
@@ -108,6 +109,8 @@ def main() -> None:
         [lock],
     )
     resolve(uv, lock.parent / "requirements-torch-xla.lock", ["requirements-torch-xla.txt"], [], [])
+    clients = "requirements-clients.txt"
+    resolve(uv, lock.parent / "requirements-clients.lock", [clients, f"--override={clients}"], [], [])
 
 
 if __name__ == "__main__":

@@ -6,14 +6,16 @@ import asyncio
 from typing import Any
 
 import openai
-from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool
+from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, Runner, function_tool
 from openai import AsyncOpenAI
-from worker import GREETING, QUESTION, Forecast, Said, Server, run
+from worker import GREETING, Forecast, Said, Server, run
 
 
 def agent(server: Server, **options: Any) -> Agent[Any]:
     client = AsyncOpenAI(base_url=server.url, api_key="none", max_retries=0)
-    return Agent(name="Weather", model=OpenAIChatCompletionsModel(server.model, client), **options)
+    settings = ModelSettings(include_usage=True)  # without it, a stream has no usage
+    model = OpenAIChatCompletionsModel(server.model, client)
+    return Agent(name="Weather", model=model, model_settings=settings, **options)
 
 
 def tokens(result: Any) -> tuple[int, int]:
@@ -50,22 +52,22 @@ def stream(server: Server) -> Said:
 
 def loop(server: Server) -> Said:
     said = Said()
-    return _ran(server, QUESTION, said, tools=[function_tool(said.get_weather)])
+    return _ran(server, server.question, said, tools=[function_tool(said.get_weather)])
 
 
 def loop_streamed(server: Server) -> Said:
     said = Said()
-    return _streamed(server, QUESTION, said, tools=[function_tool(said.get_weather)])
+    return _streamed(server, server.question, said, tools=[function_tool(said.get_weather)])
 
 
 def structured(server: Server) -> Said:
-    return _ran(server, QUESTION, Said(), output_type=Forecast)
+    return _ran(server, server.question, Said(), output_type=Forecast)
 
 
 def loop_parsed(server: Server) -> Said:
     """A tool and an output type in one run."""
     said = Said()
-    return _ran(server, QUESTION, said, tools=[function_tool(said.get_weather)], output_type=Forecast)
+    return _ran(server, server.question, said, tools=[function_tool(said.get_weather)], output_type=Forecast)
 
 
 def too_long(server: Server) -> Said:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import instructor
 from instructor.core.exceptions import InstructorRetryException
 from openai import OpenAI
-from worker import QUESTION, Forecast, Said, Server, run
+from worker import Forecast, Said, Server, run
 
 
 def client(server: Server, mode: str) -> instructor.Instructor:
@@ -17,7 +17,10 @@ def client(server: Server, mode: str) -> instructor.Instructor:
 def structured(server: Server) -> Said:
     """`parameter` is the mode."""
     forecast, answer = client(server, server.parameter).create_with_completion(
-        model=server.model, response_model=Forecast, messages=[{"role": "user", "content": QUESTION}], max_retries=0
+        model=server.model,
+        response_model=Forecast,
+        messages=[{"role": "user", "content": server.question}],
+        max_retries=0,
     )
     return Said(value=forecast.model_dump(), usage=(answer.usage.prompt_tokens, answer.usage.completion_tokens))
 
@@ -26,7 +29,7 @@ def structured_streamed(server: Server) -> Said:
     """Objects as far as they have come, in the mode `parameter`."""
     parts = list(
         client(server, server.parameter).create_partial(
-            model=server.model, response_model=Forecast, messages=[{"role": "user", "content": QUESTION}],
+            model=server.model, response_model=Forecast, messages=[{"role": "user", "content": server.question}],
             max_retries=0,
         )
     )  # fmt: skip

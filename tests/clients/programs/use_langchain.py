@@ -8,7 +8,7 @@ import openai
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from worker import GREETING, QUESTION, Forecast, Said, Server, run
+from worker import GREETING, Forecast, Said, Server, run
 
 
 def model(server: Server, **options: Any) -> ChatOpenAI:
@@ -37,7 +37,7 @@ def stream(server: Server) -> Said:
 
 
 def _loop(server: Server, streamed: bool) -> Said:
-    said, messages = Said(), [HumanMessage(QUESTION)]
+    said, messages = Said(), [HumanMessage(server.question)]
     weather = tool(said.get_weather)
     bound = model(server).bind_tools([weather])
     while True:
@@ -68,7 +68,7 @@ def loop_streamed(server: Server) -> Said:
 def structured(server: Server) -> Said:
     """`parameter` is the method of with_structured_output."""
     chain = model(server).with_structured_output(Forecast, method=server.parameter, include_raw=True)  # type: ignore[arg-type]
-    answer: Any = chain.invoke(QUESTION)
+    answer: Any = chain.invoke(server.question)
     assert answer["parsing_error"] is None
     return Said(value=answer["parsed"].model_dump(), usage=tokens(answer["raw"]))
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import litellm
-from worker import GREETING, QUESTION, Forecast, Said, Server, run
+from worker import GREETING, Forecast, Said, Server, run
 
 TOOL = {
     "type": "function",
@@ -52,7 +52,7 @@ def stream(server: Server) -> Said:
 
 
 def _loop(server: Server, streamed: bool) -> Said:
-    said, messages = Said(), user(QUESTION)
+    said, messages = Said(), user(server.question)
     while True:
         if streamed:
             options = {"stream": True, "stream_options": {"include_usage": True}}
@@ -82,7 +82,7 @@ def loop_streamed(server: Server) -> Said:
 
 
 def structured(server: Server) -> Said:
-    answer = complete(server, user(QUESTION), response_format=Forecast)
+    answer = complete(server, user(server.question), response_format=Forecast)
     return Said(
         value=Forecast.model_validate_json(answer.choices[0].message.content).model_dump(), usage=tokens(answer)
     )

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from worker import GREETING, QUESTION, Forecast, Said, Server, run
+from worker import GREETING, Forecast, Said, Server, run
 
 MODELS = """
 - model_id: served
@@ -63,15 +63,15 @@ def stream(server: Server) -> Said:
 
 
 def loop(server: Server) -> Said:
-    return said(server, QUESTION, "--functions", FUNCTIONS, "--no-stream")
+    return said(server, server.question, "--functions", FUNCTIONS, "--no-stream")
 
 
 def loop_streamed(server: Server) -> Said:
-    return said(server, QUESTION, "--functions", FUNCTIONS)
+    return said(server, server.question, "--functions", FUNCTIONS)
 
 
 def structured(server: Server) -> Said:
-    found = said(server, QUESTION, "--schema", json.dumps(Forecast.model_json_schema()))
+    found = said(server, server.question, "--schema", json.dumps(Forecast.model_json_schema()))
     found.value = Forecast.model_validate_json(found.text).model_dump()
     return found
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import openai
 from openai import AsyncOpenAI, OpenAI
-from worker import GREETING, QUESTION, Forecast, Said, Server, run
+from worker import GREETING, Forecast, Said, Server, run
 
+FIRST_CHOICE: dict[str, Any] = {"": "auto", "required": "required"}
 USAGE: Any = {"include_usage": True}
 TOOL: Any = {
     "type": "function",
@@ -66,7 +67,7 @@ def chat_async(server: Server) -> Said:
 
 def loop(server: Server) -> Said:
     """Call the tool until there is no call; `parameter` may force the first one."""
-    said, messages, choice = Said(), user(QUESTION), server.parameter or "auto"
+    said, messages, choice = Said(), user(server.question), FIRST_CHOICE[server.parameter]
     while True:
         answer = client(server).chat.completions.create(
             model=server.model, messages=messages, tools=[TOOL], tool_choice=choice
@@ -86,7 +87,7 @@ def loop(server: Server) -> Said:
 
 def loop_streamed(server: Server) -> Said:
     """The same with the package's own accumulation of a stream."""
-    said, messages = Said(), user(QUESTION)
+    said, messages = Said(), user(server.question)
     while True:
         said.chunks = []
         with client(server).chat.completions.stream(
@@ -109,7 +110,7 @@ def loop_streamed(server: Server) -> Said:
 
 def parse(server: Server) -> Said:
     answer = client(server).chat.completions.parse(
-        model=server.model, messages=user(QUESTION), response_format=Forecast
+        model=server.model, messages=user(server.question), response_format=Forecast
     )
     parsed = answer.choices[0].message.parsed
     assert isinstance(parsed, Forecast)
@@ -119,7 +120,7 @@ def parse(server: Server) -> Said:
 def parse_tool(server: Server) -> Said:
     tool = openai.pydantic_function_tool(Forecast)
     answer = client(server).chat.completions.parse(
-        model=server.model, messages=user(QUESTION), tools=[tool], tool_choice="required"
+        model=server.model, messages=user(server.question), tools=[tool], tool_choice="required"
     )
     (call,) = answer.choices[0].message.tool_calls or ()
     assert isinstance(call.function.parsed_arguments, Forecast)
@@ -128,7 +129,7 @@ def parse_tool(server: Server) -> Said:
 
 def parse_streamed(server: Server) -> Said:
     with client(server).chat.completions.stream(
-        model=server.model, messages=user(QUESTION), response_format=Forecast, stream_options=USAGE
+        model=server.model, messages=user(server.question), response_format=Forecast, stream_options=USAGE
     ) as events:
         answer = events.get_final_completion()
     parsed = answer.choices[0].message.parsed
@@ -138,18 +139,19 @@ def parse_streamed(server: Server) -> Said:
 
 def json_object(server: Server) -> Said:
     answer = client(server).chat.completions.create(
-        model=server.model, messages=user(QUESTION), response_format={"type": "json_object"}
+        model=server.model, messages=user(server.question), response_format={"type": "json_object"}
     )
     return Said(value=json.loads(answer.choices[0].message.content or ""), usage=tokens(answer.usage))
 
 
 def loop_parsed(server: Server) -> Said:
     """A tool and a response format in one request: the model calls first, and then answers in the format."""
-    said, messages = Said(), user(QUESTION)
+    said, messages, choice = Said(), user(server.question), FIRST_CHOICE[server.parameter]
     while True:
         answer = client(server).chat.completions.parse(
-            model=server.model, messages=messages, tools=[TOOL], response_format=Forecast
+            model=server.model, messages=messages, tools=[TOOL], tool_choice=choice, response_format=Forecast
         )
+        choice = "auto"
         message = answer.choices[0].message
         if not message.tool_calls:
             assert message.parsed is not None

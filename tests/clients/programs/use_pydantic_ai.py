@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from pydantic_ai import Agent, ModelHTTPError, NativeOutput, PromptedOutput, ToolOutput
+from pydantic_ai import Agent, NativeOutput, PromptedOutput, ToolOutput
+from pydantic_ai.exceptions import ModelContextWindowExceededError
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
-from worker import GREETING, QUESTION, Forecast, Said, Server, run
+from worker import GREETING, Forecast, Said, Server, run
 
 OUTPUTS: dict[str, Any] = {
     "tool": ToolOutput(Forecast), "native": NativeOutput(Forecast), "prompted": PromptedOutput(Forecast),
@@ -45,26 +46,26 @@ def stream(server: Server) -> Said:
 
 def loop(server: Server) -> Said:
     said = Said()
-    result = agent(server, tools=[said.get_weather]).run_sync(QUESTION)
+    result = agent(server, tools=[said.get_weather]).run_sync(server.question)
     said.text, said.usage = result.output, tokens(result.usage)
     return said
 
 
 def loop_streamed(server: Server) -> Said:
     said = Said()
-    return _streamed(server, QUESTION, said, tools=[said.get_weather])
+    return _streamed(server, server.question, said, tools=[said.get_weather])
 
 
 def structured(server: Server) -> Said:
     """`parameter` is the kind of output."""
-    result = agent(server, output_type=OUTPUTS[server.parameter]).run_sync(QUESTION)
+    result = agent(server, output_type=OUTPUTS[server.parameter]).run_sync(server.question)
     return Said(value=result.output.model_dump(), usage=tokens(result.usage))
 
 
 def loop_parsed(server: Server) -> Said:
     """A tool and a kind of output in one run."""
     said = Said()
-    result = agent(server, tools=[said.get_weather], output_type=OUTPUTS[server.parameter]).run_sync(QUESTION)
+    result = agent(server, tools=[said.get_weather], output_type=OUTPUTS[server.parameter]).run_sync(server.question)
     said.value, said.usage = result.output.model_dump(), tokens(result.usage)
     return said
 
@@ -72,8 +73,8 @@ def loop_parsed(server: Server) -> Said:
 def too_long(server: Server) -> Said:
     try:
         agent(server).run_sync("x" * 40_000)
-    except ModelHTTPError as error:
-        return Said(str(error.status_code), value=str(error))
+    except ModelContextWindowExceededError as error:
+        return Said("ModelContextWindowExceededError", value=str(error))
     raise AssertionError("no error")
 
 

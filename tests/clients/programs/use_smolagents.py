@@ -7,7 +7,7 @@ from typing import Any
 import openai
 from smolagents import ChatMessage, OpenAIModel, Tool, ToolCallingAgent
 from smolagents.models import MessageRole
-from worker import GREETING, QUESTION, Forecast, Said, Server, run
+from worker import GREETING, Forecast, Said, Server, run
 
 
 class Weather(Tool):  # type: ignore[misc]
@@ -58,7 +58,7 @@ def _loop(server: Server, streamed: bool) -> Said:
     agent = ToolCallingAgent(
         tools=[Weather(said)], model=model(server), max_steps=3, stream_outputs=streamed, return_full_result=True
     )
-    result = agent.run(QUESTION)
+    result = agent.run(server.question)
     assert result.state == "success"
     said.text, said.usage = str(result.output), tokens(result.token_usage)
     return said
@@ -74,7 +74,9 @@ def loop_streamed(server: Server) -> Said:
 
 def structured(server: Server) -> Said:
     schema = {"name": "Forecast", "schema": Forecast.model_json_schema()}
-    answer = model(server).generate(user(QUESTION), response_format={"type": "json_schema", "json_schema": schema})
+    answer = model(server).generate(
+        user(server.question), response_format={"type": "json_schema", "json_schema": schema}
+    )
     value = Forecast.model_validate_json(answer.content).model_dump()
     return Said(value=value, usage=tokens(answer.token_usage))
 
