@@ -221,7 +221,8 @@ def find_format(source: str, render: Render) -> ChatFormat:
         calls = CallNotation("channels")
     elif calls is not None and calls.kind == "tags":
         calls = replace(calls, cdata="<![CDATA[" in source)
-    pairs = (pair for pair in THINKING if pair[1] in source and ("/think" in pair[1] or pair[0] in source))
+    seen = source + shown.reasoning()
+    pairs = (pair for pair in THINKING if pair[1] in seen and ("/think" in pair[1] or pair[0] in seen))
     return ChatFormat(
         parts=parts,
         argument_text=argument_text,
@@ -326,6 +327,12 @@ class _Shown:
         answer = {"role": "assistant", "content": self._content(_ANSWER)}
         messages = [self._user, answer, said, self._user]
         return "Saidq7" in _try(self._render, messages, None, True)
+
+    def reasoning(self) -> str:
+        """What the template writes for an answer with reasoning, which may join marks from pieces."""
+        said = {"role": "assistant", "content": self._content(_ANSWER)}
+        given = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), "Reasonq7")
+        return _try(self._render, [self._user, {**said, **given}])
 
     def notation(self, as_text: bool) -> CallNotation | None:
         """The notation of calls, or None where the template shows none or an unknown one."""

@@ -48,12 +48,19 @@ def test_a_template_that_shows_nothing_has_the_default_format() -> None:
         assert ChatTemplate(source).form == ChatFormat()
 
 
+JOINED = (
+    "{% set t = 'think' ~ ':opensource' %}{% for m in messages if m.reasoning_content %}"
+    "<{{ t }}>{{ m.reasoning_content }}</{{ t }}>{% endfor %}"
+)
+
+
 @pytest.mark.parametrize(
     ("source", "thinking"),
     [
         (PLAIN + "{# </think> #}", ("<think>", "</think>")),
         (PLAIN + "{# [THINK] [/THINK] #}", ("[THINK]", "[/THINK]")),
         (PLAIN + "{# <|end|> #}", None),
+        (PLAIN + JOINED, ("<think:opensource>", "</think:opensource>")),
         (PLAIN, None),
     ],
 )
