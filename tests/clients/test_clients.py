@@ -1,4 +1,4 @@
-"""What clients of OpenAI's API return when the server is llmc: chats, streams, tools, structured outputs, errors."""
+"""What clients of both APIs return when the server is llmc: chats, streams, tools, formats and errors."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from tests.clients.server import CITIES, DAYS, FORECAST, GREETING, TWO_QUESTIONS
 
 pytestmark = pytest.mark.real_client
 
-CHATS = ("openai", "langchain", "litellm", "pydantic_ai", "agents", "smolagents", "llm")
+CHATS = (
+    "openai", "responses", "anthropic", "langchain", "langchain_responses", "litellm", "pydantic_ai", "agents",
+    "smolagents", "llm",
+)  # fmt: skip
 STREAMS = tuple(name for name in CHATS if name != "llm")
 """The clients that give chunks of a stream to their caller; llm prints them."""
 HISTORY_AS_TEXT = ("smolagents",)
 """The clients that send earlier calls as text of their own."""
 STRUCTURED = (
     ("openai", "parse", ""), ("openai", "parse_streamed", ""), ("openai", "json_object", ""),
+    ("responses", "parse", ""), ("langchain_responses", "structured", "json_schema"),
     ("langchain", "structured", "json_schema"), ("langchain", "structured", "json_mode"),
     ("litellm", "structured", ""), ("instructor", "structured", "JSON"),
     ("instructor", "structured", "JSON_SCHEMA"), ("instructor", "structured_streamed", "JSON_SCHEMA"),
@@ -26,7 +30,7 @@ STRUCTURED = (
 )  # fmt: skip
 """Clients, their cases and parameters that answer in a response format."""
 BY_TOOL = (
-    ("openai", "parse_tool", ""), ("langchain", "structured", "function_calling"),
+    ("openai", "parse_tool", ""), ("langchain", "structured", "function_calling"), ("anthropic", "parse_tool", ""),
     ("instructor", "structured", "TOOLS"), ("instructor", "structured_streamed", "TOOLS"),
     ("pydantic_ai", "structured", "tool"),
 )  # fmt: skip
@@ -115,6 +119,7 @@ def test_a_tool_that_must_be_called_gives_the_answer(
     [
         ("openai", ""),
         ("openai", "required"),
+        ("responses", ""),
         ("agents", ""),
         ("pydantic_ai", "native"),
         ("pydantic_ai", "tool"),
@@ -135,7 +140,8 @@ def test_an_asynchronous_client_gets_the_same(clients: Clients, servers: Servers
 @pytest.mark.parametrize(
     ("name", "error"),
     [
-        ("openai", "context_length_exceeded"),
+        ("openai", "context_length_exceeded"), ("responses", "context_length_exceeded"),
+        ("anthropic", "invalid_request_error"), ("langchain_responses", "OpenAIContextOverflowError"),
         ("langchain", "OpenAIContextOverflowError"),
         ("litellm", "ContextWindowExceededError"), ("instructor", "InstructorRetryException"),
         ("pydantic_ai", "ModelContextWindowExceededError"), ("agents", "context_length_exceeded"),

@@ -1,4 +1,4 @@
-"""langchain-openai, over Chat Completions."""
+"""langchain-openai, over Chat Completions unless RESPONSES."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import openai
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from worker import GREETING, Forecast, Said, Server, run
+from worker import GREETING, Case, Forecast, Said, Server, run
+
+RESPONSES = False
 
 
 def model(server: Server, **options: Any) -> ChatOpenAI:
     return ChatOpenAI(
-        model=server.model, base_url=server.url, api_key="none", use_responses_api=False, max_retries=0,
+        model=server.model, base_url=server.url, api_key="none", use_responses_api=RESPONSES, max_retries=0,
         stream_usage=True, **options,
     )  # fmt: skip
 
@@ -81,9 +83,10 @@ def too_long(server: Server) -> Said:
     raise AssertionError("no error")
 
 
-run(
-    {
-        "chat": chat, "stream": stream, "loop": loop, "loop_streamed": loop_streamed, "structured": structured,
-        "too_long": too_long,
-    }
-)  # fmt: skip
+CASES: dict[str, Case] = {
+    "chat": chat, "stream": stream, "loop": loop, "loop_streamed": loop_streamed, "structured": structured,
+    "too_long": too_long,
+}  # fmt: skip
+
+if __name__ == "__main__":
+    run(CASES)
