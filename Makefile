@@ -169,7 +169,7 @@ $(VLLM)/.ready: requirements-vllm.lock scripts/name_vllm.py
 	touch $@
 
 # Tests today's clients of OpenAI's and Anthropic's APIs against a live server: chats, streams, tools and structured outputs. The environment
-# takes 0.4 GB.
+# takes 1.1 GB.
 clients: $(VENV)/.ready $(CLIENTS)/.ready
 	$(BIN)/python -m pytest -m real_client --other-python $(CLIENTS)/bin/python tests/clients
 

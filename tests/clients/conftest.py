@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.server import QUESTION, ScriptedServer, serve
+from tests.clients.server import QUESTION, PlainServer, ScriptedServer, serve
 from tests.runtime.text import notations
 
 FAMILIES = {
@@ -82,7 +82,9 @@ class Client:
         self._child.stdin.close()
         self._child.stdout.close()
 
-    def __call__(self, case: str, server: ScriptedServer, parameter: str = "", question: str = QUESTION) -> Said:
+    def __call__(
+        self, case: str, server: ScriptedServer | PlainServer, parameter: str = "", question: str = QUESTION
+    ) -> Said:
         """Run a case of the program against a server; fails with the client's own traceback."""
         assert self._child.stdin is not None
         server.begin()
@@ -132,3 +134,11 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
     yield server
     for one in started.values():
         one.close()
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlainServer]:
+    """A server whose toy model answers."""
+    server = PlainServer(tmp_path_factory.mktemp("plain"))
+    yield server
+    server.close()

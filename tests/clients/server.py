@@ -16,10 +16,12 @@ from llmc.testing.toy import toy_plan
 from tests.runtime.text.notations import written
 from tests.server.live import Live
 from tests.server.stub_engine import ScriptedEngine, ScriptedStream
-from tests.toy import Toy
+from tests.toy import Toy, reference
 
 POSITIONS = 16_384
 """Tokens of a prompt and its answer; a byte is a token."""
+SHORT = 64
+"""Positions of the toy whose model answers."""
 GREETING = "Grüße aus Köln! ☀️ Hello."
 CITIES = ("Köln", "Ulm")
 DAYS = 2
@@ -93,6 +95,28 @@ class ScriptedModel(ScriptedEngine):
                 return False
             compiled.accept(token)
         return True
+
+
+class PlainServer:
+    """llmc's own server in a thread over a toy, whose model answers."""
+
+    model = "toy"
+
+    def __init__(self, folder: Path) -> None:
+        toy = Toy.make(folder, positions=SHORT)
+        toy.compile(toy_plan([(1, SHORT, 0)], [(1, SHORT)], Limits(SHORT, 1)))
+        self.tokenizer, self.reference = str(toy.model), reference(toy.model)
+        self._live = Live(toy.bundle, served_model_name=self.model).__enter__().ready()
+        served = self._live.server.state.served
+        assert served is not None
+        self.encode, self.decode = served.tokenizer.encode, served.tokenizer.decode
+        self.url, self.faults = f"http://127.0.0.1:{self._live.port}/v1", ()
+
+    def begin(self) -> None:
+        """Nothing is kept."""
+
+    def close(self) -> None:
+        self._live.__exit__(None, None, None)
 
 
 class ScriptedServer:

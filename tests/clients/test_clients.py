@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import string
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 
 from tests.clients.conftest import FAMILIES, Client, Said
-from tests.clients.server import CITIES, DAYS, FORECAST, GREETING, TWO_QUESTIONS, ScriptedServer
+from tests.clients.server import CITIES, DAYS, FORECAST, GREETING, TWO_QUESTIONS, PlainServer, ScriptedServer
 
 pytestmark = pytest.mark.real_client
 
@@ -158,3 +161,33 @@ def test_a_prompt_that_is_too_long_is_the_clients_own_error(
 
 def test_a_model_that_is_not_served_is_not_found(clients: Clients, servers: Servers) -> None:
     assert clients("openai")("unknown_model", servers("hermes")).text == "model_not_found"
+
+
+def scores(server: PlainServer, context: str, continuation: str) -> tuple[float, bool]:
+    """The reference's log probability of a continuation, and whether each of its tokens is the most likely."""
+    begin, tokens = len(server.encode(context)), server.encode(context + continuation)
+    logits = server.reference.logits(tokens, range(begin - 1, len(tokens) - 1)).astype(np.float64)
+    chosen = logits[np.arange(len(logits)), tokens[begin:]]
+    return float((chosen - np.log(np.exp(logits).sum(1))).sum()), bool((chosen == logits.max(1)).all())
+
+
+def test_lm_eval_scores_continuations_as_the_reference_does(clients: Clients, plain: PlainServer) -> None:
+    likely = next(
+        (letter, found)
+        for letter in string.ascii_letters
+        if (found := plain.decode(plain.reference.continued(plain.encode(letter), 1)[0])).isascii() and found.strip()
+    )
+    pairs = [("Hello", " you"), ("It is", " Köln."), ("a", "b"), likely]
+    said = clients("lm_eval")("loglikelihood", plain, plain.tokenizer, json.dumps(pairs))
+    expected = [scores(plain, *pair) for pair in pairs]
+    assert [greedy for _, greedy in said.value] == [greedy for _, greedy in expected]
+    assert expected[-1][1] and not expected[0][1]
+    assert [score for score, _ in said.value] == pytest.approx([score for score, _ in expected], abs=1e-3)
+
+
+def test_lm_eval_generates_what_the_reference_does(clients: Clients, plain: PlainServer) -> None:
+    prompts = ["Hello ", "It is", "a"]
+    given = [(prompt, {"until": ["\n"], "max_gen_toks": 5, "temperature": 0}) for prompt in prompts]
+    said = clients("lm_eval")("generate_until", plain, plain.tokenizer, json.dumps(given))
+    expected = [plain.decode(plain.reference.continued(plain.encode(prompt), 5)[0]) for prompt in prompts]
+    assert said.value == [text.partition("\n")[0] for text in expected]
