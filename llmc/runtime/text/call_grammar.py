@@ -168,7 +168,7 @@ class _Grammar:
             stated = followed(schema, schema)
             choices = [stated["const"]] if "const" in stated else stated.get("enum")
             end = notation.value_end or notation.quote
-            if isinstance(choices, list) and all(isinstance(choice, str) for choice in choices):
+            if isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices):
                 self._rules.append(f"{rule}: {' | '.join(map(json.dumps, choices))}")
                 value = f"{rule} {self._mark(end)}"
             else:
