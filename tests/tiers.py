@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -32,6 +33,13 @@ def examples(count: int, parent: settings | None = None, **others: Any) -> setti
     """Hypothesis settings: `count` examples in the full suite, at most `DEFAULT_EXAMPLES` in the default tier."""
     capped = settings.get_current_profile_name() != FULL
     return settings(parent, max_examples=min(count, DEFAULT_EXAMPLES) if capped else count, **others)
+
+
+def require_mark(items: Sequence[pytest.Item], folder: Path, mark: str) -> None:
+    """Raise UsageError for a test in the folder without the mark, which would run outside its environment."""
+    for item in items:
+        if folder in item.path.parents and mark not in item.keywords:
+            raise pytest.UsageError(f"{item.nodeid} needs the mark {mark}")
 
 
 def combinations_left(cases: Sequence[Axes]) -> set[int]:

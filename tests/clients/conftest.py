@@ -17,6 +17,7 @@ import pytest
 
 from tests.clients.server import QUESTION, PlainServer, ScriptedServer, serve
 from tests.runtime.text import notations
+from tests.tiers import require_mark
 
 FAMILIES = {
     "hermes": notations.HERMES, "llama": notations.LLAMA, "mistral": notations.NAMED, "tags": notations.TAGS,
@@ -29,9 +30,7 @@ ANSWERS_WITHIN = 120
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents and "real_client" not in item.keywords:
-            raise pytest.UsageError(f"{item.nodeid} needs the mark real_client")
+    require_mark(items, Path(__file__).parent, "real_client")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiers import require_mark
+
 FOLDER = Path(os.environ.get("LLMC_ORACLES", Path(__file__).parents[2] / ".oracles"))
 
 
@@ -17,6 +19,4 @@ def releases(package: str) -> list[Path]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents and "oracle" not in item.keywords:
-            raise pytest.UsageError(f"{item.nodeid} needs the mark oracle")
+    require_mark(items, Path(__file__).parent, "oracle")

@@ -19,6 +19,7 @@ from safetensors.numpy import load_file, save_file
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.export.huggingface import write_folder
 from tests.server.over_ray import free_port
+from tests.tiers import require_mark
 
 LAYERS = 2
 STARTS_WITHIN = 300
@@ -27,9 +28,7 @@ STARTS_WITHIN = 300
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents and "real_server" not in item.keywords:
-            raise pytest.UsageError(f"{item.nodeid} needs the mark real_server")
+    require_mark(items, Path(__file__).parent, "real_server")
 
 
 @dataclass(frozen=True)

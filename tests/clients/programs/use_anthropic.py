@@ -6,16 +6,12 @@ from typing import Any
 
 import anthropic
 from anthropic import Anthropic
-from worker import GREETING, Forecast, Said, Server, run
+from worker import ARGUMENTS, GREETING, Forecast, Said, Server, run
 
 TOOL: Any = {
     "name": "get_weather",
     "description": "The weather in a city.",
-    "input_schema": {
-        "type": "object",
-        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-        "required": ["city", "days"],
-    },
+    "input_schema": ARGUMENTS,
 }
 
 

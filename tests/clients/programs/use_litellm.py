@@ -6,18 +6,14 @@ import json
 from typing import Any
 
 import litellm
-from worker import GREETING, Forecast, Said, Server, run
+from worker import ARGUMENTS, GREETING, Forecast, Said, Server, run
 
 TOOL = {
     "type": "function",
     "function": {
         "name": "get_weather",
         "description": "The weather in a city.",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-            "required": ["city", "days"],
-        },
+        "parameters": ARGUMENTS,
     },
 }
 

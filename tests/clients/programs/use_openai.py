@@ -8,7 +8,7 @@ from typing import Any
 
 import openai
 from openai import AsyncOpenAI, OpenAI
-from worker import GREETING, Forecast, Said, Server, run
+from worker import ARGUMENTS, GREETING, Forecast, Said, Server, run
 
 FIRST_CHOICE: dict[str, Any] = {"": "auto", "required": "required"}
 USAGE: Any = {"include_usage": True}
@@ -18,12 +18,7 @@ TOOL: Any = {
         "name": "get_weather",
         "description": "The weather in a city.",
         "strict": True,
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-            "required": ["city", "days"],
-            "additionalProperties": False,
-        },
+        "parameters": {**ARGUMENTS, "additionalProperties": False},
     },
 }
 

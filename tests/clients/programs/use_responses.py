@@ -7,19 +7,14 @@ from typing import Any
 
 import openai
 from openai import OpenAI
-from worker import GREETING, Forecast, Said, Server, run
+from worker import ARGUMENTS, GREETING, Forecast, Said, Server, run
 
 TOOL: Any = {
     "type": "function",
     "name": "get_weather",
     "description": "The weather in a city.",
     "strict": True,
-    "parameters": {
-        "type": "object",
-        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-        "required": ["city", "days"],
-        "additionalProperties": False,
-    },
+    "parameters": {**ARGUMENTS, "additionalProperties": False},
 }
 
 

@@ -17,6 +17,12 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 GREETING = "Say hello."
+ARGUMENTS: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+    "required": ["city", "days"],
+}
+"""The JSON schema of the tool's arguments."""
 
 
 class Server(NamedTuple):
