@@ -13,6 +13,7 @@ from llmc.runtime.text.answer_parser import AnswerParser, AnswerPart, CallArgume
 from llmc.runtime.text.call_grammar import answer_grammar, call_grammar
 from llmc.runtime.text.chat_format import ChatFormat
 from llmc.server.errors import bad_request
+from llmc.server.protocol.blocks import read_more
 from llmc.server.protocol.chat import AllowedTools, NamedTool
 
 if TYPE_CHECKING:
@@ -114,13 +115,12 @@ class ReadAnswer:
     reasoning: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
 
-    def deltas(self, text: str, finish_reason: str | None = None) -> list[dict[str, Any]]:
-        """Add text and return the deltas of a stream. `finish_reason` ends the text."""
-        parts = self.parser.feed(text)
-        if finish_reason is not None:
-            parts += self.parser.flush(cut=finish_reason != "stop")
+    def deltas(
+        self, text: str, finish_reason: str | None, stop_reason: str | int | None
+    ) -> list[dict[str, Any]]:  # fmt: skip
+        """Add text and return the deltas of a stream. A finish reason ends the text."""
         found: list[dict[str, Any]] = []
-        for part in parts:
+        for part in read_more(self.parser, text, finish_reason, stop_reason):
             delta = self._delta(part)
             started = found[-1].get("tool_calls", [{}])[0] if found else {}
             if isinstance(part, CallArguments) and "id" in started:  # arguments that come with the call's name

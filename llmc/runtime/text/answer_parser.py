@@ -337,7 +337,7 @@ class AnswerParser(TextReader):
             self._argue("{}" if before == "{" else "}")
 
     def _tag(self, notation: CallNotation, marks: tuple[str, str]) -> Reads:
-        """Take what stands behind the name: characters of `name_end`, digits and white space, up to one of `marks`.
+        """Take what follows the name: characters of `name_end`, digits and white space, up to one of `marks`.
 
         Raises NoCallError for other text.
         """

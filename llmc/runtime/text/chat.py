@@ -8,7 +8,6 @@ are those of transformers, so a template renders the same text in both.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import json
@@ -18,6 +17,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from llmc.errors import InputError
+from llmc.runtime.text.call_values import loaded
 from llmc.runtime.text.chat_format import ChatFormat, find_format
 
 if TYPE_CHECKING:
@@ -301,14 +301,13 @@ def _with_calls(message: dict[str, Any], form: ChatFormat) -> list[dict[str, Any
 
 
 def _call(call: Any, as_text: bool) -> Any:
-    """An earlier call. Arguments that are no JSON object, which a model may have written, stand in an object."""
+    """An earlier call. Arguments that are no JSON object become the member `arguments` of one."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return call
     given = function.get("arguments")
     if isinstance(given, str) and given:
-        with contextlib.suppress(ValueError, RecursionError):
-            given = json.loads(given)
+        given = loaded(given)
     if not isinstance(given, dict):
         given = {} if given in (None, "") else {"arguments": given}
     written = json.dumps(given, ensure_ascii=False) if as_text else given

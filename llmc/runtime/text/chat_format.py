@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from llmc.errors import InputError
@@ -69,7 +70,7 @@ class CallNotation:
     name, arguments keys of a json object; an empty `name` means {NAME: ARGUMENTS}
     key, value      tags: text before a key, text from a key to its value, split where it varies by type, and text after
     encoded         json: the arguments are a JSON text
-    cdata           tags: texts may stand in <![CDATA[ ]]>
+    cdata           tags: texts may be written in <![CDATA[ ]]>
     words           tags: what stands between the two parts of `value` for a text and for a number
     id_end          named: text after an id, which stands between `name_end` and the arguments
     """
@@ -244,7 +245,7 @@ def _takes_parts(render: Render) -> bool:
 
 
 def _stated(source: str) -> CallNotation | None:
-    """The notation of a template that tells it to its model, but writes no earlier call itself."""
+    """The notation of a template that describes it to its model, but writes no earlier call itself."""
     for mark, notation in (
         ("<tool_call>", CallNotation("json", start="<tool_call>\n", end="\n</tool_call>")),
         ("<|tool_call_start|>", CallNotation("python", before="<|tool_call_start|>", after="<|tool_call_end|>")),
@@ -346,6 +347,17 @@ class _Shown:
     def _user(self) -> dict[str, Any]:
         return {**_USER, "content": self._content("Userq7")}
 
+    @cached_property
+    def _plain(self) -> str:
+        """A conversation with an answer of text, up to its end."""
+        said = {"role": "assistant", "content": self._content(_ANSWER)}
+        return _try(self._render, [self._user, said], self._tools)[-MAX_TURN:]
+
+    @cached_property
+    def _prompt(self) -> str:
+        """The prompt for an answer."""
+        return _try(self._render, [self._user], self._tools, begin=True)[-MAX_TURN:]
+
     def _content(self, text: str) -> Any:
         return [{"type": "text", "text": text}] if self._parts else text
 
@@ -358,16 +370,13 @@ class _Shown:
 
     def _turn(self, count: int, as_text: bool, all_ids: Sequence[Sequence[str]] = _ALL_IDS) -> str:
         """What the template writes for an answer of `count` calls, without what it writes around any answer."""
-        said = {"role": "assistant", "content": self._content(_ANSWER)}
-        plain = _try(self._render, [self._user, said], self._tools)[-MAX_TURN:]
-        prompt = _try(self._render, [self._user], self._tools, begin=True)[-MAX_TURN:]
         for ids in all_ids:
             listed = self._calls(count, as_text, ids)
             calls = {"role": "assistant", "content": self._content(""), "tool_calls": listed}
             shown = _try(self._render, [self._user, calls], self._tools)[-MAX_TURN:]
             if _NAMES[0] in shown[shown.rfind("Userq7") :]:
-                begin, _, end = plain.partition(_ANSWER)
-                header = max(len(_common_prefix(begin, shown)), len(_common_prefix(prompt, shown)))
+                begin, _, end = self._plain.partition(_ANSWER)
+                header = max(len(_common_prefix(begin, shown)), len(_common_prefix(self._prompt, shown)))
                 start = max(header, shown.rfind("Userq7") + len("Userq7"))
                 if not shown[start:].strip():
                     return ""
@@ -501,7 +510,7 @@ def _tag_calls(one: str, two: str) -> CallNotation | None:
     if not (key.strip() and value_end.strip() and texts[0].strip()):
         return None
     value, stated = (texts[0], ""), ("", "")
-    if texts[0] != texts[2]:  # a mark between key and value tells the type
+    if texts[0] != texts[2]:  # a mark between key and value names the type
         shared = _shared(texts[0], texts[2])
         value = (shared, _shared(texts[0][::-1], texts[2][::-1])[::-1])
         value = (shared, re.sub(r"^[^\"'>]*", "", value[1]))

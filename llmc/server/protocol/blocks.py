@@ -10,9 +10,14 @@ from typing import Literal
 from llmc.runtime.text.answer_parser import AnswerParser, AnswerPart, CallArguments, CallStart, Reasoning
 
 
-def cut(finish_reason: str, stop_reason: str | int | None) -> str:
-    """Return how the text ended for its parser: a stop string cuts it, as the limit of tokens does."""
-    return "stop string" if isinstance(stop_reason, str) else finish_reason
+def read_more(
+    parser: AnswerParser, text: str, finish_reason: str | None, stop_reason: str | int | None
+) -> list[AnswerPart]:  # fmt: skip
+    """Return the parts of more text. A finish reason ends it; a stop string cuts it, as the limit of tokens does."""
+    parts = parser.feed(text)
+    if finish_reason is not None:
+        parts += parser.flush(cut=finish_reason != "stop" or isinstance(stop_reason, str))
+    return parts
 
 
 @dataclass
@@ -41,18 +46,19 @@ class Blocks:
     def __init__(self, parser: AnswerParser) -> None:
         self._parser = parser
         self.blocks: list[Block] = []
+        self.finish_reason = ""
+        self.stop_reason: str | int | None = None
         self._open: Block | None = None
 
-    def feed(self, text: str, ended: str | None = None) -> Iterator[BlockEvent]:
-        """Add text and yield what it changes. `ended` is the finish reason of an answer that is whole."""
-        parts = self._parser.feed(text)
-        if ended is not None:
-            parts += self._parser.flush(cut=ended != "stop")
-        for part in parts:
+    def feed(self, text: str, finish_reason: str | None, stop_reason: str | int | None) -> Iterator[BlockEvent]:
+        """Add text and yield what it changes. A finish reason ends the answer."""
+        for part in read_more(self._parser, text, finish_reason, stop_reason):
             yield from self._taken(part)
-        if ended is not None and self._open is not None:
-            yield BlockEvent("end", self._open)
-            self._open = None
+        if finish_reason is not None:
+            self.finish_reason, self.stop_reason = finish_reason, stop_reason
+            if self._open is not None:
+                yield BlockEvent("end", self._open)
+                self._open = None
 
     @property
     def calls(self) -> bool:

@@ -15,6 +15,11 @@ def event(data: Mapping[str, Any]) -> bytes:
     return b"data: " + _json(data).encode() + b"\n\n"
 
 
+def typed_event(data: Mapping[str, Any]) -> bytes:
+    """Return one event, with its type also in the field that some clients read."""
+    return f"event: {data['type']}\n".encode() + event(data)
+
+
 class ChunkWriter:
     """Writes the chunks of one response.
 

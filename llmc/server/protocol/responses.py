@@ -24,6 +24,9 @@ _PREFIXES = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}
 _PASSED = ("model", "temperature", "top_p", "top_k", "seed", "stream", "parallel_tool_calls", "chat_template_kwargs")
 _SHOWN = ("instructions", "max_output_tokens", "temperature", "top_p", "metadata", "user")
 
+NAMES = {"messages": "input", "response_format": "text.format"}
+"""This API's names of a chat request's fields."""
+
 
 class ResponsesRequest(Body):
     """Create a response."""
@@ -69,7 +72,7 @@ class ResponsesRequest(Body):
                 **_format((self.text or {}).get("format")),
             })  # fmt: skip
         except ApiError as error:
-            raise renamed(error, {"messages": "input", "response_format": "text.format"}) from None
+            raise renamed(error, NAMES) from None
 
 
 def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:

@@ -19,7 +19,6 @@ from llmc.server.body import read_body
 from llmc.server.errors import api_error
 from llmc.server.openapi import reads, streams
 from llmc.server.protocol.answers import GENERATING, ChatResponse
-from llmc.server.protocol.blocks import cut
 from llmc.server.protocol.chat import ChatRequest
 from llmc.server.protocol.chunks import DONE, ChunkWriter
 from llmc.server.protocol.logprobs import chat_logprobs
@@ -76,7 +75,7 @@ class ChatWriter:
             message: dict[str, Any] = {"role": "assistant", "content": one.text, "refusal": None}
             reason = one.finish_reason
             if (reader := self.read()) is not None:
-                reader.deltas(one.text, cut(reason, one.stop_reason))
+                reader.deltas(one.text, reason, one.stop_reason)
                 message, reason = reader.message(), reader.reason(reason)
             choice = {
                 "index": index,
@@ -125,8 +124,7 @@ class ChatWriter:
     def _chunks(self, writer: ChunkWriter, index: int, update: Update, reader: ReadAnswer | None) -> list[bytes]:
         deltas: list[dict[str, Any]] = [{"content": update.text}] if update.text else []
         if reader is not None:
-            ended = None if update.finish_reason is None else cut(update.finish_reason, update.stop_reason)
-            deltas = reader.deltas(update.text, ended)
+            deltas = reader.deltas(update.text, update.finish_reason, update.stop_reason)
         chunks = []
         if self.body.logprobs or self.body.return_token_ids:
             extras: dict[str, Any] = {}

@@ -13,14 +13,15 @@ from fastapi.responses import JSONResponse, Response
 
 from llmc.errors import LlmcError
 from llmc.server.access import serving, state_of
+from llmc.server.answer_blocks import block_events, whole_blocks
 from llmc.server.answering import answer
 from llmc.server.body import read_body
 from llmc.server.errors import api_error
 from llmc.server.openapi import reads, streams
 from llmc.server.protocol.answers import GENERATING
-from llmc.server.protocol.blocks import Blocks, cut
+from llmc.server.protocol.blocks import Blocks
+from llmc.server.protocol.chunks import typed_event
 from llmc.server.protocol.messages import CountRequest, MessagesError, MessagesRequest, ended, events, message_object
-from llmc.server.routes.responses import written
 from llmc.server.tool_calls import tool_use
 from llmc.server.turns import conversation, prepare
 
@@ -82,30 +83,21 @@ class MessagesWriter:
 
     async def whole(self, generation: Generation) -> dict[str, Any]:
         """Return the whole message."""
-        (one,) = await generation.answers()
-        blocks = Blocks(self.read())
-        for _ in blocks.feed(one.text, cut(one.finish_reason, one.stop_reason)):
-            pass
-        why = ended(one.finish_reason, one.stop_reason, blocks.calls)
-        return message_object(self.message_id, self.model, blocks.blocks, why, generation.usage)
+        return self._ended(await whole_blocks(generation, self.read()), generation.usage)
 
     async def stream(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """Yield the events of the message; those that are ready together are joined."""
         blocks = Blocks(self.read())
         begun = message_object(self.message_id, self.model, [], None, generation.usage)
-        yield written({"type": "message_start", "message": begun})
-        why: tuple[str, str | None] = ("end_turn", None)
-        async with aclosing(generation.updates()) as news:
-            async for updates in news:
-                found: list[bytes] = []
-                for _, update in updates:
-                    how = cut(update.finish_reason, update.stop_reason) if update.finish_reason else None
-                    for event in blocks.feed(update.text, how):
-                        found += map(written, events(event))
-                    if update.finish_reason:
-                        why = ended(update.finish_reason, update.stop_reason, blocks.calls)
-                yield b"".join(found)
-        whole = message_object(self.message_id, self.model, [], why, generation.usage)
-        delta = {"stop_reason": why[0], "stop_sequence": why[1]}
-        yield written({"type": "message_delta", "delta": delta, "usage": whole["usage"]})
-        yield written({"type": "message_stop"})
+        yield typed_event({"type": "message_start", "message": begun})
+        async with aclosing(block_events(generation, blocks, events)) as news:
+            async for some in news:
+                yield some
+        whole = self._ended(blocks, generation.usage)
+        delta = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
+        yield typed_event({"type": "message_delta", "delta": delta, "usage": whole["usage"]})
+        yield typed_event({"type": "message_stop"})
+
+    def _ended(self, blocks: Blocks, usage: dict[str, Any]) -> dict[str, Any]:
+        why = ended(blocks.finish_reason, blocks.stop_reason, blocks.calls)
+        return message_object(self.message_id, self.model, blocks.blocks, why, usage)

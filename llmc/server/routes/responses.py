@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -14,13 +13,15 @@ from fastapi.responses import Response
 
 from llmc.errors import InputError
 from llmc.server.access import serving, state_of
+from llmc.server.answer_blocks import block_events, whole_blocks
 from llmc.server.answering import answer
 from llmc.server.body import read_body
 from llmc.server.errors import ApiError, api_error
 from llmc.server.openapi import reads, streams
 from llmc.server.protocol.answers import GENERATING
-from llmc.server.protocol.blocks import Blocks, cut
-from llmc.server.protocol.responses import ResponseObject, ResponsesRequest, output_item, renamed
+from llmc.server.protocol.blocks import Blocks
+from llmc.server.protocol.chunks import typed_event
+from llmc.server.protocol.responses import NAMES, ResponseObject, ResponsesRequest, output_item, renamed
 from llmc.server.turns import prepare
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from llmc.server.generation import Generation
 
 router = APIRouter()
-_NAMES = {"messages": "input", "response_format": "text.format"}
 
 
 @router.post(
@@ -47,14 +47,9 @@ async def responses(request: Request) -> Response:
         writer = ResponsesWriter(ResponseObject(answer_id, body.model or served.model_name, body), turn.read)
         return await answer(request, turn.start, writer, body.stream)
     except InputError as e:
-        raise renamed(api_error(e, ResponsesRequest.model_fields), _NAMES) from e
+        raise renamed(api_error(e, ResponsesRequest.model_fields), NAMES) from e
     except ApiError as e:
-        raise renamed(e, _NAMES) from e
-
-
-def written(event: dict[str, Any]) -> bytes:
-    """Return one event of a stream, with its type in the field that some clients read."""
-    return f"event: {event['type']}\ndata: {json.dumps(event, separators=(',', ':'))}\n\n".encode()
+        raise renamed(e, NAMES) from e
 
 
 @dataclass(frozen=True)
@@ -66,32 +61,22 @@ class ResponsesWriter:
 
     async def whole(self, generation: Generation) -> dict[str, Any]:
         """Return the whole response."""
-        (one,) = await generation.answers()
-        blocks = Blocks(self.read())
-        for _ in blocks.feed(one.text, cut(one.finish_reason, one.stop_reason)):
-            pass
-        return self._ended(blocks, one.finish_reason, generation.usage)
+        return self._ended(await whole_blocks(generation, self.read()), generation.usage)
 
     async def stream(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """Yield the events of the response; those that are ready together are joined."""
-        response, blocks, reason = self.response, Blocks(self.read()), ""
+        response, blocks = self.response, Blocks(self.read())
         begun = response.whole("in_progress", [])
-        yield written(response.event("response.created", response=begun))
-        yield written(response.event("response.in_progress", response=begun))
-        async with aclosing(generation.updates()) as news:
-            async for updates in news:
-                events: list[bytes] = []
-                for _, update in updates:
-                    reason = update.finish_reason or reason
-                    ended = cut(update.finish_reason, update.stop_reason) if update.finish_reason else None
-                    for event in blocks.feed(update.text, ended):
-                        events += map(written, response.events(event))
-                yield b"".join(events)
-        whole = self._ended(blocks, reason, generation.usage)
-        yield written(response.event(f"response.{whole['status']}", response=whole))
+        yield typed_event(response.event("response.created", response=begun))
+        yield typed_event(response.event("response.in_progress", response=begun))
+        async with aclosing(block_events(generation, blocks, response.events)) as news:
+            async for some in news:
+                yield some
+        whole = self._ended(blocks, generation.usage)
+        yield typed_event(response.event(f"response.{whole['status']}", response=whole))
 
-    def _ended(self, blocks: Blocks, reason: str, usage: dict[str, Any]) -> dict[str, Any]:
-        status = {"length": "incomplete", "error": "failed"}.get(reason, "completed")
+    def _ended(self, blocks: Blocks, usage: dict[str, Any]) -> dict[str, Any]:
+        status = {"length": "incomplete", "error": "failed"}.get(blocks.finish_reason, "completed")
         output = [output_item(block, "completed") for block in blocks.blocks]
         if output and status != "completed":
             output[-1]["status"] = "incomplete"
