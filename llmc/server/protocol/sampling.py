@@ -214,7 +214,7 @@ _PASSED = (
 )  # fmt: skip
 _GUIDED = {
     "guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar",
-    "json_schema": "json", "grammar": "grammar",
+    "json_schema": "json",
 }  # fmt: skip
 
 
