@@ -50,5 +50,7 @@ def test_a_prompt_beyond_the_cache_is_the_callers_mistake(paged: Path) -> None:
         answer = server.ask("POST", "/v1/completions", {"model": "toy", "prompt": [1] * 25, "max_tokens": 1})
         assert answer.status == 400
         assert answer.json["error"]["message"].startswith("the prompt has 25 tokens; the KV cache holds 24: raise")
-        fits = server.ask("POST", "/v1/completions", {"model": "toy", "prompt": [1] * 24, "max_tokens": 9}).json
+        fits = server.ask(
+            "POST", "/v1/completions", {"model": "toy", "prompt": [1] * 24, "max_tokens": 9, "ignore_eos": True}
+        ).json
         assert (fits["usage"]["completion_tokens"], fits["choices"][0]["finish_reason"]) == (1, "length")
