@@ -3,12 +3,12 @@
     python scripts/fetch_oracles.py FOLDER [--newest]
     python scripts/fetch_oracles.py --compared      note in releases.txt that all were compared today
 
-Packages come by name through pip, at the releases of tests/oracles/releases.txt. They are unpacked, never installed,
-and nothing of them is imported. Wheels are taken, but of vLLM, whose wheels are large, and of llama-cpp-python, for its
-chat templates, the source archive. pip reads their metadata only where torch and the packages that build them are
-installed (`make oracles`). OpenVINO GenAI, whose rules
-are compiled code, is installed with what it needs into a folder of its own. With --newest, also the newest release of
-each package.
+Packages come by name through pip, at the releases of tests/oracles/releases.txt. They are unpacked, never installed.
+Nothing of them is imported, except llama.cpp's converters in a process of their own. Wheels are taken, except for vLLM,
+which has large ones, and llama-cpp-python, for its chat templates, converters and vocabularies. pip reads the metadata
+of source archives only where torch and the packages that build them are installed (`make oracles`). OpenVINO GenAI,
+whose rules are compiled code, is installed with what it needs into a folder of its own. With --newest, also the newest
+release of each package.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from pathlib import Path
 RELEASES = Path(__file__).resolve().parent.parent / "tests/oracles/releases.txt"
 SOURCES = ("vllm", "llama-cpp-python")
 """Packages whose source archive is taken, and not the wheel."""
-KEPT = (".py", ".jinja")
-"""What is unpacked: code and chat templates."""
+KEPT = (".py", ".jinja", ".gguf", ".gguf.inp", ".gguf.out")
+"""What is unpacked: code, chat templates, and vocabularies with token ids that are expected of them."""
 COMPILED = ("openvino-genai",)
 """Packages whose rules only run."""
 

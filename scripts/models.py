@@ -34,19 +34,24 @@ SHOWN = 90
 
 HEAD = f"""
 Each architecture compiles for `onnxruntime` in int8 with llmc's kernels, and for `openvino`, `xla` and `hpu` in
-float32, verified against transformers. The third column lists exceptions. These compiles used tiny configurations
+float32, verified against transformers. The last column lists exceptions. These compiles used tiny configurations
 with random weights, on a CPU.
 
 Of a checkpoint with images ({", ".join(f"`{name}`" for name in WRAPPERS)}), llmc compiles the text part. The summary
 of the compile names the parts that it leaves out. No architecture takes images.
 
+The column GGUF has the `general.architecture` of GGUF files that llmc reads. Tests compare files that llama.cpp's own
+converters write with the checkpoints that they were converted from. Mistral's files say `llama`. Of other models, llmc
+reads the Hugging Face folder.
+
 """
-COLUMNS = ("model_type", "models", "exceptions")
+COLUMNS = ("model_type", "models", "GGUF", "exceptions")
 
 
 def row(name: str, exceptions: str) -> list[str]:
     """The cells of an architecture."""
-    return [name, architecture({"model_type": name}).summary.partition(":")[0], exceptions]
+    own = architecture({"model_type": name})
+    return [name, own.summary.partition(":")[0], own.gguf.architecture if own.gguf else "", exceptions]
 
 
 def exceptions_of(name: str) -> str:
@@ -93,7 +98,7 @@ def recorded(own: str) -> dict[str, list[str]]:
 
 def written(rows: Iterable[Sequence[str]]) -> str:
     """The text between the markers."""
-    lines = [f"| `{name}` | {models} | {exceptions} |" for name, models, exceptions in rows]
+    lines = [f"| `{name}` | {' | '.join(cells)} |" for name, *cells in rows]
     return HEAD + "\n".join([f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", *lines]) + "\n\n"
 
 
@@ -104,7 +109,7 @@ def main(names: Sequence[str]) -> None:
     rows = []
     for name in supported():
         kept = names and name not in names and name in known
-        rows.append(row(name, known[name][2] if kept else exceptions_of(name)))
+        rows.append(row(name, known[name][-1] if kept else exceptions_of(name)))
         print(*rows[-1], sep=" | ", flush=True)
     PAGE.write_text(before + written(rows) + behind)
 

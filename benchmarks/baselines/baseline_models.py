@@ -67,7 +67,7 @@ class BaselineModels:
         return {name: self.get(name) for name in dict.fromkeys(names)}
 
     def _hugging_face(self) -> Path:
-        from llmc.compiler.checkpoint.export.huggingface import is_plain_folder, write_folder
+        from llmc.compiler.checkpoint.folder_writer import is_plain_folder, write_folder
 
         if is_plain_folder(self.checkpoint):
             return self.checkpoint.path
@@ -84,7 +84,7 @@ class BaselineModels:
         if self.checkpoint.format == "gguf" and self._file_type() == FILE_TYPES.get(kind):
             return source
         if kind == "F16":
-            from llmc.compiler.checkpoint.export.gguf import write_gguf
+            from benchmarks.baselines.gguf_file import write_gguf
 
             return self._built("gguf-f16.gguf", lambda out: write_gguf(self.checkpoint, out))
         if self.checkpoint.format != "gguf":

@@ -17,7 +17,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.checkpoint.export.huggingface import write_folder
+from llmc.compiler.checkpoint.folder_writer import write_folder
 from tests.server.over_ray import free_port
 from tests.tiers import require_mark
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llmc.compiler.architectures.shared.base import WINDOW, Architecture, tiny_without
 from llmc.compiler.architectures.shared.cache import Config, cache_in_turn
+from llmc.compiler.architectures.shared.gguf_form import WINDOWS, Gguf, windows
 from llmc.compiler.architectures.shared.names import biased_layer
 from llmc.compiler.architectures.shared.size import tied_size
 
@@ -26,6 +27,12 @@ ARCHITECTURES["cohere"] = Architecture(
     reads=frozenset({"attention_bias", "layer_norm_eps", "logit_scale", "use_qk_norm"}),
     harmless=frozenset({"model_max_length"}),
     size=tied_size,
+    gguf=Gguf(
+        "command-r", keys={"logit_scale": "logit_scale"},
+        config=lambda facts: {
+            "use_qk_norm": "blk.0.attn_q_norm.weight" in facts, "attention_bias": "blk.0.attn_q.bias" in facts,
+        },
+    ),
     tiny={
         **tiny_without("head_dim", "rms_norm_eps"), "num_hidden_layers": 2,
         "tie_word_embeddings": True, "layer_norm_eps": 1e-5, "logit_scale": 0.5, "use_qk_norm": True,
@@ -49,6 +56,7 @@ ARCHITECTURES["cohere2"] = Architecture(
     harmless=frozenset({"cache_implementation", "model_max_length"}),
     cache=cache_in_turn(4),
     size=tied_size,
+    gguf=Gguf("cohere2", keys={"logit_scale": "logit_scale"}, config=windows(4), reads=WINDOWS),
     tiny={
         **tiny_without("head_dim", "rms_norm_eps"), "num_hidden_layers": 2,
         "tie_word_embeddings": True, "layer_norm_eps": 1e-5, "logit_scale": 0.5, "sliding_window": WINDOW,

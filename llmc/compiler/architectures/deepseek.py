@@ -23,6 +23,7 @@ from llmc.compiler.architectures.shared.experts import (
     further_layers,
     mixed_layers,
 )
+from llmc.compiler.architectures.shared.gguf_form import Gguf, GgufFacts
 from llmc.compiler.architectures.shared.names import layer
 from llmc.compiler.architectures.shared.sharding import LAYER, Rule
 from llmc.runtime.cache_shape import CacheShape, key_value
@@ -115,6 +116,42 @@ _V2_COUNT = ("n_routed_experts", "num_experts")
 _V2_DENSE = first_dense(0)
 
 
+_GGUF_KEYS = {
+    "attention.q_lora_rank": "q_lora_rank", "attention.kv_lora_rank": "kv_lora_rank",
+    "rope.dimension_count": "qk_rope_head_dim", "attention.value_length_mla": "v_head_dim",
+    "leading_dense_block_count": "first_k_dense_replace", "expert_count": "n_routed_experts",
+    "expert_used_count": "num_experts_per_tok", "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_count": "n_shared_experts", "expert_weights_scale": "routed_scaling_factor",
+    "expert_group_count": "n_group", "expert_group_used_count": "topk_group",
+}  # fmt: skip
+_GGUF_READS = frozenset({
+    "attention.key_length_mla", "expert_gating_func", "rope.scaling.yarn_log_multiplier", "nextn_predict_layers",
+})  # fmt: skip
+
+
+def _gguf_config(facts: GgufFacts) -> dict[str, Any]:
+    """Files without `key_length_mla`, of older converters, have the heads' own sizes in key_length and value_length."""
+    width = facts.get("attention.key_length_mla", facts.get("attention.key_length"))
+    rope, log = dict(facts.common["rope_parameters"]), facts.get("rope.scaling.yarn_log_multiplier")
+    if log:
+        rope |= {"mscale": float(log) * 10, "mscale_all_dim": float(log) * 10}
+    return {
+        "qk_nope_head_dim": width - facts.get("rope.dimension_count"), "rope_parameters": rope,
+        "v_head_dim": facts.get("attention.value_length_mla", facts.get("attention.value_length")),
+        "q_lora_rank": facts.get("attention.q_lora_rank"), "num_key_value_heads": facts.common["num_attention_heads"],
+    }  # fmt: skip
+
+
+def _v2_config(facts: GgufFacts) -> dict[str, Any]:
+    grouped = facts.get("expert_group_count", 1) > 1
+    return {**_gguf_config(facts), "topk_method": "group_limited_greedy" if grouped else "greedy"}
+
+
+def _is_v3(facts: GgufFacts) -> bool:
+    """Whether routers score by a sigmoid."""
+    return facts.get("expert_gating_func") == 2 or f"blk.{facts.get('block_count', 1) - 1}.exp_probs_b.bias" in facts
+
+
 ARCHITECTURES["deepseek_v2"] = Architecture(
     summary=(
         "DeepSeek V2: latent attention, RoPE rotates neighbours, dense layers first, then routed and shared experts."
@@ -137,6 +174,10 @@ ARCHITECTURES["deepseek_v2"] = Architecture(
         _V2_COUNT, "num_experts_per_tok", "moe_intermediate_size", shared_count="n_shared_experts", dense=_V2_DENSE
     ),
     fused={"linear": 9, "rms_norm": 2},
+    gguf=Gguf(
+        "deepseek2", keys=_GGUF_KEYS, config=_v2_config, reads=_GGUF_READS,
+        suits=lambda facts: not _is_v3(facts),
+    ),
     tiny={**LATENT_TINY, "topk_method": "group_limited_greedy"},
 )  # fmt: skip
 
@@ -168,5 +209,9 @@ ARCHITECTURES["deepseek_v3"] = Architecture(
         _V3_COUNT, "num_experts_per_tok", "moe_intermediate_size", shared_count="n_shared_experts", dense=_V3_DENSE
     ),
     fused={"linear": 9, "rms_norm": 2},
+    gguf=Gguf(
+        "deepseek2", keys=_GGUF_KEYS | {"expert_weights_norm": "norm_topk_prob"}, config=_gguf_config,
+        reads=_GGUF_READS, suits=_is_v3,
+    ),
     tiny={**LATENT_TINY, "norm_topk_prob": True},
 )  # fmt: skip

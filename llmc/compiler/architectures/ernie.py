@@ -7,6 +7,7 @@ from collections.abc import Container
 from llmc.compiler.architectures.shared.base import TINY, Architecture
 from llmc.compiler.architectures.shared.cache import Config
 from llmc.compiler.architectures.shared.experts import EXPERT_RULES, SHARED, Experts, ExpertsSize, mixed_layers
+from llmc.compiler.architectures.shared.gguf_form import Gguf
 from llmc.compiler.architectures.shared.names import layer
 from llmc.compiler.architectures.shared.size import tied_size
 
@@ -23,6 +24,7 @@ ARCHITECTURES["ernie4_5"] = Architecture(
     layer=_layer,
     reads=frozenset({"use_bias"}),
     size=tied_size,
+    gguf=Gguf("ernie4_5", config=lambda facts: {"use_bias": "blk.0.attn_q.bias" in facts}),
     tiny={**TINY, "num_hidden_layers": 2, "use_bias": True},
 )
 

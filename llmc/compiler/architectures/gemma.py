@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from llmc.compiler.architectures.shared.base import TINY, WINDOW, Architecture
 from llmc.compiler.architectures.shared.cache import SLIDING, Config, cache_in_turn, hybrid_cache, types_in_turn
 from llmc.compiler.architectures.shared.experts import Experts
+from llmc.compiler.architectures.shared.gguf_form import WINDOWS, Gguf, GgufFacts, windows
 from llmc.compiler.architectures.shared.names import NORM, Names, biased_layer
 from llmc.compiler.architectures.shared.sharding import LAYER, RULES, Rule
 from llmc.compiler.architectures.shared.size import CountedSize, tied_size
@@ -22,8 +24,30 @@ ARCHITECTURES["gemma"] = Architecture(
     reads=frozenset({"attention_bias"}),
     allows={"use_bidirectional_attention": (False,), "hidden_activation": ("gelu_pytorch_tanh",)},
     size=tied_size,
+    gguf=Gguf("gemma", config=lambda facts: {"hidden_act": "gelu_pytorch_tanh"}, norm_offset=1),
     tiny={**TINY, "num_hidden_layers": 2, "tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"},
 )
+
+
+_CAPS = {
+    "attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping",
+}  # fmt: skip
+"""Metadata of GGUF files."""
+
+
+def _score_scale(facts: GgufFacts, largest: int) -> dict[str, Any]:
+    """The square of the divisor of attention scores. llama.cpp knows the largest model, which has its own divisor, by
+    the number of its layers."""
+    common = facts.common
+    plain = common["num_hidden_layers"] != largest
+    scalar = common["head_dim"] if plain else common["hidden_size"] // common["num_attention_heads"]
+    return {"query_pre_attn_scalar": scalar, "hidden_activation": "gelu_pytorch_tanh"}
+
+
+def _gguf_config(facts: GgufFacts) -> dict[str, Any]:
+    local = {"rope_type": "default", "rope_theta": float(facts.get("rope.freq_base_swa", 10000.0))}
+    rope = {"sliding_attention": local, "full_attention": facts.common["rope_parameters"]}
+    return {**windows(6)(facts), **_score_scale(facts, 62), "rope_parameters": rope}
 
 
 _NORMS = ["pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight"]
@@ -47,6 +71,10 @@ ARCHITECTURES["gemma2"] = Architecture(
     harmless=frozenset({"cache_implementation"}),
     cache=cache_in_turn(2),
     size=tied_size,
+    gguf=Gguf(
+        "gemma2", keys=_CAPS, config=lambda facts: {**windows(2)(facts), **_score_scale(facts, 46)}, reads=WINDOWS,
+        norm_offset=1,
+    ),
     tiny={
         **TINY, "num_hidden_layers": 2, "tie_word_embeddings": True, "sliding_window": WINDOW,
         "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 24, "final_logit_softcapping": 3.0,
@@ -80,6 +108,7 @@ ARCHITECTURES["gemma3_text"] = Architecture(
     harmless=frozenset({"cache_implementation"}),
     cache=cache_in_turn(6),
     size=tied_size,
+    gguf=Gguf("gemma3", keys=_CAPS, config=_gguf_config, reads=WINDOWS | {"rope.freq_base_swa"}, norm_offset=1),
     tiny={
         **TINY, "num_hidden_layers": 2, "tie_word_embeddings": True, "sliding_window": WINDOW,
         "layer_types": ["sliding_attention", "full_attention"], "hidden_activation": "gelu_pytorch_tanh",

@@ -8,6 +8,7 @@ from typing import Any
 
 from llmc.compiler.architectures.shared.base import NO_ROPE, Architecture, tied_by_default
 from llmc.compiler.architectures.shared.cache import Config
+from llmc.compiler.architectures.shared.gguf_form import Gguf, GgufFacts
 from llmc.compiler.architectures.shared.names import Names, with_biases
 from llmc.compiler.architectures.shared.sharding import rules
 from llmc.compiler.architectures.shared.size import ModelSize
@@ -273,6 +274,28 @@ def _falcon_derived(config: Config) -> dict[str, Any]:
     }
 
 
+def _falcon_gguf(facts: GgufFacts) -> dict[str, Any]:
+    """Files are of Falcon 7B's form, with one norm, or of the newer one with two."""
+    kv_heads, newer = facts.common["num_key_value_heads"], "blk.0.attn_norm_2.weight" in facts
+    return {
+        "new_decoder_architecture": newer, "num_kv_heads": kv_heads, "multi_query": kv_heads == 1,
+        "parallel_attn": True, "bias": False, "alibi": False, "ffn_hidden_size": facts.common["intermediate_size"],
+    }  # fmt: skip
+
+
+def _falcon_rows(config: Config, name: str) -> list[int] | None:
+    """The file has all queries, keys and values; transformers has the queries, key and value of each KV head."""
+    if not name.endswith("query_key_value.weight"):
+        return None
+    heads, kv_heads = config["num_attention_heads"], config["num_kv_heads"]
+    group, width = heads // kv_heads, config["hidden_size"] // heads
+    order = [
+        head for kv in range(kv_heads)
+        for head in (*range(kv * group, (kv + 1) * group), heads + kv, heads + kv_heads + kv)
+    ]  # fmt: skip
+    return [head * width + row for head in order for row in range(width)]
+
+
 ARCHITECTURES["falcon"] = Architecture(
     summary="Falcon: attention and MLP in parallel, one or several KV heads, RoPE or ALiBi.",
     model_class="FalconForCausalLM",
@@ -289,6 +312,9 @@ ARCHITECTURES["falcon"] = Architecture(
     harmless=frozenset({"ff_factor"}),
     sharding=rules(FALCON_NAMES, output=r"self_attention\.dense", up=r"mlp\.dense_h_to_4h", down=r"mlp\.dense_4h_to_h"),
     size=ModelSize.ungated,
+    gguf=Gguf(
+        "falcon", config=_falcon_gguf, neutral={"context_length": None}, rows=_falcon_rows,
+    ),
     tiny={
         "hidden_size": 64, "ffn_hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_kv_heads": 2,
         "max_position_embeddings": 128, "new_decoder_architecture": True, "layer_norm_epsilon": 1e-5,

@@ -6,6 +6,7 @@ from typing import Any
 
 from llmc.compiler.architectures.shared.base import Architecture, tiny_without
 from llmc.compiler.architectures.shared.cache import ATTENTION, Config, attention_layer, hybrid_cache
+from llmc.compiler.architectures.shared.gguf_form import Gguf
 from llmc.compiler.architectures.shared.names import Names, with_biases
 from llmc.compiler.architectures.shared.sharding import rules
 from llmc.compiler.architectures.shared.size import CountedSize, attention_weights
@@ -96,6 +97,13 @@ ARCHITECTURES["lfm2"] = Architecture(
     size=_size,
     cache=_cache,
     fused={"linear": 5, "rms_norm": 0},
+    gguf=Gguf(
+        "lfm2", keys={"shortconv.l_cache": "conv_L_cache"},
+        config=lambda facts: {
+            "layer_types": ["full_attention" if heads else "conv" for heads in facts.get("attention.head_count_kv")],
+            "block_auto_adjust_ff_dim": False, "conv_bias": False,
+        },
+    ),
     tiny={
         **tiny_without("head_dim", "rms_norm_eps", "tie_word_embeddings"),
         "num_hidden_layers": 2, "norm_eps": 1e-5, "layer_types": ["conv", "full_attention"], "block_multiple_of": 32,

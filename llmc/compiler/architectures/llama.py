@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
 from typing import Any
 
-from llmc.compiler.architectures.shared.base import TINY, WINDOW, Architecture, Gguf, tied_by_default, tiny_without
+from llmc.compiler.architectures.shared.base import TINY, WINDOW, Architecture, tied_by_default, tiny_without
 from llmc.compiler.architectures.shared.cache import SLIDING, Config, attention_cache, cache_in_turn
+from llmc.compiler.architectures.shared.gguf_form import WINDOWS, Gguf, GgufFacts, windows
 from llmc.compiler.architectures.shared.names import Names, biased_layer, layer, ungated, with_biases
 from llmc.compiler.architectures.shared.sharding import PROJECTIONS, rules
 from llmc.compiler.architectures.shared.size import ModelSize, tied_size
@@ -17,8 +17,11 @@ _LAYER_NORM = Names(others=lambda config: with_biases("model.norm"))
 """For models whose last norm has a bias."""
 
 
-def _gguf_config(tensors: Container[str]) -> dict[str, Any]:
-    return {"attention_bias": "blk.0.attn_q.bias" in tensors, "mlp_bias": "blk.0.ffn_up.bias" in tensors}
+_INTERLEAVED = ("q_proj", "k_proj")
+
+
+def _biases(facts: GgufFacts) -> dict[str, Any]:
+    return {"attention_bias": "blk.0.attn_q.bias" in facts, "mlp_bias": "blk.0.ffn_up.bias" in facts}
 
 
 ARCHITECTURES["llama"] = Architecture(
@@ -26,7 +29,7 @@ ARCHITECTURES["llama"] = Architecture(
     model_class="LlamaForCausalLM",
     layer=biased_layer,
     reads=frozenset({"attention_bias", "mlp_bias"}),
-    gguf=Gguf("llama", interleaved=("q_proj", "k_proj"), config=_gguf_config),
+    gguf=Gguf("llama", config=_biases, interleaved=_INTERLEAVED, suits=lambda facts: not facts.get("expert_count")),
     tiny={**TINY, "num_hidden_layers": 2},
 )
 
@@ -37,6 +40,7 @@ ARCHITECTURES["arcee"] = Architecture(
     layer=lambda config: ungated(biased_layer(config)),
     reads=frozenset({"attention_bias", "mlp_bias"}),
     size=ModelSize.ungated,
+    gguf=Gguf("arcee", config=lambda facts: {**_biases(facts), "hidden_act": "relu2"}, interleaved=_INTERLEAVED),
     tiny={**TINY, "num_hidden_layers": 2, "hidden_act": "relu2"},
 )
 
@@ -64,6 +68,7 @@ ARCHITECTURES["exaone4"] = Architecture(
     layer=_exaone4_layer,
     reads=frozenset({"sliding_window", "sliding_window_pattern", "layer_types"}),
     cache=cache_in_turn(4),
+    gguf=Gguf("exaone4", config=windows(4), reads=WINDOWS),
     tiny={
         **TINY, "num_hidden_layers": 2, "sliding_window": WINDOW, "pad_token_id": 0,
         "layer_types": ["sliding_attention", "full_attention"],
@@ -115,6 +120,7 @@ ARCHITECTURES["jais2"] = Architecture(
     unread=frozenset({"rms_norm_eps"}),
     reads=frozenset({"attention_bias", "mlp_bias", "layer_norm_eps"}),
     size=ModelSize.ungated,
+    gguf=Gguf("jais2", config=lambda facts: {**_biases(facts), "hidden_act": "relu2"}),
     tiny={
         **tiny_without("rms_norm_eps"), "num_hidden_layers": 2, "layer_norm_eps": 1e-5,
         "hidden_act": "relu2", "attention_bias": True, "mlp_bias": True,
@@ -136,6 +142,7 @@ ARCHITECTURES["nemotron"] = Architecture(
     unread=frozenset({"rms_norm_eps"}),
     reads=frozenset({"attention_bias", "mlp_bias", "norm_eps", "partial_rotary_factor"}),
     size=ModelSize.ungated,
+    gguf=Gguf("nemotron", config=lambda facts: {**_biases(facts), "hidden_act": "relu2"}, norm_offset=1),
     tiny={
         **tiny_without("rms_norm_eps"), "num_hidden_layers": 2, "norm_eps": 1e-5,
         "hidden_act": "relu2",
@@ -163,6 +170,9 @@ ARCHITECTURES["smollm3"] = Architecture(
     harmless=frozenset({"max_window_layers"}),
     cache=_cache,
     size=tied_size,
+    gguf=Gguf(
+        "smollm3", config=lambda facts: {**_biases(facts), "no_rope_layer_interval": 4}, interleaved=_INTERLEAVED
+    ),
     tiny={**TINY, "num_hidden_layers": 2, "no_rope_layers": [1, 0], "pad_token_id": 0},
 )  # fmt: skip
 
@@ -192,6 +202,10 @@ ARCHITECTURES["stablelm"] = Architecture(
     sharding=rules(
         _LAYER_NORM, **PROJECTIONS,
         up=r"mlp\.(?:gate|up)_proj", down=r"mlp\.down_proj",
+    ),
+    gguf=Gguf(
+        "stablelm", keys={"use_parallel_residual": "use_parallel_residual"},
+        config=lambda facts: {"use_qkv_bias": "blk.0.attn_q.bias" in facts, "qk_layernorm": False},
     ),
     tiny={
         **tiny_without("head_dim", "rms_norm_eps"),
@@ -223,6 +237,9 @@ ARCHITECTURES["starcoder2"] = Architecture(
         up=r"mlp\.c_fc", down=r"mlp\.c_proj",
     ),
     size=ModelSize.ungated,
+    gguf=Gguf("starcoder2", config=lambda facts: {
+        "hidden_act": "gelu_pytorch_tanh", "use_bias": "blk.0.attn_q.bias" in facts, "sliding_window": None,
+    }),
     tiny={
         **tiny_without("head_dim", "rms_norm_eps"),
         "num_hidden_layers": 2, "norm_epsilon": 1e-5, "hidden_act": "gelu_pytorch_tanh", "sliding_window": WINDOW,

@@ -16,6 +16,7 @@ from typing import Any, Self
 from llmc.compiler.architectures.shared.base import NO_ROPE, TINY, Architecture, tied_by_default, tiny_without
 from llmc.compiler.architectures.shared.cache import ATTENTION, Config, attention_layer, hybrid_cache
 from llmc.compiler.architectures.shared.experts import Experts, expert_layer
+from llmc.compiler.architectures.shared.gguf_form import Gguf, GgufFacts
 from llmc.compiler.architectures.shared.names import Names, with_biases
 from llmc.compiler.architectures.shared.sharding import PROJECTIONS, rules
 from llmc.compiler.architectures.shared.size import CountedSize, attention_weights
@@ -167,6 +168,18 @@ def _backbone_size(config: Config, source: str, layer: Mamba | Selective) -> Cou
 ARCHITECTURES: dict[str, Architecture] = {}
 
 
+_SSM = {"ssm.conv_kernel": "conv_kernel", "ssm.state_size": "state_size"}
+_SSM_READS = frozenset({"ssm.inner_size", "ssm.dt_b_c_rms", "ssm.group_count", "ssm.time_step_rank"})
+"""Metadata of GGUF files."""
+
+
+def _gguf_config(facts: GgufFacts) -> dict[str, Any]:
+    return {
+        "expand": facts.get("ssm.inner_size") // facts.common["hidden_size"],
+        "use_bias": "blk.0.ssm_in.bias" in facts, "use_conv_bias": "blk.0.ssm_conv1d.bias" in facts,
+    }  # fmt: skip
+
+
 def _mamba(config: Config) -> Selective:
     return Selective.of(
         config["hidden_size"], config.get("expand") or 2, config.get("state_size") or 16, config.get("time_step_rank"),
@@ -188,6 +201,13 @@ ARCHITECTURES["mamba"] = Architecture(
     size=lambda config, source: _backbone_size(config, source, _mamba(config)),
     cache=lambda config: _backbone_cache(config, _mamba(config)),
     fused={"linear": 3, "rms_norm": 0},
+    gguf=Gguf(
+        "mamba",
+        keys=_SSM | {"ssm.time_step_rank": "time_step_rank"},
+        config=_gguf_config,
+        reads=_SSM_READS,
+        suits=lambda facts: not facts.get("ssm.dt_b_c_rms"),
+    ),
     tiny={"hidden_size": 64, "num_hidden_layers": 2, "state_size": 8, "use_bias": True},
 )
 
@@ -197,6 +217,13 @@ ARCHITECTURES["falcon_mamba"] = replace(
     summary="Falcon Mamba: Mamba's layers, with norms without weights over B, C and the step sizes.",
     model_class="FalconMambaForCausalLM",
     reads=READS | {"time_step_rank", "mixer_rms_eps"},
+    gguf=Gguf(
+        "mamba",
+        keys=_SSM | {"ssm.time_step_rank": "time_step_rank"},
+        config=_gguf_config,
+        reads=_SSM_READS,
+        suits=lambda facts: bool(facts.get("ssm.dt_b_c_rms")),
+    ),
     tiny={"hidden_size": 64, "num_hidden_layers": 2, "state_size": 8, "tie_word_embeddings": False},
 )
 
@@ -221,6 +248,13 @@ ARCHITECTURES["mamba2"] = Architecture(
     size=lambda config, source: _backbone_size(config, source, _mamba2(config)),
     cache=lambda config: _backbone_cache(config, _mamba2(config)),
     fused={"linear": 2, "rms_norm": 0},
+    gguf=Gguf(
+        "mamba2", keys=_SSM | {"ssm.time_step_rank": "num_heads", "ssm.group_count": "n_groups"},
+        config=lambda facts: {
+            **_gguf_config(facts), "head_dim": facts.get("ssm.inner_size") // facts.get("ssm.time_step_rank"),
+        },
+        reads=_SSM_READS,
+    ),
     tiny={
         "hidden_size": 64, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 16, "state_size": 8, "n_groups": 2,
         "time_step_limit": [0.01, 2.0],
@@ -366,6 +400,37 @@ def _granite_size(config: Config, source: str) -> CountedSize:
     )  # fmt: skip
 
 
+_GRANITE_KEYS = {
+    "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling", "expert_count": "num_local_experts",
+    "expert_used_count": "num_experts_per_tok", "expert_shared_feed_forward_length": "shared_intermediate_size",
+    "ssm.conv_kernel": "mamba_d_conv", "ssm.state_size": "mamba_d_state", "ssm.group_count": "mamba_n_groups",
+    "ssm.time_step_rank": "mamba_n_heads",
+}  # fmt: skip
+
+
+def _granite_gguf(facts: GgufFacts) -> dict[str, Any]:
+    """A layer without KV heads is recurrent. Files without experts have their MLP as a plain one."""
+    inner = facts.get("ssm.inner_size")
+    dense = (
+        {}
+        if facts.get("expert_count")
+        else {
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": facts.common["intermediate_size"],
+        }
+    )
+    return {
+        **dense, "mamba_d_head": inner // facts.get("ssm.time_step_rank"),
+        "mamba_expand": inner // facts.common["hidden_size"],
+        "layer_types": ["attention" if heads else "mamba" for heads in facts.get("attention.head_count_kv")],
+        "position_embedding_type": "rope" if facts.get("rope.scaling.finetuned", True) else "nope",
+        "mamba_conv_bias": "blk.0.ssm_conv1d.bias" in facts, "mamba_proj_bias": "blk.0.ssm_in.bias" in facts,
+        "attention_bias": False,
+    }  # fmt: skip
+
+
 ARCHITECTURES["granitemoehybrid"] = Architecture(
     summary="Granite 4: Mamba 2's layers and some attention, with or without positions; experts and a shared MLP.",
     model_class="GraniteMoeHybridForCausalLM",
@@ -383,6 +448,11 @@ ARCHITECTURES["granitemoehybrid"] = Architecture(
     size=_granite_size,
     cache=lambda config: _mixed_cache(config, _granite_attends(config), Mamba.of(config)),
     fused={"linear": 7, "rms_norm": 0},
+    gguf=Gguf(
+        "granitehybrid", keys=_GRANITE_KEYS, config=_granite_gguf,
+        reads=_SSM_READS | {"rope.scaling.finetuned"}, interleaved=("q_proj", "k_proj"),
+        suits=lambda facts: "attention.scale" in facts.metadata,
+    ),
     tiny={
         **tiny_without("head_dim"), "num_hidden_layers": 2,
         "layer_types": ["mamba", "attention"], "num_local_experts": 8, "num_experts_per_tok": 2,

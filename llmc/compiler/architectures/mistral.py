@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from llmc.compiler.architectures.shared.base import TINY, WINDOW, Architecture
 from llmc.compiler.architectures.shared.cache import attention_cache
 from llmc.compiler.architectures.shared.experts import EXPERT_RULES, Experts, ExpertsSize, expert_layer
+from llmc.compiler.architectures.shared.gguf_form import Gguf, GgufFacts
 from llmc.compiler.architectures.shared.names import layer
 
 ARCHITECTURES: dict[str, Architecture] = {}
@@ -30,6 +33,15 @@ ARCHITECTURES["ministral"] = Architecture(
 )  # fmt: skip
 
 
+def _gguf_config(facts: GgufFacts) -> dict[str, Any]:
+    rope = dict(facts.common["rope_parameters"])
+    if (beta := facts.get("attention.temperature_scale")) is not None:
+        rope["llama_4_scaling_beta"] = round(float(beta), 6)
+    if (log := facts.get("rope.scaling.yarn_log_multiplier")) is not None:
+        rope |= {"mscale": float(log), "mscale_all_dim": float(log)}
+    return {"rope_parameters": rope, "sliding_window": None}
+
+
 ARCHITECTURES["ministral3"] = Architecture(
     summary=(
         "Ministral 3: Mistral's layers; queries are scaled by the logarithm of how often their position exceeds a "
@@ -37,6 +49,11 @@ ARCHITECTURES["ministral3"] = Architecture(
     ),
     model_class="Ministral3ForCausalLM",
     reads=frozenset({"sliding_window", "llama_4_scaling_beta"}),
+    gguf=Gguf(
+        "mistral3", config=_gguf_config,
+        reads=frozenset({"attention.temperature_scale", "rope.scaling.yarn_log_multiplier"}),
+        interleaved=("q_proj", "k_proj"),
+    ),
     tiny={
         **TINY, "num_hidden_layers": 2, "sliding_window": WINDOW, "pad_token_id": 0, "rope_parameters": {
             "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 16,
@@ -56,5 +73,12 @@ ARCHITECTURES["mixtral"] = Architecture(
     sharding=EXPERT_RULES,
     size=ExpertsSize.reading(("num_local_experts",), "num_experts_per_tok"),
     fused={"linear": 3, "rms_norm": 0},
+    gguf=Gguf(
+        "llama",
+        keys={"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"},
+        config=lambda facts: {"sliding_window": None},
+        interleaved=("q_proj", "k_proj"),
+        suits=lambda facts: bool(facts.get("expert_count")),
+    ),
     tiny={**TINY, "num_hidden_layers": 2, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": WINDOW},
 )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from llmc.compiler.architectures.shared.base import TINY, WINDOW, Architecture, tiny_without
 from llmc.compiler.architectures.shared.cache import Config, cache_in_turn
 from llmc.compiler.architectures.shared.experts import EXPERT_RULES, Experts, ExpertsSize, expert_layer
+from llmc.compiler.architectures.shared.gguf_form import WINDOWS, Gguf, GgufFacts, windows
 from llmc.compiler.architectures.shared.names import Names, biased_layer
 
 ARCHITECTURES: dict[str, Architecture] = {}
@@ -21,6 +24,7 @@ ARCHITECTURES["olmo"] = Architecture(
     names=Names(others=lambda config: []),
     unread=frozenset({"rms_norm_eps", "head_dim"}),
     reads=frozenset({"attention_bias", "clip_qkv"}),
+    gguf=Gguf("olmo", keys={"attention.clamp_kqv": "clip_qkv"}, interleaved=("q_proj", "k_proj")),
     tiny={
         **tiny_without("rms_norm_eps", "head_dim"), "num_hidden_layers": 2, "clip_qkv": 1.5,
     },
@@ -32,6 +36,18 @@ def _olmo2_layer(config: Config) -> list[str]:
     return ["post_feedforward_layernorm.weight", *(part for part in found if part != "input_layernorm.weight")]
 
 
+def _gguf_config(facts: GgufFacts) -> dict[str, Any]:
+    """Layers with a window rotate without scaling."""
+    rope = facts.common["rope_parameters"]
+    theta = float(facts.get("rope.freq_base_swa", rope["rope_theta"]))
+    return {
+        **windows(4)(facts),
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": theta}, "full_attention": rope,
+        },
+    }  # fmt: skip
+
+
 ARCHITECTURES["olmo2"] = Architecture(
     summary=(
         "OLMo 2: norms on block outputs instead of inputs; queries and keys are normalised over all heads together."
@@ -39,6 +55,7 @@ ARCHITECTURES["olmo2"] = Architecture(
     model_class="Olmo2ForCausalLM",
     layer=_olmo2_layer,
     reads=frozenset({"attention_bias"}),
+    gguf=Gguf("olmo2", suits=lambda facts: not facts.get("attention.sliding_window")),
     tiny={**tiny_without("head_dim"), "num_hidden_layers": 2},
 )
 
@@ -49,6 +66,10 @@ ARCHITECTURES["olmo3"] = Architecture(
     layer=_olmo2_layer,
     reads=frozenset({"attention_bias", "sliding_window", "layer_types"}),
     cache=cache_in_turn(4),
+    gguf=Gguf(
+        "olmo2", config=_gguf_config, reads=WINDOWS | {"rope.freq_base_swa"},
+        suits=lambda facts: bool(facts.get("attention.sliding_window")),
+    ),
     tiny={
         **tiny_without("head_dim"), "num_hidden_layers": 2, "sliding_window": WINDOW,
         "layer_types": ["sliding_attention", "full_attention"], "rope_parameters": {
@@ -72,5 +93,10 @@ ARCHITECTURES["olmoe"] = Architecture(
     sharding=EXPERT_RULES,
     size=ExpertsSize.reading(("num_experts",), "num_experts_per_tok"),
     fused={"linear": 5, "rms_norm": 2},
+    gguf=Gguf(
+        "olmoe",
+        keys={"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"},
+        config=lambda facts: {"norm_topk_prob": False},
+    ),
     tiny={**TINY, "num_hidden_layers": 2, "num_experts": 8, "num_experts_per_tok": 2},
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from llmc.compiler.architectures.shared.base import TINY, WINDOW, Architecture, tiny_without
 from llmc.compiler.architectures.shared.cache import Config
 from llmc.compiler.architectures.shared.experts import EXPERT_RULES, Experts, ExpertsSize, expert_layer
+from llmc.compiler.architectures.shared.gguf_form import WINDOWS, Gguf
 from llmc.compiler.architectures.shared.names import LM_HEAD, Names, biased_layer, with_biases
 from llmc.compiler.architectures.shared.sharding import PACKED_RULES, rules
 from llmc.compiler.architectures.shared.size import ModelSize
@@ -35,6 +36,7 @@ ARCHITECTURES["phi"] = Architecture(
         down=r"mlp\.fc2",
     ),
     size=ModelSize.ungated,
+    gguf=Gguf("phi2", config=lambda facts: {"hidden_act": "gelu_new", "qk_layernorm": False}),
     tiny={
         **tiny_without("head_dim", "rms_norm_eps"),
         "num_hidden_layers": 2, "hidden_act": "gelu_new", "layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5,
@@ -55,6 +57,14 @@ ARCHITECTURES["phi3"] = Architecture(
     reads=frozenset({"original_max_position_embeddings", "partial_rotary_factor", "sliding_window"}),
     allows={"full_attn_mod": (1,), "interpolate_factor": (1,), "lm_head_bias": (False,)},
     sharding=PACKED_RULES,
+    gguf=Gguf(
+        "phi3", config=lambda facts: {
+            "sliding_window": facts.get("attention.sliding_window") or None,
+            "original_max_position_embeddings": facts.get(
+                "rope.scaling.original_context_length", facts.common["max_position_embeddings"]
+            ),
+        }, reads=WINDOWS,
+    ),
     tiny={
         **TINY, "num_hidden_layers": 2, "sliding_window": WINDOW, "pad_token_id": 0,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},

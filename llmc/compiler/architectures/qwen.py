@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
-from llmc.compiler.architectures.shared.base import TINY, Architecture, Gguf, tiny_without
+from llmc.compiler.architectures.shared.base import TINY, Architecture, tiny_without
 from llmc.compiler.architectures.shared.cache import Config, attention_cache, late_window_cache
 from llmc.compiler.architectures.shared.experts import (
     EXPERT_RULES,
@@ -18,6 +18,7 @@ from llmc.compiler.architectures.shared.experts import (
     mixed_layers,
     not_sparse,
 )
+from llmc.compiler.architectures.shared.gguf_form import Gguf
 from llmc.compiler.architectures.shared.names import biased_layer, layer
 from llmc.compiler.architectures.shared.sharding import LAYER, RULES, Rule
 from llmc.compiler.architectures.shared.size import CountedSize, ModelSize, Weights
@@ -154,6 +155,12 @@ def expert_delta_size(config: Mapping[str, Any], source: str) -> CountedSize:
 
 ARCHITECTURES: dict[str, Architecture] = {}
 
+_EXPERT_KEYS = {
+    "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}  # fmt: skip
+"""Metadata of GGUF files."""
+
 ARCHITECTURES["qwen2"] = Architecture(
     summary="Qwen2 and Qwen2.5: q, k and v always have biases.",
     model_class="Qwen2ForCausalLM",
@@ -190,6 +197,11 @@ ARCHITECTURES["qwen2_moe"] = Architecture(
         dense=not_sparse,
     ),
     fused={"linear": 6, "rms_norm": 0},
+    gguf=Gguf(
+        "qwen2moe",
+        keys=_EXPERT_KEYS | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+        config=lambda facts: {"norm_topk_prob": False},
+    ),
     tiny={
         **TINY, "num_hidden_layers": 2, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
         "shared_expert_intermediate_size": 80, "mlp_only_layers": [1],
@@ -205,8 +217,8 @@ ARCHITECTURES["qwen3"] = Architecture(
     layer=lambda config: biased_layer(config, qk_norms=True),
     reads=frozenset({"layer_types", "sliding_window", "use_sliding_window", "max_window_layers", "attention_bias"}),
     cache=late_window_cache,
-    gguf=Gguf("qwen3"),
     fused={"linear": 6, "rms_norm": 2},
+    gguf=Gguf("qwen3"),
     tiny=TINY,
 )
 
@@ -237,6 +249,7 @@ ARCHITECTURES["qwen3_moe"] = Architecture(
         ("num_experts", "num_local_experts"), "num_experts_per_tok", "moe_intermediate_size", dense=not_sparse
     ),
     fused={"linear": 5, "rms_norm": 2},
+    gguf=Gguf("qwen3moe", keys=_EXPERT_KEYS, config=lambda facts: {"norm_topk_prob": True}),
     tiny={
         **TINY, "num_hidden_layers": 2, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
         "norm_topk_prob": True,

@@ -257,8 +257,10 @@ def _inside(path: Path) -> Path:
     """A folder's single .gguf file if it has no config.json; any other path unchanged."""
     if not is_dir(path) or is_file(path / CONFIG):
         return path
+    from llmc.compiler.checkpoint.gguf_header import parts_of
+
     files = sorted(path.glob("*.gguf"))
-    if len(files) == 1:
+    if files and files == parts_of(files[0]):
         return files[0]
     if files:
         raise CheckpointError(f"{path}: holds {len(files)} GGUF files; pass one, e.g. {files[0]}")

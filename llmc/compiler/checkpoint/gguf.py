@@ -1,12 +1,14 @@
-"""A GGUF file: weights, config and tokenizer in one.
+"""A GGUF file, or the parts of a split one: weights, config and tokenizer in one.
 
-GGUF has rows of q and k projections in llama.cpp's order, this module returns transformers' order. llama.cpp rotates
-neighbours (2i, 2i+1) of a head, transformers rotates (i, i + head_dim/2). So conversion to GGUF interleaves the two
-halves of each head, for the projections in `Gguf.interleaved`.
+GGUF has rows of some q and k projections in llama.cpp's order, this module returns transformers' order. llama.cpp
+rotates neighbours (2i, 2i+1) of a head, transformers rotates (i, i + head_dim/2). So conversion to GGUF interleaves the
+two halves of each head, for the projections in `Gguf.interleaved`.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -24,10 +26,12 @@ from llmc.compiler.checkpoint.base import (
     require_finite,
     unknown_tensor,
 )
-from llmc.compiler.checkpoint.gguf_config import ROPE_FACTORS, Metadata, build_config, token_ids
+from llmc.compiler.checkpoint.gguf_config import ROPE_TENSORS, Metadata, build_config, token_ids
 from llmc.compiler.checkpoint.gguf_header import TensorInfo, read_header
+from llmc.compiler.checkpoint.gguf_names import StoredParts, sources
 from llmc.compiler.checkpoint.gguf_tokenizer import build_tokenizer_json
-from llmc.compiler.checkpoint.gguf_types import BLOCK_TYPES
+from llmc.compiler.checkpoint.gguf_types import BLOCK_TYPES, planes
+from llmc.compiler.checkpoint.quantised import mxfp4
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
@@ -66,13 +70,8 @@ def dequantise(info: TensorInfo, raw: Bytes) -> FloatArray:
 
 
 def block_form(info: TensorInfo) -> BlockForm | None:
-    """The block form of a matrix of one of BLOCK_TYPES; None for other types and for tensors that are not matrices."""
-    return BLOCK_TYPES[info.type].form if info.type in BLOCK_TYPES and len(info.shape) == 2 else None
-
-
-def unkept(info: TensorInfo) -> str | None:
-    """The type of a quantized matrix whose blocks are not kept, else None."""
-    return None if info.type in _FLOATS or info.type in BLOCK_TYPES or len(info.shape) != 2 else f"GGUF {info.type}"
+    """The block form of matrices of one of BLOCK_TYPES; None for other types and for vectors."""
+    return BLOCK_TYPES[info.type].form if info.type in BLOCK_TYPES and len(info.shape) in (2, 3) else None
 
 
 def split_blocks(info: TensorInfo, raw: Bytes) -> QuantisedBlocks:
@@ -91,6 +90,31 @@ def split_blocks(info: TensorInfo, raw: Bytes) -> QuantisedBlocks:
     )
 
 
+def _joined(parts: list[QuantisedBlocks], shape: tuple[int, ...]) -> QuantisedBlocks:
+    """Blocks of parts, of which the first has `shape`: of each stacked matrix, the rows of all parts in order."""
+    matrices = shape[0] if len(shape) == 3 else 1
+
+    def rows(values: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+        if len(values) == 1:
+            return values[0]
+        stacked = [value.reshape(matrices, -1, *value.shape[1:]) for value in values]
+        return np.concatenate(stacked, axis=1).reshape(-1, *values[0].shape[1:])
+
+    minimums = [part.minimum for part in parts if part.minimum is not None]
+    return replace(
+        parts[0],
+        q=rows([part.q for part in parts]),
+        scale=rows([part.scale for part in parts]),
+        minimum=rows(list(minimums)) if minimums else None,
+        matrices=matrices,
+    )
+
+
+def _rows_axis(shape: tuple[int, ...]) -> int:
+    """The axis of the rows of matrices [N, K] or [E, N, K], or of a vector."""
+    return max(len(shape) - 2, 0)
+
+
 def _rows(info: TensorInfo, raw: Bytes) -> Bytes:
     """[N, bytes per row]"""
     return raw.reshape(-1, raw.size // int(np.prod(info.shape[:-1])))
@@ -98,7 +122,6 @@ def _rows(info: TensorInfo, raw: Bytes) -> Bytes:
 
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _END_TOKENS = ("eos", "eot", "eom")
-_SKIPPED = frozenset({ROPE_FACTORS})
 
 
 class GgufCheckpoint(Checkpoint):
@@ -112,34 +135,39 @@ class GgufCheckpoint(Checkpoint):
         super().__init__(path, name or self._meta.text("general.name", path.stem) or path.stem)
         self._gguf = self._meta.gguf
         self._config = build_config(self._header)
-        self._tensors = self._by_transformers_name()
+        names = self._meta.architecture.tensor_names(self._meta.architecture.in_common_terms(self._config))
+        self._tensors = self._sources(sorted(names))
+        for tensor in self._tensors:
+            self._check_rows(tensor)
 
-    def _by_transformers_name(self) -> dict[str, TensorInfo]:
-        found: dict[str, TensorInfo] = {}
-        for info in self._header.tensors.values():
-            if info.name in _SKIPPED:
-                continue
-            name = self._gguf.transformers_name(info.name)
-            if name is None:
+    def _sources(self, names: Collection[str]) -> dict[str, StoredParts]:
+        """transformers' names → where the file has them. Raises CheckpointError for a tensor without a name."""
+        tensors, layers = self._header.tensors, self._meta.layers
+        found = sources(self._gguf, names, layers, tensors)
+        if self._config.get("tie_word_embeddings") is True:
+            found.pop(self._meta.architecture.names.lm_head, None)
+        used = {part for source in found.values() for part in source.parts}
+        for name in tensors.keys() - used - ROPE_TENSORS:
+            block = re.match(r"blk\.(\d+)\.", name)
+            if block is None or int(block[1]) < layers:
                 raise self._meta.error(
-                    f"tensor {info.name} is unknown in architecture {self._meta.arch}; the file is damaged or the "
+                    f"tensor {name} is unknown in architecture {self._meta.arch}; the file is damaged or the "
                     "model variant is not supported"
                 )
-            found[name] = info
-            self._check_rows(name, info)
         return found
 
-    def _check_rows(self, name: str, info: TensorInfo) -> None:
-        heads = self._heads(name)
-        if heads and info.shape[0] != heads * self._config["head_dim"]:
-            raise self._meta.error(f"damaged: {info.name} has {info.shape[0]} rows, which are not {heads} heads")
+    def _check_rows(self, name: str) -> None:
+        heads, width, rows = self._heads(name), self._config.get("head_dim"), self.shape(name)[0]
+        if heads and width and rows != heads * width:
+            stored = self._tensors[name].parts[0]
+            raise self._meta.error(f"damaged: {stored} has {rows} rows, which are not {heads} heads")
 
     def _heads(self, name: str) -> int:
         """Number of heads whose rows a projection's weight or bias stacks, else 0."""
         if ".q_proj." in name:
-            return int(self._config["num_attention_heads"])
+            return int(self._config.get("num_attention_heads", 0))
         if ".k_proj." in name or ".v_proj." in name:
-            return int(self._config["num_key_value_heads"])
+            return int(self._config.get("num_key_value_heads", 0))
         return 0
 
     def _permuted_heads(self, name: str) -> int:
@@ -153,59 +181,95 @@ class GgufCheckpoint(Checkpoint):
         return dict(self._config)
 
     def roles(self) -> dict[str, Path]:
-        """The single file, under one role for any file name."""
-        return {"gguf": self.path}
+        """The files by the number of their part, for any file name."""
+        first, *others = (file.path for file in self._header.files)
+        return {"gguf": first} | {f"gguf-{number:05}": path for number, path in enumerate(others, 2)}
 
     def tensor_names(self) -> list[str]:
         """Translated names; includes `lm_head.weight` only if the file stores it."""
         return sorted(self._tensors)
 
-    def _info(self, name: str) -> TensorInfo:
+    def _source(self, name: str) -> tuple[StoredParts, list[TensorInfo]]:
         if name not in self._tensors:
             raise unknown_tensor(name, self.path, self.tensor_names())
-        return self._tensors[name]
+        source = self._tensors[name]
+        return source, [self._header.tensors[part] for part in source.parts]
 
     def shape(self, name: str) -> tuple[int, ...]:
         """[rows, columns], the reverse of GGUF's own order."""
-        return self._info(name).shape
+        source, infos = self._source(name)
+        if source.combine is not None:
+            return source.combine([np.broadcast_to(np.float32(-1), info.shape) for info in infos]).shape
+        axis, shape = _rows_axis(infos[0].shape), infos[0].shape
+        return (*shape[:axis], sum(info.shape[axis] for info in infos), *shape[axis + 1 :])
 
     def tensor(self, name: str) -> FloatArray:
-        """Dequantized, with q and k rows in transformers' order; F32 outside q and k is a view of the file."""
-        info = self._info(name)
-        values = require_finite(dequantise(info, self._header.raw(info)), name, self.path)
-        heads = self._permuted_heads(name)
-        return restore_row_order(values, heads) if heads else values
+        """Dequantized, in transformers' order and shape. One F32 tensor of the file as it is, is a view of it."""
+        source, infos = self._source(name)
+        parts = [require_finite(dequantise(info, self._header.raw(info)), name, self.path) for info in infos]
+        if source.combine is not None:
+            return require_finite(np.ascontiguousarray(source.combine(parts)), name, self.path)
+        values = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=_rows_axis(parts[0].shape))
+        if self._gguf.norm_offset and name.endswith("norm.weight"):
+            values = values - np.float32(self._gguf.norm_offset)
+        return self._in_order(name, values)
+
+    def _in_order(self, name: str, values: np.ndarray[Any, np.dtype[Scalar]]) -> np.ndarray[Any, np.dtype[Scalar]]:
+        """`values`, [rows, …], with rows in transformers' order."""
+        if heads := self._permuted_heads(name):
+            return restore_row_order(values, heads)
+        order = self._gguf.rows(self._config, name)
+        return values if order is None else values[order]
 
     def forget(self) -> None:
-        """Release the file's pages."""
-        self._header.file.forget()
+        """Release the files' pages."""
+        for file in self._header.files:
+            file.forget()
 
     def stored_form(self, name: str) -> BlockForm | None:
         """The form of a matrix of one of BLOCK_TYPES (gguf_types), else None."""
-        return block_form(self._info(name))
+        source, infos = self._source(name)
+        forms = {block_form(info) for info in infos}
+        return forms.pop() if source.combine is None and len(forms) == 1 else None
 
     def unkept(self, name: str) -> str | None:
-        """The type of a matrix with a code book (IQ1 to IQ3) or ternary weights (TQ)."""
-        return unkept(self._info(name))
+        """The type of a matrix with a code book (IQ1 to IQ3) or ternary weights (TQ), or of parts that differ."""
+        _, infos = self._source(name)
+        if self.stored_form(name) is not None:
+            return None
+        quantized = [f"GGUF {info.type}" for info in infos if info.type not in _FLOATS and len(info.shape) > 1]
+        return quantized[0] if quantized else None
 
     def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
-        """Blocks of a matrix of one of BLOCK_TYPES, rows in transformers' order; None for other types."""
-        info = self._info(name)
+        """Blocks of a matrix of one of BLOCK_TYPES, rows in transformers' order; None for other types. Matrices that
+        are stacked have their rows one after another."""
+        _, infos = self._source(name)
         if self.stored_form(name) is None:
             return None
-        blocks = split_blocks(info, self._header.raw(info))
+        blocks = _joined([split_blocks(info, self._header.raw(info)) for info in infos], infos[0].shape)
         require_finite(blocks.scale, f"{name} (scales)", self.path)
         if blocks.minimum is not None:
             require_finite(blocks.minimum, f"{name} (minimums)", self.path)
-        heads = self._permuted_heads(name)
-        if not heads:
-            return blocks
         return replace(
             blocks,
-            q=restore_row_order(blocks.q, heads),
-            scale=restore_row_order(blocks.scale, heads),
-            minimum=None if blocks.minimum is None else restore_row_order(blocks.minimum, heads),
+            q=self._in_order(name, blocks.q),
+            scale=self._in_order(name, blocks.scale),
+            minimum=None if blocks.minimum is None else self._in_order(name, blocks.minimum),
         )
+
+    def reordered_form(self, name: str) -> BlockForm | None:
+        """The form of experts in MXFP4 that transformers has transposed."""
+        source, infos = self._source(name)
+        return mxfp4.FORM if source.turned and all(info.type == "MXFP4" for info in infos) else None
+
+    def reordered_blocks(self, name: str) -> QuantisedBlocks | None:
+        """Blocks of such experts, with the rows of gate and up in turn."""
+        if self.reordered_form(name) is None:
+            return None
+        _, infos = self._source(name)
+        blocks = np.stack([self._header.raw(info).reshape(-1, info.shape[2] // 32, 17) for info in infos], axis=1)
+        blocks = blocks.reshape(-1, *blocks.shape[2:])
+        return mxfp4.blocks_of(planes(blocks[..., 1:], 16, 4), blocks[..., 0], infos[0].shape[0], name, self.path)
 
     def tokenizer_json(self) -> bytes:
         """Built from the vocabulary by gguf_tokenizer (0.1 s for 49k tokens)."""

@@ -16,9 +16,10 @@ never causes a long loop or a large allocation.
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,9 @@ DEFAULT_ALIGNMENT = 32
 MAX_ALIGNMENT = 1 << 20
 MAX_NAME_BYTES = 65_535
 MAX_DIMS = 4
+MAX_PARTS = 10_000
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+"""Names of the parts of a split model (llama.cpp's llama-gguf-split)."""
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _STRING, _ARRAY = 8, 9
@@ -48,6 +52,7 @@ TENSOR_TYPES = {
     14: ("Q6_K", 256, 210), 16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98),
     19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82),
     23: ("IQ4_XS", 256, 136), 29: ("IQ1_M", 256, 56), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
 }  # fmt: skip
 """Type number: (name, weights per block, bytes per block), for the types that can be read."""
 
@@ -77,8 +82,9 @@ class StringArray:
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Location of a tensor: `shape` is [rows, columns], `offset` counts bytes from the start of the file."""
+    """Location of a tensor: `shape` is [rows, columns], `offset` counts bytes from the start of `file`."""
 
+    file: MappedFile
     name: str
     type: str
     shape: tuple[int, ...]
@@ -94,10 +100,12 @@ class GgufHeader:
     metadata: dict[str, Any]
     """Scalars and strings as Python values, arrays of numbers as numpy views, arrays of strings as StringArray."""
     tensors: dict[str, TensorInfo]
+    files: tuple[MappedFile, ...]
+    """The parts of a split model, in order; else `file` alone."""
 
     def raw(self, info: TensorInfo) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """A tensor's bytes, read-only, [bytes]."""
-        return np.frombuffer(self.file.buffer, np.uint8, info.bytes, info.offset)
+        return np.frombuffer(info.file.buffer, np.uint8, info.bytes, info.offset)
 
 
 def is_gguf(path: Path) -> bool:
@@ -109,8 +117,39 @@ def is_gguf(path: Path) -> bool:
         return False
 
 
+def parts_of(path: Path) -> list[Path]:
+    """The files of a split model, in order, if `path` is named like one of them; else `path` alone."""
+    found = _PART.fullmatch(path.name)
+    if found is None or not 1 <= int(found[3]) <= MAX_PARTS:
+        return [path]
+    return [path.with_name(f"{found[1]}-{i:05}-of-{found[3]}.gguf") for i in range(1, int(found[3]) + 1)]
+
+
 def read_header(path: Path) -> GgufHeader:
-    """Read and check the whole header. Raises CheckpointError whatever the file contains."""
+    """Read and check the whole header, of all parts of a split model. Raises CheckpointError whatever they contain."""
+    first, *others = (_read_part(part) for part in parts_of(path))
+    stated = first.metadata.get("split.count", 1)
+    if stated not in (0, len(others) + 1):
+        raise first.file.error(
+            f"one of {stated} parts of a split model; name the parts NAME-00001-of-{stated:05}.gguf and so on, in one "
+            "folder"
+            if isinstance(stated, int)
+            else "damaged: split.count is not a number"
+        )
+    tensors = dict(first.tensors)
+    for number, part in enumerate(others, 1):
+        if part.metadata.get("split.no") != number or part.metadata.get("split.count") != stated:
+            raise part.file.error(f"not part {number + 1} of the split model that {first.file.path.name} begins")
+        if twice := tensors.keys() & part.tensors.keys():
+            raise part.file.error(f"damaged: tensor {min(twice)} is in two parts of the split model; fetch it again")
+        tensors |= part.tensors
+    whole = first.metadata.get("split.tensors.count", len(tensors))
+    if others and whole != len(tensors):
+        raise first.file.error(f"damaged: the split model has {len(tensors)} tensors, not {whole}; fetch it again")
+    return replace(first, tensors=tensors, files=(first.file, *(part.file for part in others)))
+
+
+def _read_part(path: Path) -> GgufHeader:
     file = MappedFile(path)
     if file.read(0, min(4, file.size), "the magic") != MAGIC:
         raise file.error(f'not a GGUF file: it begins with {file.buffer[:4]!r}, not "GGUF"')
@@ -139,7 +178,7 @@ class _Reader:
             raise self.file.error(f"damaged: general.alignment is {alignment!r}, not a power of two")
         self._plausible(n_tensors, 25, "tensors")
         infos = [self._tensor() for _ in range(n_tensors)]
-        return GgufHeader(self.file, metadata, self._placed(infos, alignment))
+        return GgufHeader(self.file, metadata, self._placed(infos, alignment), (self.file,))
 
     def _number(self, layout: struct.Struct) -> int:
         value = self.file.unpack(layout, self.at, "a header field")[0]
@@ -220,7 +259,7 @@ class _Reader:
                 )
             size = math.prod(shape) // block * block_bytes
             self.file.need(data + offset, size, f"tensor {name}")
-            placed[name] = TensorInfo(name, label, shape, data + offset, size)
+            placed[name] = TensorInfo(self.file, name, label, shape, data + offset, size)
         end = data
         for info in sorted(placed.values(), key=lambda info: info.offset):
             if info.offset < end:

@@ -103,7 +103,7 @@ def test_a_familys_own_sizes_rules_and_name_in_gguf_files_are_the_ones_that_coun
 ) -> None:
     drop_in("odd", "odd_models", OWN, tmp_path, monkeypatch)
     assert size_of({"model_type": "odd"}, "config.json").vocabulary == 7
-    assert by_gguf_architecture()["odd-in-gguf"] == "odd"
+    assert by_gguf_architecture()["odd-in-gguf"] == ("odd",)
     found = weight_shardings({"anything": (8, 3)}, {"model_type": "odd", "vocab_size": 4}, 2)
     assert found["anything"].dims == (AXIS, None)
     assert describe(found, {"model_type": "odd", "num_key_value_heads": 2}, 2, CacheShape.plain(1, 2, 4))[

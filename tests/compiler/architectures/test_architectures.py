@@ -8,8 +8,6 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
-import gguf
-import numpy as np
 import pytest
 import transformers
 
@@ -19,7 +17,6 @@ from llmc.compiler.architectures.shared.architectures import (
     PLAIN,
     architecture,
     architecture_or_plain,
-    by_gguf_architecture,
     size_of,
 )
 from llmc.compiler.architectures.shared.base import Architecture
@@ -27,15 +24,12 @@ from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.architectures.shared.names import LM_HEADS
 from llmc.compiler.architectures.shared.size import ModelSize
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.checkpoint.export.gguf import write_gguf
 from llmc.compiler.frontend.consumed import require_consumed, tensor_names
 from llmc.compiler.frontend.skeleton import build_skeleton, model_config
 from llmc.compiler.targets.xla.sharding import weight_shardings
 from llmc.errors import CheckpointError
 from tests.compiler import tiny
 from tests.tiers import default_cases
-
-GGUF = [name for name in supported() if architecture({"model_type": name}).gguf is not None]
 
 
 def of(name: str) -> Architecture:
@@ -109,47 +103,6 @@ def test_sizes_of_what_is_not_supported_are_a_plain_decoders() -> None:
     assert size_of(config, "config.json") == replace(ModelSize.of(config, "config.json"), cache=cache_of(config))
     with pytest.raises(CheckpointError, match=r"config.json: intermediate_size is None, not a size"):
         size_of({**config, "intermediate_size": None}, "config.json")
-
-
-# GGUF
-
-
-def test_an_architecture_of_gguf_files_is_one_familys() -> None:
-    assert sorted(by_gguf_architecture().values()) == GGUF
-
-
-@pytest.mark.parametrize("name", GGUF)
-def test_names_of_gguf_tensors_are_the_gguf_packages(name: str) -> None:
-    stated = of(name).gguf
-    assert stated is not None
-    arch = next(arch for arch, known in gguf.MODEL_ARCH_NAMES.items() if known == stated.architecture)
-    config = tiny.config(name)
-    table = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
-    for tensor in tensor_names(config):
-        found = table.get_name(tensor, try_suffixes=(".weight", ".bias"))
-        assert found is not None
-        assert stated.transformers_name(found) == tensor
-
-
-@pytest.mark.parametrize("name", GGUF)
-def test_a_gguf_file_of_it_is_read_as_it_was_written(name: str, tmp_path: Path) -> None:
-    source = open_checkpoint(tiny.write_model(tmp_path / "model", name))
-    write_gguf(source, tmp_path / "model.gguf")
-    found = open_checkpoint(tmp_path / "model.gguf")
-    assert found.config["model_type"] == name
-    assert found.config["architectures"] == [of(name).model_class]
-    assert found.tensor_names() == source.tensor_names()
-    for tensor in source.tensor_names():
-        np.testing.assert_allclose(found.tensor(tensor), source.tensor(tensor), atol=1e-3)
-
-
-def test_a_llamas_biases_are_seen_in_its_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(tiny.VARIANTS, "llama-biases", {"attention_bias": True, "mlp_bias": True})
-    for name, biased in (("llama-biases", True), ("llama", False)):
-        write_gguf(open_checkpoint(tiny.write_model(tmp_path / name, name)), tmp_path / f"{name}.gguf")
-        found = open_checkpoint(tmp_path / f"{name}.gguf")
-        assert (found.config["attention_bias"], found.config["mlp_bias"]) == (biased, biased)
-        require_consumed(found)
 
 
 @pytest.mark.parametrize(("name", "refused"), [("qwen2", False), ("mistral", True)])

@@ -192,16 +192,19 @@ def test_linear_and_yarn_scaling(tmp_path):
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ({"llama.expert_count": 8}, "llama.expert_count is set"),
-        ({"llama.attention.sliding_window": 4096}, "sliding_window is set"),
-        ({"llama.rope.dimension_count": 8}, "a part of each head"),
+        ({"llama.expert_count": 8, "llama.expert_used_count": 2}, r"ffn_\w+.weight is unknown in architecture llama"),
+        (
+            {"llama.attention.sliding_window": 4096},
+            "sliding_window is 4096, which is not supported",
+        ),
+        ({"llama.rope.dimension_count": 8}, "8 of 16 values of each head is not supported"),
         ({"llama.attention.value_length": 8}, "different head size"),
         ({"llama.block_count": 3}, "3 layers stated, tensors of 2 found"),
         ({"llama.embedding_length": 128}, "token_embd.weight has 64 columns"),
         ({"llama.attention.head_count": 8}, "attn_k.weight has 32 rows, which are not 2 heads"),
         ({"llama.attention.head_count_kv": 3}, "do not divide over 3"),
         ({"llama.rope.scaling.type": "longrope"}, "rope scaling 'longrope' is not supported"),
-        ({"split.count": 2}, "llama-gguf-split --merge"),
+        ({"split.count": 2}, r"one of 2 parts of a split model; name the parts NAME-00001-of-00002\.gguf"),
         ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "a positive number is needed"),
         ({"llama.context_length": "many"}, "an integer of at least 1 is needed"),
         ({"general.alignment": 48}, "not a power of two"),
@@ -243,8 +246,8 @@ def test_scaled_positions_without_a_type_are_refused(tmp_path):
 
 
 def test_an_unknown_architecture_lists_the_known(tmp_path):
-    path = write_gguf(tmp_path / "m.gguf", arch="mamba", tokenizer={"pre": None})
-    with pytest.raises(CheckpointError, match="architecture 'mamba' is not supported; supported: llama, qwen2, qwen3"):
+    path = write_gguf(tmp_path / "m.gguf", arch="rwkv7", tokenizer={"pre": None})
+    with pytest.raises(CheckpointError, match=r"'rwkv7' is not supported in GGUF files; .* Hugging Face folder"):
         open_checkpoint(path)
 
 

@@ -27,16 +27,19 @@ def architecture(config: Config) -> Architecture:
     return found
 
 
-def by_gguf_architecture() -> dict[str, str]:
-    """general.architecture of GGUF files → model type."""
+def by_gguf_architecture() -> dict[str, tuple[str, ...]]:
+    """general.architecture of GGUF files → model types."""
     return dict(_by_gguf_architecture(tuple(supported())))
 
 
 @cache
-def _by_gguf_architecture(names: tuple[str, ...]) -> dict[str, str]:
+def _by_gguf_architecture(names: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     """Cached, since opening a file needs it several times."""
-    known = {name: architecture({"model_type": name}).gguf for name in names}
-    return {gguf.architecture: name for name, gguf in known.items() if gguf is not None}
+    found: dict[str, tuple[str, ...]] = {}
+    for name in names:
+        if gguf := architecture({"model_type": name}).gguf:
+            found[gguf.architecture] = (*found.get(gguf.architecture, ()), name)
+    return found
 
 
 def architecture_or_plain(config: Config) -> Architecture:

@@ -7,13 +7,14 @@ sources of all of them in `code` (compiler/code.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from llmc.compiler.architectures.shared.cache import Config, attention_cache
 from llmc.compiler.architectures.shared.experts import Experts
-from llmc.compiler.architectures.shared.names import GGUF_LAYER, GGUF_TOP, Names, layer
+from llmc.compiler.architectures.shared.gguf_form import Gguf
+from llmc.compiler.architectures.shared.names import Names, layer
 from llmc.compiler.architectures.shared.sharding import RULES, Rule
 from llmc.compiler.architectures.shared.size import ModelSize
 from llmc.errors import CheckpointError
@@ -41,34 +42,6 @@ def tied_by_default(config: Config) -> dict[str, Any]:
 def tiny_without(*names: str) -> dict[str, Any]:
     """TINY without keys that an architecture does not have."""
     return {name: value for name, value in TINY.items() if name not in names}
-
-
-@dataclass(frozen=True)
-class Gguf:
-    """How GGUF files hold an architecture. Source: llama.cpp's convert_hf_to_gguf.py, and the gguf package's tables."""
-
-    architecture: str
-    """The file's general.architecture."""
-    top: Mapping[str, str] = field(default_factory=lambda: GGUF_TOP)
-    """Tensors outside layers: full name in the file → full name in transformers."""
-    layer: Mapping[str, str] = field(default_factory=lambda: GGUF_LAYER)
-    """Tensors of a layer: `NAME` of `blk.3.NAME.weight` → `PART` of `model.layers.3.PART.weight`; biases as well."""
-    interleaved: tuple[str, ...] = ()
-    """Projections ("q_proj", …) with rows [heads · head_dim, …] in llama.cpp's order. It rotates neighbours (2i, 2i +
-    1) of a head where transformers rotates (i, i + head_dim / 2)."""
-    config: Callable[[Container[str]], dict[str, Any]] = lambda tensors: {}
-    """Members of config.json that follow from the file's tensor names."""
-    refused: tuple[str, ...] = ("expert_count", "attention.sliding_window")
-    """Metadata, without the architecture prefix, that must be 0 or absent."""
-
-    def transformers_name(self, name: str) -> str | None:
-        """`blk.3.attn_q.weight` → `model.layers.3.self_attn.q_proj.weight`; None for an unknown name."""
-        if name in self.top:
-            return self.top[name]
-        parts = name.split(".")
-        if len(parts) == 4 and parts[0] == "blk" and parts[2] in self.layer and parts[3] in ("weight", "bias"):
-            return f"model.layers.{parts[1]}.{self.layer[parts[2]]}.{parts[3]}"
-        return None
 
 
 @dataclass(frozen=True, kw_only=True)

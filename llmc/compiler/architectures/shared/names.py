@@ -1,4 +1,4 @@
-"""Names of tensors: transformers', and those of GGUF files."""
+"""transformers' names of tensors."""
 
 from __future__ import annotations
 
@@ -56,23 +56,6 @@ class Names:
             return self.base + name if short and name not in LM_HEADS else name
 
         return {full(name): name for name in stored}
-
-
-GGUF_TOP = {"token_embd.weight": EMBEDDING, "output_norm.weight": NORM, "output.weight": LM_HEAD}
-GGUF_LAYER = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-"""Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, "Standardized tensor names"."""
 
 
 def with_biases(*parts: str) -> list[str]:

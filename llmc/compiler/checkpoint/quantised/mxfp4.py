@@ -12,18 +12,21 @@ Sources: OCP Microscaling Formats specification 1.0, sections 5.3.3 and 5.4.1; n
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from llmc.compiler.architectures.shared.block_form import BlockForm
 from llmc.compiler.checkpoint.base import FloatArray, QuantisedBlocks, require_finite
 from llmc.compiler.checkpoint.quantised.base import QuantisedTensor, Reading, StoredTensors
 from llmc.compiler.checkpoint.quantised.small_floats import E2M1_VALUES, E8M0_BIAS, E8M0_NO_NUMBER, low_and_high
+from llmc.errors import CheckpointError
 
 _BLOCKS, _SCALES = "_blocks", "_scales"
 _BYTES = 16
-_FORM = BlockForm("mxfp4", 8, 2 * _BYTES, "", "bfloat16", stored_bits=4, table="float4", turned=True)
+FORM = BlockForm("mxfp4", 8, 2 * _BYTES, "", "bfloat16", stored_bits=4, table="float4", turned=True)
 
 
 def read(stated: Mapping[str, Any], stored: StoredTensors) -> Reading:
@@ -58,19 +61,27 @@ class _Experts(QuantisedTensor):
         return "mxfp4"
 
     def reordered_form(self) -> BlockForm:
-        return _FORM
+        return FORM
 
     def reordered_blocks(self) -> QuantisedBlocks:
         """[E · N, K], with half of each scale."""
         quantized, exponents = (self._stored.quantized(part) for part in self.parts)
-        if exponents.size and exponents.max() == E8M0_NO_NUMBER:
-            raise self._stored.error(f"{self.parts[1]} holds a scale of {E8M0_NO_NUMBER}, which is NaN: fetch it again")
         experts, _, rows = self.shape
-        scale = np.ldexp(np.float32(1), exponents.astype(np.int32) - (E8M0_BIAS + 1)).reshape(experts * rows, -1)
-        q = E2M1_VALUES[low_and_high(quantized)].reshape(*scale.shape, _FORM.block)
-        built = QuantisedBlocks(_FORM.type, _FORM.bits, 128, q, scale, None, experts)
-        with np.errstate(over="ignore"):
-            extremes = np.stack([q.min(-1), q.max(-1)]).astype(np.float32) - 128
-            extremes *= scale
-        require_finite(extremes, self._name, self._stored.path)
-        return built
+        scales = exponents.reshape(experts * rows, -1)
+        return blocks_of(low_and_high(quantized), scales, experts, self._name, self._stored.path)
+
+
+def blocks_of(
+    quantized: npt.NDArray[np.uint8], exponents: npt.NDArray[np.uint8], experts: int, name: str, path: Path
+) -> QuantisedBlocks:
+    """Blocks of 4-bit values [rows, …] and scales [rows, K/32], rows of all experts one after another. Raises
+    CheckpointError, naming the tensor and its file, for a value that is not finite."""
+    if exponents.size and exponents.max() == E8M0_NO_NUMBER:
+        raise CheckpointError(f"{path}: {name} holds a scale of {E8M0_NO_NUMBER}, which is NaN: fetch it again")
+    scale = np.ldexp(np.float32(1), exponents.astype(np.int32) - (E8M0_BIAS + 1))
+    q = E2M1_VALUES[quantized].reshape(*scale.shape, FORM.block)
+    with np.errstate(over="ignore"):
+        extremes = np.stack([q.min(-1), q.max(-1)]).astype(np.float32) - 128
+        extremes *= scale
+    require_finite(extremes, name, path)
+    return QuantisedBlocks(FORM.type, FORM.bits, 128, q, scale, None, experts)

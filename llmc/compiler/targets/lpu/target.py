@@ -107,7 +107,7 @@ def build(stages: Stages, wanted: Artifact, built_by: hyperdex.HyperDexToolchain
 
 def _write_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
     """Write a Hugging Face folder as HyperDex downloads them, copied because HyperDex may change it."""
-    from llmc.compiler.checkpoint.export.huggingface import is_plain_folder, write_folder
+    from llmc.compiler.checkpoint.folder_writer import is_plain_folder, write_folder
 
     if not is_plain_folder(checkpoint):
         write_folder(checkpoint, folder)

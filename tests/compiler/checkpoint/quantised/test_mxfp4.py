@@ -132,7 +132,7 @@ def test_extreme_scales_are_exact_and_those_that_overflow_are_refused(tmp_path: 
     assert sorted({float(x) for x in least.ravel()}) == [0.5 * 2.0**-127, 6 * 2.0**-127]
     with pytest.raises(CheckpointError, match="gate_up_proj holds a non-finite value"):
         open_checkpoint(write(tmp_path / "most", scaled(254))).tensor(GATE_UP)
-    with pytest.raises(CheckpointError, match="gate_up_proj_scales holds a scale of 255, which is NaN"):
+    with pytest.raises(CheckpointError, match="gate_up_proj holds a scale of 255, which is NaN"):
         open_checkpoint(write(tmp_path / "none", scaled(255))).tensor(GATE_UP)
 
 

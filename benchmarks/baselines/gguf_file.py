@@ -15,7 +15,7 @@ import numpy as np
 from gguf import GGUFWriter, TokenType, get_tensor_name_map
 from gguf.constants import MODEL_ARCH_NAMES, GGMLQuantizationType, LlamaFileType
 
-from llmc.compiler.architectures.shared.architectures import architecture, by_gguf_architecture
+from llmc.compiler.architectures.shared.architectures import architecture
 from llmc.compiler.architectures.shared.base import Gguf
 from llmc.compiler.architectures.shared.caches import uniform_cache_of
 from llmc.compiler.checkpoint.base import Checkpoint
@@ -23,14 +23,16 @@ from llmc.compiler.checkpoint.gguf import interleaved
 from llmc.compiler.checkpoint.gguf_tokenizer import PRE_TOKENIZERS
 from llmc.errors import CheckpointError
 
+KINDS = ("llama", "qwen2", "qwen3")
+"""Model types that are written."""
+
 
 def write_gguf(checkpoint: Checkpoint, path: Path) -> None:
     """Write the file. Raises CheckpointError for another architecture, rotary scaling or kind of tokenizer."""
     config = checkpoint.config
     kind = str(config.get("model_type"))
-    known = by_gguf_architecture()
-    if kind not in known.values():
-        raise _unsupported(checkpoint, f"architecture {kind!r}", ", ".join(known.values()))
+    if kind not in KINDS:
+        raise _unsupported(checkpoint, f"architecture {kind!r}", ", ".join(KINDS))
     gguf = architecture(config).gguf
     assert gguf is not None  # its kind is among the known ones
     rope = config.get("rope_parameters") or {}
@@ -102,9 +104,9 @@ def _splitting(pre_tokenizer: dict[str, Any], checkpoint: Checkpoint) -> str:
     steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
     digits = any(step.get("type") == "Digits" and step.get("individual_digits") for step in steps)
     patterns = [step["pattern"].get("Regex") for step in steps if step.get("type") == "Split"]
-    pattern = patterns[0] if patterns else None
+    wanted = ([r"\p{N}"] if digits else []) + [pattern for pattern in patterns if pattern]
     for name, rule in PRE_TOKENIZERS.items():
-        if (rule.digits, rule.pattern) == (digits, pattern):
+        if rule.bytes and [*rule.patterns] == wanted and rule.gpt2 == (not patterns):
             return name
     raise _unsupported(checkpoint, "a tokenizer that splits text so", ", ".join(PRE_TOKENIZERS))
 

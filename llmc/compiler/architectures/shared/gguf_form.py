@@ -1,0 +1,93 @@
+"""How GGUF files hold an architecture: metadata, names of tensors, and the order of rows.
+
+Source: llama.cpp's converters (conversion/), its models (src/models/), which have some values built in, and the gguf
+package's tables of names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmc.compiler.architectures.shared.cache import SLIDING
+
+FULL = "full_attention"
+
+
+@dataclass(frozen=True)
+class GgufFacts:
+    """What a file states of its model."""
+
+    metadata: Mapping[str, Any]
+    """Metadata of the architecture, without its prefix: Python values, and NumPy arrays."""
+    tensors: Container[str]
+    """Names of the file's tensors."""
+    common: Mapping[str, Any]
+    """The members of config.json that all architectures have."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A value of the metadata."""
+        return self.metadata.get(key, default)
+
+    def __contains__(self, tensor: str) -> bool:
+        return tensor in self.tensors
+
+
+Config = Callable[[GgufFacts], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Gguf:
+    """How GGUF files hold an architecture."""
+
+    architecture: str
+    """The file's general.architecture."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Metadata, without the architecture's prefix → keys of config.json, besides those of all architectures."""
+    config: Config = lambda facts: {}
+    """Further members of config.json."""
+    reads: frozenset[str] = frozenset()
+    """Metadata that `config` reads."""
+    neutral: Mapping[str, tuple[Any, ...] | None] = field(default_factory=dict)
+    """Unread metadata → the values that match the model; None: any value."""
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    """Parts of names within a layer, without `.weight`, that gguf's table lacks: transformers' → the file's."""
+    interleaved: tuple[str, ...] = ()
+    """Projections ("q_proj", …) with rows [heads · head_dim, …] in llama.cpp's order. It rotates neighbours (2i, 2i +
+    1) of a head where transformers rotates (i, i + head_dim / 2)."""
+    rows: Callable[[Mapping[str, Any], str], list[int] | None] = lambda config, name: None
+    """(configuration, transformers' name) → for each row of transformers' tensor, its row in the file; None: alike."""
+    turned_experts: bool = False
+    """Whether transformers has experts as [E, K, N] with gate and up in turn, which files have as [E, N, K] each."""
+    norm_offset: float = 0
+    """What the file's norm weights have more than transformers'. Gemma's and Nemotron's models add 1 to them."""
+    suits: Callable[[GgufFacts], bool] = lambda facts: True
+    """Of several architectures with one general.architecture, whether a file is of this one; `common` is empty."""
+
+
+def windows(period: int, **more: Any) -> Config:
+    """A `config`: every `period`-th layer sees all tokens and the others have a window, unless the file has a
+    pattern. `more`: constant members."""
+
+    def config(facts: GgufFacts) -> Mapping[str, Any]:
+        window = facts.get("attention.sliding_window")
+        if not window:
+            return {**more, "sliding_window": None, "layer_types": [FULL] * facts.common["num_hidden_layers"]}
+        return {**more, "sliding_window": int(window), "layer_types": layer_types(facts, period)}
+
+    return config
+
+
+def layer_types(facts: GgufFacts, period: int) -> list[str]:
+    """A type for each layer, by the file's pattern (a list, or a period), else by `period`. Raises ValueError."""
+    count, pattern = facts.common["num_hidden_layers"], facts.get("attention.sliding_window_pattern", period)
+    if isinstance(pattern, int):
+        pattern = [(i + 1) % max(pattern, 1) != 0 for i in range(count)]
+    if len(pattern) != count:
+        raise ValueError(f"attention.sliding_window_pattern has {len(pattern)} layers of {count}")
+    return [SLIDING if local else FULL for local in pattern]
+
+
+WINDOWS = frozenset({"attention.sliding_window", "attention.sliding_window_pattern"})
+"""What `windows` reads."""
