@@ -21,8 +21,11 @@ import psutil
 
 from scripts.import_graph import ImportGraph
 
-TIERS: dict[str, list[str]] = {"default": [], "full": ["-m", "not torch_xla and not two_versions"]}
-"""pytest's options for each tier."""
+TIERS: dict[str, list[str]] = {
+    "default": [],
+    "full": ["-m", "not torch_xla and not two_versions and not oracle and not real_server and not real_client"],
+}
+"""pytest's options for each tier; `full` is that of `make test-all`."""
 BATCHES = (4, 16, 64)
 """Test files of the first processes of a mutant; one more runs all others. Few first: collecting takes time."""
 PASSED = (0, 5)
