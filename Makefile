@@ -119,11 +119,15 @@ $(OTHER)/.ready: pyproject.toml requirements.lock
 lock: | .venv-lock/bin/uv
 	$(PYTHON) scripts/lock.py .venv-lock/bin/uv $(MODEL_PACKAGE) $(if $(UPGRADE),--upgrade)
 
+# The tests read all source files. So a change of any file can break them, and the default tier leaves them out.
+SOURCE_TESTS := tests/test_words.py tests/test_dependencies.py \
+  tests/runtime/executors/xla/test_no_pickle.py::test_no_file_imports_what_unpickles
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -m '' $(SOURCE_TESTS)
 
 # Builds the documentation in site/. --strict makes a broken link or anchor an error, but --quiet would hide it, so it is not
 # used.

@@ -18,6 +18,9 @@ from packaging.utils import canonicalize_name
 
 from llmc.errors import DeviceError
 from llmc.platforms import EXTRAS, require_names
+from tests.tiers import full
+
+pytestmark = full  # make lint runs these tests
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

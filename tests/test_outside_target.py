@@ -118,6 +118,7 @@ def test_a_change_of_its_source_changes_its_keys(installed: Path, run: Run, tmp_
         module.write_text(text)
 
 
+@full
 def test_without_the_package_its_bundle_is_refused_in_one_line(installed: Path, run: Run, tmp_path: Path) -> None:
     assert compile_(run, installed, "--device", "pocket", "--verify", "none").returncode == 0
     command = [sys.executable, "-c", "import sys; from llmc.cli.main import main; sys.exit(main())"]

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.conftest import PACKAGES, SERVERS, begins, unit
+from tests.tiers import full
 
 ROOT = Path(__file__).parent.parent
 TESTS = """
@@ -38,6 +39,7 @@ def run(folder: Path, tests: str, *options: str) -> str:
     return subprocess.run(command, cwd=folder, env=bare, capture_output=True, text=True, check=False).stdout
 
 
+@full
 def test_a_run_ends_with_what_was_skipped_why_and_how_to_have_it(tmp_path: Path) -> None:
     (tmp_path / "none.ini").write_text("[pytest]\n")
     for options in ((), ("-p", "xdist.plugin", "-n", "1")):

@@ -28,6 +28,7 @@ def test_what_the_tiers_name_is_there() -> None:
     assert [name for name in SLOW if not any(name.startswith(folder) for folder in FAST)] == [], "slow as it is"
 
 
+@full
 def test_the_fast_tier_compiles_and_answers_without_a_heavy_package() -> None:
     assert "passed" in (said := fast("tests/runtime/test_llm.py")) and "failed" not in said, said
 
@@ -39,6 +40,7 @@ def test_an_import_of_a_heavy_package_is_refused_with_the_remedy(package: str) -
     assert NoHeavyPackages.find_spec("numpy") is None
 
 
+@full
 def test_what_is_not_of_the_fast_tier_is_not_even_imported() -> None:
     assert not is_fast(TESTS / "compiler" / "targets" / "cpu" / "test_cpu.py")
     assert "test_cpu" not in fast("--collect-only", "tests/compiler/targets/cpu")
@@ -202,6 +204,7 @@ def test_property_tests_draw_fewer_examples_in_the_default_tier(tmp_path: Path) 
     assert "{'many': 60, 'few': 7, 'unset': 100}" in checkout.pytest("-m", "")
 
 
+@full
 def test_a_failure_ends_with_the_line_that_reproduces_it(tmp_path: Path) -> None:
     failing = "import pytest\n@pytest.mark.parametrize('a', ['it is', 'b'])\ndef test_a(a): assert a == 'b'"
     said = Checkout(tmp_path, {"tests/test_some.py": failing}).pytest()

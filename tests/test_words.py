@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.docs.commands import DOCUMENTS, ROOT
-from tests.tiers import default_cases
+from tests.tiers import default_cases, full
+
+pytestmark = full  # make lint runs these tests
 
 OF_NAMES = {
     "asked": "requested", "card": "gpu, accelerator", "cards": "gpus, accelerators", "codes": "quantized",

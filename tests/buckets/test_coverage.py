@@ -15,6 +15,7 @@ from llmc.buckets.planner.planner import make_plan
 from llmc.buckets.strategies import FILE, TRAFFIC, names
 from llmc.errors import InputError
 from tests.buckets.generators import PROPERTY, buckets, plan_arguments
+from tests.tiers import default_cases
 
 
 def reachable(prompt: list[Bucket], longest: int) -> set[int]:
@@ -87,6 +88,7 @@ def test_every_plan_built_covers_every_admissible_request(arguments):
 RULES = [name for name in names() if name not in (FILE, TRAFFIC)]
 
 
+@default_cases(2)
 @pytest.mark.parametrize("strategy", RULES)
 @PROPERTY
 @given(plan_arguments(), st.none() | st.integers(1, 12), st.data())

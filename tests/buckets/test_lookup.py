@@ -14,6 +14,7 @@ from llmc.buckets.limits import Limits
 from llmc.buckets.lookup import LookupTable
 from llmc.buckets.planner.planner import make_plan
 from tests.buckets.generators import PROPERTY, buckets
+from tests.tiers import full
 from tests.timing import least_cpu_seconds
 
 
@@ -69,6 +70,7 @@ def test_a_grid_too_large_to_hold_is_searched_and_gives_the_same(known, requests
         assert searched.find(*request) == whole.find(*request)
 
 
+@full
 def test_a_plan_of_scattered_buckets_looks_up_as_fast_as_a_product():
     scattered = {Bucket("decode", 1 + i * 7919 % 64, 1, 1 + i * 104729 % 131072) for i in range(20_000)}
     known = LookupTable(scattered)

@@ -21,7 +21,7 @@ from llmc.compiler.targets.declared import declared, devices
 from llmc.testing.toy import write_toy
 from tests.cli.helpers import Ran
 from tests.compiler.checkpoint.writers import write_gguf
-from tests.tiers import default_cases, examples
+from tests.tiers import default_cases, examples, full
 
 DEVICES = sorted({*devices(), "openvino:GPU", "openvino:NPU", "tpu:v5e-2x2"} - {"tpu", "fake"})
 LIMITS = ("--max-model-len", 64, "--max-num-seqs", 2)
@@ -65,7 +65,7 @@ def require_expected(ran: Ran, arguments: object) -> None:
     assert ran.code == 0 or ran.err.strip(), (arguments, ran)
 
 
-@default_cases(18)
+@default_cases(6)
 @pytest.mark.parametrize(("device", "quantize"), list(product(DEVICES, (None, *QUANTISATIONS))))
 def test_a_dry_run_of_every_device_quantisation_and_dtype(folder: Path, device: str, quantize: str | None) -> None:
     """And a plan's estimate of the same: both answer alike, or both refuse in the same words."""
@@ -132,12 +132,14 @@ BENCHING = (
 MODELS = st.sampled_from(["model.gguf", "toy", "config.json", "absent", "cache"])
 
 
+@full
 @SOME
 @given(MODELS, st.sampled_from([*DEVICES, "fake", "tpu", "gpu"]), _flags(*PLANNING, *DTYPE_FLAGS))
 def test_plan_takes_or_refuses_any_flags(folder: Path, model: str, device: str, flags: list[object]) -> None:
     require_expected(llmc("plan", model, "--device", device, *flags), (model, device, flags))
 
 
+@full
 @SOME
 @given(MODELS, st.sampled_from([*DEVICES, "fake", "tpu", "gpu"]), _flags(*COMPILING), _flags(*PLANNING, most=2))
 def test_a_dry_run_takes_or_refuses_any_flags(

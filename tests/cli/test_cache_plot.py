@@ -20,6 +20,7 @@ from llmc.artifacts.store.store import Store
 from tests.artifacts.helpers import files_below, key
 from tests.browsers import chromium
 from tests.cli.helpers import Llmc
+from tests.tiers import full
 
 HOSTILE = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>$\\frac{a}$&amp;\x1b"
 
@@ -81,6 +82,7 @@ def test_a_picture_is_drawn_beside_the_json(llmc: Llmc, bundle: Path) -> None:
     assert Path("store.png").read_bytes().startswith(b"\x89PNG")
 
 
+@full
 def test_a_store_is_only_read_and_equal_stores_are_equal_pages(llmc: Llmc, bundle: Path, layout: Layout) -> None:
     before = {path: path.stat().st_mtime_ns for path in files_below(layout.root)}
     survey, keyring = take(Store(layout.root)), Keyring(layout.root)

@@ -17,6 +17,7 @@ from tests.artifacts.helpers import REPO
 from tests.cli.helpers import Llmc
 from tests.manifests import edit_manifest
 from tests.server.live import Live
+from tests.tiers import full
 
 
 @pytest.fixture
@@ -46,6 +47,7 @@ def test_every_place_shows_the_executor_s_count(llmc: Llmc, unfinished: Path) ->
     assert re.search(r"compilations while serving: 2$", ran.err, re.M), "one prompt bucket, one of decode"
 
 
+@full
 def test_requested_to_check_recompilation_no_command_goes_on_after_one(
     llmc: Llmc, unfinished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

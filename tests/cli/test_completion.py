@@ -22,7 +22,7 @@ from llmc.compiler.targets.declared import offered
 from tests.artifacts.helpers import REPO
 from tests.cli.helpers import Llmc
 from tests.cli.test_main import HEAVY, imported
-from tests.tiers import full
+from tests.tiers import default_cases, full
 
 COMPLETED = """
 eval "$(llmc completion bash)"
@@ -109,6 +109,7 @@ def test_bash_completes_a_value_behind_an_equals_sign(breaks: str) -> None:
     assert bash("llmc compile m --quantize=int8 --device hp", breaks) == ["hpu"]
 
 
+@default_cases(1)
 @pytest.mark.parametrize(("breaks", "reply"), [("=", "tpu:v5e-2x2"), (":=", "v5e-2x2")])
 def test_bash_is_given_what_stands_behind_a_colon(breaks: str, reply: str) -> None:
     """Of a value that llmc completes whole; here another command says it."""

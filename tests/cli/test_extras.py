@@ -89,7 +89,7 @@ COMMANDS = (
 )
 
 
-@default_cases(2)
+@default_cases(1)
 @pytest.mark.parametrize(("packages", "device", "extra"), COMPILES)
 def test_a_compile_says_what_its_device_lacks(llmc: Llmc, toy: Path, packages: str, device: str, extra: str) -> None:
     sizes = ("hidden_size", "intermediate_size", "max_position_embeddings")
@@ -119,7 +119,7 @@ def test_what_opens_a_bundle_says_what_it_runs_on(
     reported(without(packages, command, bundle, *more), extra)
 
 
-@default_cases(3)
+@default_cases(1)
 @pytest.mark.parametrize(("packages", "arguments", "extra", "code"), COMMANDS)
 def test_other_commands_say_what_they_lack(
     llmc: Llmc, toy: Path, bundle: Path, here: Path, packages: str, arguments: list[str], extra: str, code: int

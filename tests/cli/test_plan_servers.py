@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.helpers import Llmc
+from tests.tiers import full
 
 SAMPLE = Path(__file__).parents[1] / "data" / "azure_conv_sample.csv"
 VLLM = ("--server", "vllm", "--max-model-len", 8192, "--max-num-seqs", 64, "--max-num-batched-tokens", 2048)
@@ -45,6 +46,7 @@ def test_tune_writes_a_configuration_that_all_padding_less_with_fewer_graphs(llm
     }  # fmt: skip
 
 
+@full
 def test_a_setting_is_spelled_as_in_python_or_as_a_flag(llmc: Llmc) -> None:
     for name in ("num_speculative_tokens", "num-speculative-tokens", "--num-speculative-tokens"):
         found = llmc("plan", "tune", *VLLM, *TRAFFIC, "--set", f"{name}=2", "--json").json
@@ -69,6 +71,7 @@ def test_tune_says_what_to_paste_and_judges_on_other_traffic(llmc: Llmc) -> None
     assert f"\n{SAMPLE.name} " in ran.out and "\nlengths × 2 " in ran.out
 
 
+@full
 def test_a_hedge_is_a_share(llmc: Llmc) -> None:
     alone = llmc("plan", "tune", *VLLM, *TRAFFIC, "--hedge", "0", "--json").json
     hedged = llmc("plan", "tune", *VLLM, *TRAFFIC, "--hedge", "30%", "--json").json
@@ -110,6 +113,7 @@ def test_a_list_that_leaves_steps_to_be_compiled_in_traffic_is_refused_with_them
     assert llmc("plan", "export", "buckets.txt", *gaudi).code == 0
 
 
+@full
 def test_another_package_brings_a_server(tmp_path: Path) -> None:
     package = tmp_path / "packages"
     (package / "mine-1.0.dist-info").mkdir(parents=True)

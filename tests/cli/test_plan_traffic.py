@@ -10,6 +10,7 @@ import pytest
 from llmc.buckets.plan import Plan
 from tests.buckets.traffic.formats.logs import scrape
 from tests.cli.helpers import Llmc
+from tests.tiers import full
 
 SAMPLE = Path(__file__).parents[1] / "data" / "azure_conv_sample.csv"
 LENGTH = ("--max-model-len", 8192, "--max-num-seqs", 1)
@@ -229,6 +230,7 @@ def test_a_plan_of_another_schema_is_refused(llmc: Llmc, here: Path) -> None:
     ).failed(2)
 
 
+@full
 def test_plans_are_drawn(llmc: Llmc, here: Path) -> None:
     ran = llmc(
         "plan", *LENGTH, "--traffic", SAMPLE, "--max-graphs", 8, "--frontier", "--plot", "plan.html", "-o", "a.json"

@@ -17,7 +17,7 @@ from llmc.runtime.disaggregated.opening import ChildPrefiller
 from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.llm import BundleLLM
 from tests.cli.helpers import Llmc
-from tests.tiers import default_cases
+from tests.tiers import default_cases, full
 from tests.timing import PATIENCE_S, until
 from tests.toy import greedy
 
@@ -107,6 +107,7 @@ def test_it_says_where_it_listens(bundle: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "s").exists()
 
 
+@full
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no Unix sockets: Windows")
 def test_a_process_of_its_own_is_started_again_and_ends_with_this_one(bundle: Path, toy: Path) -> None:
     requested = [{"prompt_token_ids": [index + 1, 2, 3]} for index in range(6)]

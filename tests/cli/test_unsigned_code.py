@@ -32,6 +32,7 @@ from llmc.runtime.host import cpu_features
 from tests.artifacts.helpers import files_below, key
 from tests.cli.helpers import Llmc
 from tests.compiler import tiny
+from tests.tiers import default_cases
 
 SOURCE = """
 void *fopen(const char *path, const char *mode);
@@ -260,6 +261,7 @@ def swapped(tmp_path: Path, sound: BundleFiles, library: bytes) -> Path:
     return folder
 
 
+@default_cases(2)
 @pytest.mark.parametrize("which", ["models", "models/bundle", "models/bundle/blobs", "models/bundle/manifest.json"])
 def test_a_library_in_a_place_that_all_can_write_is_not_loaded(
     llmc: Llmc, marker: Path, tmp_path: Path, swapped: Path, which: str, caplog: pytest.LogCaptureFixture

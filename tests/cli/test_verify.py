@@ -30,6 +30,7 @@ def test_a_sound_bundle_is_reported_in_two_lines(llmc: Llmc, bundle: Path) -> No
     assert second.startswith("accuracy over ") and "(limit 1e-05 for exact)" in second
 
 
+@default_cases(1)
 @pytest.mark.parametrize("kernels", ["llmc", "onnxruntime"])
 def test_a_bundle_is_held_to_what_its_compile_was_held_to(llmc: Llmc, tmp_path: Path, kernels: str) -> None:
     model = tiny.write_model(tmp_path / "model", "llama")

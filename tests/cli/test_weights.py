@@ -99,6 +99,7 @@ def test_generate_takes_the_weights(run: Llmc, folder: Path, bundle: Path) -> No
     assert "no such file or folder" in run("generate", bundle, "--weights", "nowhere", *prompt).failed(1)
 
 
+@full
 def test_verify_binds_the_reference_first(run: Llmc, folder: Path, bundle: Path) -> None:
     found = run("verify", bundle, "--reference", folder / "llama", "--all", "--json").json
     assert found["buckets"] == len(read_manifest(bundle).executables)

@@ -21,6 +21,7 @@ from llmc.compiler.targets.base import Target
 from llmc.compiler.targets.fake import FakeTarget
 from llmc.compiler.verification.verify import Verification
 from tests.compiler.keyed import Compiled
+from tests.tiers import default_cases, full
 from tests.toy import Toy
 
 SOURCES = Path(llmc.__file__).parent
@@ -140,6 +141,7 @@ def test_every_file_that_comes_with_the_package_and_shapes_results_counts() -> N
 # What is left out
 
 
+@full
 def test_a_class_counts_with_those_that_it_inherits_from_and_a_name_with_its_module() -> None:
     """And a name in another package with the whole package."""
     assert code._own(FakeTarget) == {FakeTarget.__module__, Target.__module__}
@@ -179,6 +181,7 @@ HANDED_IN = {
 }
 
 
+@default_cases(1)
 @pytest.mark.parametrize("device", ["fake", "cpu"])
 def test_no_code_runs_in_a_build_that_its_key_does_not_name(
     device: str, compiled: Compiled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -8,6 +8,7 @@ import pytest
 
 from tests.docs.commands import ROOT
 from tests.docs.running import Page, missing, runs
+from tests.tiers import full
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +36,7 @@ def test_a_command_that_fails_fails_its_page(tmp_path: Path) -> None:
         assert [one.line for one, _ in page.run()] == ["echo 1"]
 
 
+@full
 def test_a_server_that_does_not_start_fails_its_page(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"(?s)llmc serve gone --port .*error: gone: no such file"):
         list(page_of(tmp_path, "```\n$ llmc serve gone --port 8000\n```\n").run())

@@ -18,7 +18,7 @@ from llmc.integrations.settings import complete
 from llmc.integrations.tune import MOST_PRICE, ServerBudget, Tuned, tune, tune_on
 from tests.integrations.fake import Fake
 from tests.integrations.judging import counted
-from tests.tiers import full
+from tests.tiers import default_cases, full
 
 counts = st.dictionaries(st.integers(1, 64), st.integers(1, 50), min_size=1, max_size=12)
 
@@ -30,6 +30,7 @@ def demands(tokens: dict[int, int]) -> dict[str, dict[tuple[int, ...], GraphDema
     }
 
 
+@full
 @hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(counts)
 def test_as_many_graphs_as_the_servers_own_pad_no_more(fake: Fake, setup: Setup, tokens: dict[int, int]) -> None:
@@ -106,6 +107,7 @@ def test_a_given_hedge_weighs_all_shifts_alike(fake: Fake, setup: Setup) -> None
             tune(fake, setup, PEAKS, ServerBudget(), shifts=shifts, hedge=wrong)
 
 
+@full
 def test_graphs_move_to_the_family_that_gains_by_them() -> None:
     """SGLang's own lists have more sizes for prefills than these steps need."""
     server = bucket_rules("sglang")
@@ -119,6 +121,7 @@ def test_graphs_move_to_the_family_that_gains_by_them() -> None:
     assert found.chosen.padding["prefill"] == 0
 
 
+@default_cases(1)
 @pytest.mark.parametrize("name", ["vllm", pytest.param("vllm-gaudi", marks=full), "sglang", "tpu-inference"])
 def test_on_a_recorded_log_the_plan_is_better_on_the_half_that_it_did_not_see(name: str) -> None:
     server = bucket_rules(name)

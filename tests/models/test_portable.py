@@ -11,7 +11,7 @@ DUMMY = [0]
 """A row of padding alone."""
 
 
-@default_cases("deepseek_v3", "llama")
+@default_cases("llama")
 def test_logits_of_ragged_nan_filled_batches_and_greedy_tokens_are_transformers_own(mechanism: str) -> None:
     """Prompts in chunks, then a token at a time, each row at its own pace; the last row is a dummy throughout."""
     texts = [prompt + more for prompt, more in zip(PROMPTS, continued(mechanism), strict=True)]

@@ -22,7 +22,7 @@ from llmc.testing.toy import BYTES
 from tests.runtime.engine.sampling.test_constraints import chained
 from tests.server.live import Call, Live
 from tests.server.process import Process
-from tests.tiers import full
+from tests.tiers import default_cases, full
 from tests.timing import PATIENCE_S, until
 
 LIMITS = ChildLimits(seconds=0.5, memory_bytes=256 << 20, stack_bytes=1 << 20, workers=1)
@@ -148,6 +148,7 @@ def holding(factory: Any, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return let
 
 
+@full
 def test_compiles_count_in_the_queue(bundle: Path, monkeypatch: pytest.MonkeyPatch):
     """Four slots, one place to wait in, and five grammars that compile: the sixth request is refused at once."""
     with Live(
@@ -227,6 +228,7 @@ def test_a_request_that_compiles_when_the_server_drains_is_still_answered(server
     assert (call.answer.status, call.answer.json["choices"][0]["text"]) == (200, "ab")
 
 
+@default_cases(1)
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL"])
 def test_no_process_remains_after_the_server(bundle: Path, tmp_path: Path, how: str):
     import signal

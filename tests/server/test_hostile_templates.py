@@ -26,6 +26,7 @@ from llmc.runtime.text import chat, confined_chat
 from llmc.testing import toy
 from tests.server.live import Answer, Call, Live, toy_bundle
 from tests.server.test_hostile_grammars import HEALTHY_S, Health
+from tests.tiers import default_cases
 from tests.timing import until
 
 LIMITS = ChildLimits(seconds=0.3, memory_bytes=64 << 20, workers=1, waiting=2)
@@ -142,6 +143,7 @@ def pool(live: Live) -> Any:
     return served.chat_template._pool  # type: ignore[attr-defined]
 
 
+@default_cases(1)
 @pytest.mark.parametrize("way", ["chat", "generate"])
 def test_callers_of_one_event_loop_do_not_wait_for_a_template(
     hostile: Path, monkeypatch: pytest.MonkeyPatch, way: str
@@ -171,6 +173,7 @@ def test_callers_of_one_event_loop_do_not_wait_for_a_template(
     asyncio.run(callers())
 
 
+@default_cases(3)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_program_that_holds_a_conversation_gets_one_error(
     hostile: Path, monkeypatch: pytest.MonkeyPatch, name: str

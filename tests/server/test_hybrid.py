@@ -17,6 +17,7 @@ from urllib.request import urlopen
 import pytest
 
 from tests.server.process import Process
+from tests.tiers import full
 from tests.toy import greedy
 
 PROMPT = [5, 6, 7, 8]
@@ -48,6 +49,7 @@ def handed_over(server: Process) -> float:
     return float(found[1])
 
 
+@full
 def test_a_server_whose_prompts_come_over_tcp_outlives_the_other_side(
     prefill: tuple[subprocess.Popen[str], str], bundle: Path, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from tests.server.live import Gate, Live, completion
 from tests.server.served import Served
 from tests.server.stub_engine import refusal
+from tests.tiers import default_cases
 from tests.timing import until
 
 SLOTS = 4
@@ -72,6 +73,7 @@ def test_a_stream_is_refused_before_it_begins(bundle: Path, monkeypatch: pytest.
         assert {c.answer.status for c in calls} == {200}
 
 
+@default_cases(1)
 def test_whoever_refuses_says_when_to_come_back_and_health_waits_for_nobody(served: Served) -> None:
     """More than the slots and the queues of two servers take: 4 answers each keep a fast host busy, too."""
     requested = completion(prompt="a", max_tokens=20, n=4, temperature=1.0)

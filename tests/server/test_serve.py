@@ -17,6 +17,7 @@ from llmc.testing.toy import write_toy
 from tests.artifacts.helpers import child
 from tests.server.live import completion, toy_bundle
 from tests.server.process import Process
+from tests.tiers import default_cases, full
 
 HANGING = """
     import threading
@@ -37,6 +38,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return toy_bundle(tmp_path_factory.mktemp("toy"), specialise=False)
 
 
+@default_cases(1)
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_it_starts_answers_and_stops_with_nothing_left(bundle: Path, tmp_path: Path, signum: signal.Signals) -> None:
     traffic = tmp_path / "traffic.jsonl"
@@ -62,6 +64,7 @@ def test_it_starts_answers_and_stops_with_nothing_left(bundle: Path, tmp_path: P
     assert Traffic(str(traffic))
 
 
+@full
 def test_signals_that_request_nothing_end_nothing(bundle: Path, tmp_path: Path) -> None:
     """SIGUSR1 and SIGUSR2 as log rotation sends them; SIGHUP where it was ignored at the start, as nohup does."""
     ignore = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
@@ -76,6 +79,7 @@ def test_signals_that_request_nothing_end_nothing(bundle: Path, tmp_path: Path) 
         assert server.ended() == (0, "")
 
 
+@full
 def test_five_hundred_requests_at_once_and_a_close_are_no_error(bundle: Path, tmp_path: Path) -> None:
     """Pipelined: those behind the first used to write to a connection that was gone, with a stack trace each."""
     with Process(tmp_path, bundle, "--port", 0) as server:
@@ -90,6 +94,7 @@ def test_five_hundred_requests_at_once_and_a_close_are_no_error(bundle: Path, tm
         assert server.ended() == (0, "")
 
 
+@full
 def test_the_access_log_holds_neither_queries_nor_keys(bundle: Path, tmp_path: Path) -> None:
     with Process(tmp_path, bundle, "--port", 0, "--access-log", "--api-key", "a secret/key") as server:
         server.ready()
@@ -147,6 +152,7 @@ def test_while_it_loads_a_signal_ends_it_promptly_even_if_loading_hangs(bundle: 
         assert server.ended() == (0, "")
 
 
+@default_cases(1)
 @pytest.mark.parametrize(("signals", "timeout", "limits"), [(1, "0.2s", "GRACE_S = 0.5"), (2, "10m", "HURRY_S = 0.5")])
 def test_a_graph_that_hangs_cannot_hold_the_process(
     bundle: Path, tmp_path: Path, signals: int, timeout: str, limits: str

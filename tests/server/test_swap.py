@@ -25,6 +25,7 @@ from llmc.server.events import Retired, Swapped, SwapRefused
 from llmc.testing.toy import toy_plan
 from tests.server.live import Answer, Gate, Live
 from tests.server.process import Process
+from tests.tiers import full
 from tests.timing import PATIENCE_S, until
 from tests.toy import Toy
 
@@ -165,6 +166,7 @@ def test_a_request_that_was_given_the_old_bundle_may_still_begin_on_it(
         live.wait(Retired)
 
 
+@full
 def test_under_load_nothing_fails_and_each_stream_is_of_one_bundle(tmp_path: Path, one: Path) -> None:
     """Two models of one size: which one a stream's tokens come from shows."""
     other = Toy.make(tmp_path, seed=7)
@@ -453,6 +455,7 @@ def test_a_hangup_swaps_what_the_link_points_to_by_now(one: Path, two: Path, tmp
         assert server.ended() == (0, "")
 
 
+@full
 def test_a_server_whose_terminal_is_gone_ends(one: Path, tmp_path: Path) -> None:
     import subprocess
     import sys

@@ -83,7 +83,7 @@ def test_a_tag_that_moved_is_swapped_in(shop: Shop, built: Toy) -> None:
     assert shop.live.complete().status == 200
 
 
-@default_cases(2)
+@default_cases(1)
 @pytest.mark.parametrize(("answer", "part", "said"), [
     (half, "GET /v2/x/blobs", "ChunkedEncodingError"),
     (cut, "GET /v2/x/blobs", "registry"),

@@ -15,6 +15,7 @@ from llmc.artifacts.bundle.recovery import recover
 from llmc.artifacts.bundle.writer import write_bundle
 from llmc.errors import ArtifactError
 from tests.artifacts.helpers import child, finish, manifest, mounted, sources
+from tests.tiers import default_cases
 
 WRITER = """
     import sys
@@ -39,6 +40,7 @@ def check_only_the_bundle_remains(folder: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["bundle", "model"]
 
 
+@default_cases(1)
 @pytest.mark.parametrize("exchange", EXCHANGE)
 def test_two_processes_on_one_bundle_both_end_well(tmp_path: Path, exchange: str) -> None:
     sources(tmp_path / "model", mode=0o644)
@@ -61,6 +63,7 @@ def test_readers_always_find_a_complete_bundle(tmp_path: Path) -> None:
     assert reads > 10
 
 
+@default_cases(1)
 @pytest.mark.parametrize("exchange", EXCHANGE)
 def test_kill_9_at_any_moment_leaves_a_bundle(tmp_path: Path, exchange: str) -> None:
     found = sources(tmp_path / "model", mode=0o644)
@@ -101,6 +104,7 @@ STEPS = """
 """
 
 
+@default_cases(2)
 @pytest.mark.parametrize("exchange", EXCHANGE)
 @pytest.mark.parametrize("call", ["rename", "fsync", "rmdir"])
 def test_kill_9_at_each_system_call_leaves_the_old_bundle_or_the_new(tmp_path: Path, call: str, exchange: str) -> None:

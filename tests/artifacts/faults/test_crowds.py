@@ -10,6 +10,7 @@ import pytest
 
 from llmc.artifacts.store.store import Store
 from tests.artifacts.helpers import child, files_below, finish, flip, key
+from tests.tiers import default_cases, full
 
 COUNT = 64
 SCRIPT = """
@@ -39,12 +40,14 @@ def test_processes_that_want_one_key_build_it_once(tmp_path: Path) -> None:
     require_sound(tmp_path / "store", 1)
 
 
+@full
 def test_processes_that_want_many_keys_build_each_once(tmp_path: Path) -> None:
     assert crowd(tmp_path / "store", "many") == {"built": COUNT, "hits": 0, "builds": COUNT}
     assert crowd(tmp_path / "store", "many") == {"built": 0, "hits": COUNT, "builds": 0}
     require_sound(tmp_path / "store", COUNT)
 
 
+@default_cases(1)
 @pytest.mark.parametrize(("kind", "entries"), [("one", 1), ("many", COUNT)])
 def test_all_are_right_where_locks_silently_do_nothing(tmp_path: Path, kind: str, entries: int) -> None:
     found = crowd(tmp_path / "store", kind, "no locks")
@@ -75,6 +78,7 @@ def test_who_finds_damage_late_does_not_throw_out_what_another_has_built_meanwhi
     assert store.lookup(key()) is None
 
 
+@full
 def test_a_clock_that_goes_back_at_every_look_changes_nothing(tmp_path: Path) -> None:
     assert crowd(tmp_path / "store", "one", "clock back") == {"built": 1, "hits": COUNT - 1, "builds": 1}
     require_sound(tmp_path / "store", 1)

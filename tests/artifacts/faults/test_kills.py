@@ -12,10 +12,12 @@ import pytest
 
 from tests.artifacts.faults.kills import SCENARIOS
 from tests.artifacts.helpers import child, finish
+from tests.tiers import default_cases
 
 FEWEST_CALLS = 20
 
 
+@default_cases(3)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_kill_at_any_system_call_is_healed_by_the_next_run(tmp_path: Path, scenario: str) -> None:
     script = "import sys; from pathlib import Path; from tests.artifacts.faults import kills; "

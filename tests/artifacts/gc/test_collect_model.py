@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from llmc.artifacts.gc.gc_policy import CollectionPlan, RetentionLimits, decide, size_of
 from llmc.artifacts.gc.inventory import Inventory, Item
 from llmc.artifacts.store.layout import File
-from tests.tiers import examples
+from tests.tiers import examples, full
 
 NOW = 1_000_000.0
 GRACE = 100.0
@@ -144,6 +144,7 @@ def test_carrying_it_out_leaves_nothing_more_to_decide(census: Inventory, limits
     assert (again.items, again.blobs, again.size) == ((), (), plan.size)
 
 
+@full
 @examples(100)
 @given(censuses(), limits)
 def test_what_cannot_be_removed_is_not_tried_again(census: Inventory, limits: RetentionLimits) -> None:

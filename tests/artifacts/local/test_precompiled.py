@@ -27,6 +27,7 @@ from llmc.errors import ArtifactError
 from llmc.settings import Settings
 from llmc.testing.toy import write_toy
 from tests.artifacts.helpers import CONTENT, DIGESTS, bundle, child, finish, flip, manifest, truncate
+from tests.tiers import default_cases
 
 REQUESTED: dict[str, Any] = {"device": "fake", "max_model_len": 32, "max_num_seqs": 4}
 NAME = FOLDER_NAMES["neuron"]
@@ -185,6 +186,7 @@ def test_another_model_is_said(
     assert "model.vocab_size: 300 → 257" in caplog.text
 
 
+@default_cases(1)
 @pytest.mark.parametrize("damage", [flip, truncate, Path.unlink])
 def test_what_is_damaged_is_compiled_again_there(toy: Path, compiles: list[Any], damage: Any) -> None:
     first = generated(toy)

@@ -17,6 +17,7 @@ from llmc.artifacts.remotes.push import push
 from llmc.artifacts.store.store import Store
 from tests.artifacts.helpers import child, files_below, flip
 from tests.artifacts.remotes.helpers import CREDENTIALS, FakeTrust, Proxy
+from tests.tiers import full
 from tests.timing import until
 
 TRUST = FakeTrust()
@@ -36,6 +37,7 @@ def big(store: Store) -> Blob:
     return blob
 
 
+@full
 def test_connections_that_drop_midway_are_taken_up_again(
     s3: Callable[[], Remote], proxy: Proxy, store: Store, other: Store, big: Blob
 ) -> None:

@@ -33,7 +33,7 @@ from tests.artifacts.third_party.helpers import (
     packed,
     write,
 )
-from tests.tiers import examples
+from tests.tiers import examples, full
 
 PART = f"torch_compile_cache/{HASH}"
 
@@ -319,6 +319,7 @@ def test_kill_9_at_any_call_leaves_whole_parts_and_unpacking_again_heals(
     assert "survived" in out
 
 
+@full
 def test_two_unpacks_at_once_both_end_well(store: Store, tmp_path: Path) -> None:
     source = make_vllm(tmp_path / "source")
     contents = packed(store, "vllm", source)

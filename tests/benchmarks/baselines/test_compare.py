@@ -19,6 +19,7 @@ from baselines.worker import Contender
 
 from llmc.cli.interrupts import sigterm_interrupts
 from llmc.errors import DeviceError, InputError, UnknownNameError
+from tests.tiers import full
 
 Make = Callable[..., Contender]
 TRACE = Path(__file__).parents[2] / "data" / "azure_conv_sample.csv"
@@ -46,6 +47,7 @@ def run(contenders: list[Contender], scope: Scope, folder: Path, **more: object)
     return found, reported
 
 
+@full
 def test_every_measurement_is_built_of_every_contender(contender: Make, tmp_path: Path) -> None:
     ours, baseline = contender("llmc", "llmc"), contender("baseline", step_ms=4.0)
     found, reported = run([ours, baseline], SMALL, tmp_path, reference=contender("f32"))
@@ -136,6 +138,7 @@ def test_recorded_requests_are_others_in_each_round(contender: Make, tmp_path: P
     assert first == pytest.approx([400, 400])
 
 
+@full
 def test_the_order_of_engines_turns_each_round_and_is_recorded(contender: Make, tmp_path: Path) -> None:
     every = [contender("a", "llmc"), contender("b"), contender("c", model="refuses")]
     found, _ = run(every, replace(SMALL, rounds=3).only("decode,first-token"), tmp_path)

@@ -13,6 +13,7 @@ from llmc.buckets.disaggregated.steady import steady
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.errors import InputError
 from tests.buckets.disaggregated.devices import links, requests, stage, stages, traffic
+from tests.tiers import full
 
 SLOW = Link(1000, 0.001, latency_s=0.5)
 
@@ -38,6 +39,7 @@ def test_every_request_is_served_and_no_device_works_longer_than_the_run_takes(
     assert not shared or found.seconds >= whole * (1 - 1e-9), "one machine does the work of both"
 
 
+@full
 @given(stages, stages, links, st.integers(1, 300), st.integers(1, 60), st.integers(1, 8), st.booleans())
 def test_with_work_always_there_it_comes_to_the_closed_form(
     x: Stage, y: Stage, link: Link, prompt: int, output: int, slots: int, shared: bool

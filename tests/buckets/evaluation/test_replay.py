@@ -23,6 +23,7 @@ from llmc.buckets.report.text import comparison_text, evaluation_text
 from llmc.buckets.traffic.events import DecodeRun, PromptGroup
 from llmc.errors import InputError
 from tests.buckets.generators import PROPERTY, small_plans
+from tests.tiers import full
 
 
 def plan_of(limits: Limits, prompt: list[tuple[int, int, int]], decode: list[tuple[int, int]]) -> Plan:
@@ -249,6 +250,7 @@ def test_the_json_has_exactly_the_documented_fields(guide_plan):
     assert evaluate(guide_plan, []).to_dict()["decode"]["padding"] is None
 
 
+@full
 def test_a_long_stream_is_counted_in_bounded_memory(guide_plan):
     def events():
         for number in range(40_000):

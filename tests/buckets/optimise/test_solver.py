@@ -15,6 +15,7 @@ from llmc.buckets.optimise.space import ListedSpace, ProductSpace
 from llmc.errors import InputError
 from tests.buckets.generators import PROPERTY
 from tests.buckets.optimise.cases import FEWER, Case, cases
+from tests.tiers import full
 from tests.timing import least_cpu_seconds
 
 
@@ -269,6 +270,7 @@ def test_a_step_that_nothing_covers_is_named():
         choose(space, Demand([[9, 1]], [1]), 4)
 
 
+@full
 def test_a_choice_takes_seconds_at_most():
     demand = skewed_demand(16, 20_000)
     space = ProductSpace([np.arange(1, 17), np.arange(1, 4097)], tokens, None, [(16, 4096)])

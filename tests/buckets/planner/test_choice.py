@@ -370,6 +370,7 @@ def test_padding_that_no_bucket_avoids_does_not_count_against_the_budget():
     assert judged.padding - judged.ragged_padding <= 0.1
 
 
+@full
 def test_a_budget_of_padding_is_met_with_no_graph_to_spare():
     for goal in (0.3, 0.12, 0.07):
         plan = make_plan(LIMITS, traffic=Traffic(SAMPLE), budget=Budget(max_padding=goal))

@@ -23,6 +23,7 @@ from llmc.errors import InputError
 from tests.buckets.generators import PROPERTY
 from tests.buckets.traffic.files import SAMPLE
 from tests.buckets.traffic.simulator import simulate
+from tests.tiers import full
 from tests.timing import least_cpu_seconds
 
 
@@ -126,6 +127,7 @@ def test_it_equals_a_server_that_is_simulated_step_by_step(requests, limits, tim
     assert events == list(schedule(iter(requests), limits, step_time=times, prompt_batch=group))
 
 
+@full
 @PROPERTY
 @given(traffic(), LIMITS, GROUPS)
 def test_it_equals_the_step_by_step_server_when_times_vary_and_are_requested_at_each_step(requests, limits, group):
@@ -153,6 +155,7 @@ def check_conservation(events: list[PromptGroup | DecodeRun], requests: list[Tra
     assert max((run.longest + run.steps - 1 for run in runs), default=0) == longest
 
 
+@full
 @PROPERTY
 @given(traffic(), LIMITS, GROUPS, st.none() | st.sampled_from([0.01, 1, 7.5, math.inf]))
 def test_no_token_is_lost_at_any_rate(requests, limits, group, rate):

@@ -24,6 +24,7 @@ from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.llm import BundleLLM
 from tests.compiler import tiny
+from tests.tiers import full
 
 IDS = torch.tensor([[3, 5, 9, 20, 7, 1]])
 CONFIG: dict[str, Any] = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 3, "lora_alpha": 6, "bias": "none"}
@@ -168,6 +169,7 @@ def test_two_adapters_add_up(tmp_path: Path) -> None:
     assert both.name == "one+two"
 
 
+@full
 def test_a_bundle_of_an_adapter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """From the command line, verified against the merged model; again from the adapter's folder; verified anew."""
     model = tiny.write_model(tmp_path / "model", "llama")

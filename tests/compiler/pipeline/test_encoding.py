@@ -137,6 +137,7 @@ def test_smaller_formats_stay_within_their_limits(
     assert (np.array(found) * np.array(wanted)).sum(1).min() >= LEAST_COSINE[quality]
 
 
+@full
 def test_buckets_of_fixed_shapes_give_the_same_vectors(folder: Path, embedding: llmc.LLM) -> None:
     built = llmc.compile(
         folder / "bert", folder / "fixed.llmc", device="onnxruntime", max_num_seqs=2, specialise=True,

@@ -136,7 +136,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, BuiltExecutab
     return model, compile_in(folder / "work", "fake", model, PYTHONHASHSEED="0")
 
 
-@default_cases(2)
+@default_cases(1)
 @pytest.mark.parametrize("what", ["place", "process", "host", "time"])
 def test_a_compile_elsewhere_makes_the_same_keys_and_bytes(
     what: str, plain: tuple[Path, BuiltExecutable], tmp_path: Path

@@ -419,7 +419,7 @@ PADDED = (pads_count, pads_shift_all_logits_a_little, positions_of_the_bucket)
 CASES = [(broken, True) for broken in BROKEN] + [(broken, False) for broken in BROKEN if broken not in PADDED]
 
 
-@default_cases(7)
+@default_cases(4)
 @pytest.mark.parametrize(("broken", "specialise"), CASES, ids=lambda x: getattr(x, "__name__", str(x)))
 def test_broken_graphs_are_never_published(
     unverified: Toy, monkeypatch: pytest.MonkeyPatch, broken: Replay, specialise: bool
@@ -736,7 +736,7 @@ FULL = [("write", errno.ENOSPC), ("mkdir", errno.ENOSPC), ("rename", errno.ENOSP
 FULL += [("open", errno.EDQUOT), ("link", errno.EPERM)]
 
 
-@default_cases(5)
+@default_cases(2)
 @pytest.mark.parametrize("after", [0, 9, 40, 70])
 @pytest.mark.parametrize(("call", "code"), FULL)
 def test_a_store_without_room_never_breaks_a_compile(

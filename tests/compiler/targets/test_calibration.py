@@ -22,6 +22,7 @@ from llmc.errors import InputError, VerificationError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.text.tokenizer import Tokenizer
 from tests.compiler import tiny
+from tests.tiers import default_cases
 
 
 def stages_in(folder: Path, reported: list[StageReport] | None = None) -> Stages:
@@ -84,6 +85,7 @@ def test_embedding_and_head_have_the_bits_that_the_bound_allows_or_that_were_req
         found(ends / 4, lm_head_bits=4)
 
 
+@default_cases(1)
 @pytest.mark.parametrize(("device", "more"), [("openvino", {}), ("onnxruntime", {"kernels": "onnxruntime"})])
 def test_a_bundle_has_the_head_that_was_chosen(device: str, more: dict[str, Any], tmp_path: Path) -> None:
     model, store, sizes = str(tiny.write_model(tmp_path / "model", "llama")), Store(tmp_path / "store"), {}

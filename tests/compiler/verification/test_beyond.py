@@ -25,6 +25,7 @@ from llmc.runtime.executors.fake.executor import FakeExecutor
 from llmc.runtime.step import Step
 from llmc.testing.toy import toy_plan
 from tests.compiler import tiny
+from tests.tiers import default_cases
 from tests.toy import Toy
 
 LIMITS = Limits(32, 4, 64, 8, 12)
@@ -81,6 +82,7 @@ def test_what_is_wrong_only_where_a_window_begins_to_slide_is_refused(
         Toy.make(tmp_path, sliding_window=24).compile(toy_plan(limits=limits))
 
 
+@default_cases(1)
 @pytest.mark.parametrize("window", [20, None], ids=["sound", "window ignored"])
 def test_a_tiny_model_whose_window_slides_beyond_the_longest_prompt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int | None

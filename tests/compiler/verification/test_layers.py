@@ -21,7 +21,7 @@ from llmc.compiler.verification.layers import first_difference
 from llmc.errors import VerificationError
 from llmc.runtime.executors.onnxruntime import executor
 from tests.compiler import tiny
-from tests.tiers import default_cases
+from tests.tiers import default_cases, full
 
 FORWARD = LlamaAttention.forward
 
@@ -66,6 +66,7 @@ def test_an_architecture_that_traces_and_computes_something_else_is_refused_with
     assert not (folder / "bundle").exists()
 
 
+@full
 def test_a_fault_behind_the_trace_is_not_laid_on_a_layer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = executor.BoundSession.run
 
@@ -79,6 +80,7 @@ def test_a_fault_behind_the_trace_is_not_laid_on_a_layer(folder: Path, monkeypat
         compile_it(folder)
 
 
+@full
 def test_a_model_that_cannot_be_run_layer_by_layer_is_refused_all_the_same(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

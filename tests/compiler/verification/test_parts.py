@@ -167,7 +167,7 @@ def test_beyond_the_budget_steps_are_run_once(toy: Toy, monkeypatch: pytest.Monk
     assert {shape: found[shape] for shape in begin} == {shape: 1 + (shape == min(begin)) for shape in begin}
 
 
-@default_cases(6)
+@default_cases(3)
 @pytest.mark.parametrize(
     ("phase", "batch", "query", "context"), [("prompt", *p) for p in PROMPT] + [("decode", b, 1, c) for b, c in DECODE]
 )

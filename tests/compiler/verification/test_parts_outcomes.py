@@ -66,7 +66,7 @@ def test_no_value_is_an_error(name: str, value: Any) -> None:
     readable("accuracy", {"accuracy": value})
 
 
-@default_cases(4)
+@default_cases(2)
 @pytest.mark.parametrize("name", [*SOUND, "sequences", "differing", "accuracy"])
 def test_a_part_with_such_an_outcome_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     toy = Toy.make(tmp_path)

@@ -192,7 +192,7 @@ def test_groups_of_openvino_are_as_large_as_the_checkpoint_s() -> None:
 # Bundles
 
 
-@default_cases(6)
+@default_cases(3)
 @pytest.mark.parametrize("runtime", list(RUNTIMES))
 @pytest.mark.parametrize("case", packers.EXACT)
 def test_every_matrix_in_blocks_is_kept(case: str, runtime: str, store: Store, tmp_path: Path) -> None:
@@ -215,6 +215,7 @@ def test_matrices_are_kept_with_their_inputs_in_the_order_of_groups(
     assert result.verification["mean_kl"] < (2e-3 if quantize == "keep" else 0.1)
 
 
+@default_cases(1)
 @pytest.mark.parametrize("runtime", list(RUNTIMES))
 def test_matrices_side_by_side_that_want_different_orders_are_rounded_where_they_are_one_matmul(
     runtime: str, store: Store, tmp_path: Path
@@ -243,6 +244,7 @@ def test_mixtures_of_gguf_s_types_are_kept(case: str, runtime: str, store: Store
     assert result.verification["mean_kl"] < 5e-4
 
 
+@default_cases(1)
 @pytest.mark.parametrize("runtime", list(RUNTIMES))
 @pytest.mark.parametrize(
     ("case", "why"),

@@ -15,6 +15,7 @@ from llmc.integrations.base import Export, Pick, Setup
 from llmc.integrations.settings import Value
 from tests.integrations import judging
 from tests.integrations.judging import shapes, values
+from tests.tiers import full
 
 NXD = bucket_rules("nxd")
 
@@ -85,6 +86,7 @@ def test_lists_that_it_refuses(lists: dict[str, tuple[tuple[int, ...], ...]], ma
         NXD.accept(setup(), lists)
 
 
+@full
 @given(st.sets(st.integers(1, 2048), min_size=1, max_size=12), st.sets(st.integers(1, 2048), min_size=1, max_size=12))
 def test_what_is_written_is_read(encoding: set[int], generation: set[int]) -> None:
     lists = {"context_encoding": shapes(*sorted(encoding)), "token_generation": shapes(*sorted(generation))}

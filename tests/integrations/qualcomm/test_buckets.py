@@ -15,6 +15,7 @@ from llmc.integrations.base import Export, Pick, Setup
 from llmc.integrations.settings import Value
 from tests.integrations import judging
 from tests.integrations.judging import shapes, values
+from tests.tiers import full
 
 QAIC = bucket_rules("qualcomm")
 
@@ -97,6 +98,7 @@ def test_the_next_length_above_is_taken() -> None:
     ]
 
 
+@full
 @given(
     st.sets(st.integers(1, 8192), min_size=1, max_size=10),
     st.sets(st.integers(1, 8192), min_size=1, max_size=10),

@@ -15,6 +15,7 @@ from llmc.integrations.base import Export, Pick, Setup
 from llmc.integrations.settings import Value, from_flags
 from tests.integrations import judging
 from tests.integrations.judging import shapes, values
+from tests.tiers import full
 
 TPU = bucket_rules("tpu-inference")
 
@@ -139,6 +140,7 @@ def test_what_is_written_is_read(tokens: set[int], requests: set[int], most: int
     assert len(TPU.default(generated)["tokens"]) <= 2, "the server generates as few as it can; the others are given"
 
 
+@full
 @given(st.integers(1, 9000), st.sampled_from([1, 2, 16]), st.integers(0, 600), st.booleans())
 def test_its_own_lists_can_be_written_too(most: int, ranks: int, gap: int, bucketized: bool) -> None:
     built = setup(max(most, 8), 8, data_parallel_size=ranks, multiprocess_dp=False, padding_gap=gap * ranks,

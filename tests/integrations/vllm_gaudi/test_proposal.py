@@ -24,7 +24,7 @@ from llmc.integrations.vllm_gaudi.proposal import (
     work,
 )
 from tests.integrations.vllm_gaudi.setups import GAUDI, setup, setups
-from tests.tiers import examples
+from tests.tiers import examples, full
 
 
 def admissible(built: Setup, data: st.DataObject) -> tuple[str, Shape]:
@@ -151,6 +151,7 @@ def served(shapes: list[Shape], requested: Shape) -> Shape:
 STEPS = st.dictionaries(st.tuples(st.integers(1, 6), st.integers(1, 6)), st.integers(1, 9).map(float), min_size=1)
 
 
+@full
 @given(STEPS, st.integers(1, 5), st.sets(st.tuples(st.integers(1, 6), st.integers(1, 6)), max_size=4))
 def test_moves_lower_the_cost_and_keep_what_is_required(
     steps: dict[Shape, float], most: int, start: set[Shape]

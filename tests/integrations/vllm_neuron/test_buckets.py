@@ -15,6 +15,7 @@ from llmc.integrations.base import Export, Pick, Setup
 from llmc.integrations.settings import Value
 from tests.integrations import judging
 from tests.integrations.judging import shapes, values
+from tests.tiers import full
 
 NEURON = bucket_rules("vllm-neuron")
 
@@ -126,6 +127,7 @@ def test_graphs_are_prefills_and_pairs_of_requests_and_context_twice_with_drafts
     assert NEURON.graphs(setup(num_speculative_tokens=2), lists) == 14
 
 
+@full
 @given(
     st.sets(st.integers(1, 4095), max_size=12),
     st.sets(st.integers(1, 7), max_size=5),

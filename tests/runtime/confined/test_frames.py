@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.runtime.confined import frames
-from tests.tiers import examples
+from tests.tiers import examples, full
 
 VALUE = {"done": "é\ud800 " * 9, "bytes": [1, None, 2.5]}
 
@@ -52,6 +52,7 @@ VALUES = st.recursive(
 )
 
 
+@full
 @examples(60, derandomize=True)
 @given(VALUES)
 def test_what_is_long_comes_back_where_it_stood(value: Any) -> None:

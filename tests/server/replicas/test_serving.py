@@ -112,6 +112,7 @@ class Replicas(Process):
             yield calls
 
 
+@full
 def test_a_burst_is_spread_and_a_signal_lets_all_of_it_end(bundle: Path, tmp_path: Path) -> None:
     with Replicas(tmp_path, bundle) as server:
         ready = server.ready()

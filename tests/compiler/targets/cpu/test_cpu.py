@@ -136,6 +136,7 @@ def external(manifest: Manifest, bundle: Path) -> list[list[TensorProto]]:
 # Numbers
 
 
+@default_cases(1)
 @EITHER
 def test_float32_generates_what_transformers_does_alone_and_in_ragged_batches(
     workshop: Workshop, references: list[list[int]], options: dict[str, Any]

@@ -19,6 +19,7 @@ from llmc.compiler.targets.cuda.gpus import GPUS, NAMES
 from llmc.compiler.targets.cuda.topology import known, parse_topology
 from llmc.errors import DeviceError, InputError
 from llmc.platforms import install_line
+from tests.tiers import full
 
 ROOT = Path(__file__).parents[4]
 GIB = 1 << 30
@@ -115,6 +116,7 @@ def child(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
 needs_plugin = pytest.mark.skipif(find_spec("jax_cuda13_plugin") is None, reason="XLA's plug-in is not installed")
 
 
+@full
 @needs_plugin
 def test_xla_describes_every_gpu_as_it_is_described_here_and_prints_nothing(tmp_path: Path) -> None:
     done = child(DESCRIBED, tmp_path)
@@ -122,6 +124,7 @@ def test_xla_describes_every_gpu_as_it_is_described_here_and_prints_nothing(tmp_
     assert done.stderr == ""
 
 
+@full
 @needs_plugin
 def test_a_process_that_used_jax_before_can_still_compile_for_gpus(tmp_path: Path) -> None:
     """A notebook, for example: JAX registers no plug-in for CUDA when it starts on a host without a GPU."""

@@ -210,6 +210,7 @@ def test_the_pinned_cache_is_used_whatever_is_requested(host: Host, finish: Fini
         executor.close()
 
 
+@full
 def test_a_recipe_that_was_cut_on_the_disk_is_replaced(host: Host, finish: Finish, mine: Path) -> None:
     host()
     finish(mine)
@@ -246,6 +247,7 @@ def test_other_modes_have_recipes_of_their_own(host: Host, finish: Finish, mine:
     assert start(mine) == ([], [])
 
 
+@full
 def test_an_interrupt_keeps_the_recipes(
     host: Host, finish: Finish, mine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,7 +31,7 @@ from llmc.settings import Settings
 from llmc.testing.toy import toy_plan
 from tests.compiler import tiny
 from tests.hyperdex import LENGTH, LpuHost, another_version
-from tests.tiers import default_cases
+from tests.tiers import default_cases, full
 
 NOWHERE = Settings()
 
@@ -94,6 +94,7 @@ def test_gpus_need_what_low_memory_usage_drops(lpu: LpuHost, tmp_path: Path) -> 
         BundleLLM(Bundle.open(tmp_path / "low", replace(lpu.settings, num_gpu_devices=1)))
 
 
+@full
 def test_it_is_verified_by_its_tokens_and_can_be_again(
     lpu: LpuHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

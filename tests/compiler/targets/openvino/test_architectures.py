@@ -103,6 +103,7 @@ def test_a_soft_cap_reads_its_cache_in_float32_and_says_so(
 ) -> None:
     """Whatever the CPU computes in by default."""
     monkeypatch.setattr("llmc.compiler.targets.openvino.target.computes_in", lambda *_: narrow)
+    monkeypatch.setattr("llmc.compiler.targets.openvino.target.require_precision", lambda *_: None)
     result = compiled("gemma2", quantize="int8", verify="none")
     assert Bundle.open(result.bundle).manifest.options["dtype"] == "f32"
     assert Bundle.open(result.bundle).manifest.options["kv_cache_dtype"] == "f32"

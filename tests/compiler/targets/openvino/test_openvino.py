@@ -119,12 +119,14 @@ def test_a_smaller_kv_cache_is_close(compiled: Compile) -> None:
     assert found["leak"] == 0.0
 
 
+@full
 def test_weights_may_share_scales_in_smaller_groups_which_is_closer(compiled: Compile) -> None:
     rows, groups = compiled(quantize="int8", group_size=0), compiled(quantize="int8", group_size=32)
     assert groups.verification["accuracy"]["mean_kl"] < rows.verification["accuracy"]["mean_kl"]
     assert Bundle.open(groups.bundle).manifest.options["group_size"] == 32
 
 
+@full
 def test_activations_may_stay_as_they_are(compiled: Compile) -> None:
     options = Bundle.open(compiled(quantize="int8", activation_group_size=0).bundle).manifest.options
     assert options["activation_group_size"] == 0
@@ -142,6 +144,7 @@ def quantised_in(properties: dict[str, str]) -> int:
     return int(properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"])
 
 
+@full
 def test_int8_has_groups_for_the_shape_unless_one_is_named(compiled: Compile) -> None:
     requested = {"quantize": "int8", "specialise": True, "specialise_memory": 1 << 30, "verify": "none"}
     mixed, named = (Bundle.open(compiled(**requested, **more).bundle) for more in ({}, {"group_size": 0}))
@@ -186,6 +189,7 @@ def test_groups_that_are_not_offered_list_those_that_are(
         compiled(**{"quantize": "int8", **requested})
 
 
+@full
 def test_executables_of_fixed_decode_batches_give_the_same_tokens(compiled: Compile) -> None:
     plain, fixed = compiled(verify="none"), compiled(verify="all", specialise=True)
     batches = {b.batch for b in PLAN.decode}
@@ -205,6 +209,7 @@ def test_the_memory_budget_decides_how_many_fixed_executables_open(compiled: Com
         assert llm.executor.memory()["open_executables"] == 1
 
 
+@full
 def test_a_starter_serves_until_the_paged_model_is_open_and_hands_over_what_is_cached(compiled: Compile) -> None:
     plain, started = compiled(verify="none"), compiled(starter=True)
     assert STARTER_NAME in Bundle.open(started.bundle).manifest.files

@@ -32,7 +32,7 @@ OTHERS = (
 """Layers and caches of all kinds: values narrower than keys, layers of several sizes and without a cache, states."""
 
 
-@default_cases(2)
+@default_cases(1)
 @pytest.mark.parametrize("case", [*CASES, *OTHERS])
 def test_ragged_padded_steps_over_a_cache_of_nan_give_the_models_logits(case: str, tmp_path: Path) -> None:
     """First prompts, chunks over a past and decoding; windows are shorter than the text."""

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from llmc.compiler.targets.xla.collectives import collectives
+from tests.tiers import full
 
 
 def module(*instructions: str, before: str = "") -> str:
@@ -113,6 +114,7 @@ print(jax.jit(f, out_shardings=NamedSharding(mesh, P())).lower(*given).compile()
 """
 
 
+@full
 def test_a_compiled_loop_over_layers_has_one_sum_in_its_body() -> None:
     env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, check=False)

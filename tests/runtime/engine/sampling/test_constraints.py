@@ -25,6 +25,7 @@ from llmc.runtime.engine.sampling.params import SamplingParams, StructuredOutput
 from llmc.runtime.engine.sampling.sampler import SequenceSampler
 from llmc.runtime.text.tokenizer import Tokenizer
 from llmc.testing.toy import BYTES, EOS, VOCAB, tokenizer_json
+from tests.tiers import full
 from tests.timing import until
 
 PERSON = {
@@ -332,6 +333,7 @@ def test_what_the_grammar_library_says_is_cut_after_300_characters():
     assert grammars.first_line("x" * 400) == "x" * 300
 
 
+@full
 def test_what_held_in_the_child_is_built_here_with_stack_to_spare(factory, tokenizer):
     depth = 500
     structured = StructuredOutputsParams(json=chained(depth))

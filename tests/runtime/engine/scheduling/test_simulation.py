@@ -16,7 +16,7 @@ from tests.runtime.engine.scheduling.watched import Watched
 from tests.tiers import default_cases, examples
 
 
-@default_cases(2)
+@default_cases(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_random_traffic_keeps_every_promise(seed: int) -> None:
     totals: Counter[str] = Counter()

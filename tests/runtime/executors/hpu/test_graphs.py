@@ -17,7 +17,7 @@ from llmc.runtime.executors.hpu.executor import HpuGraphs, HpuOnDevice
 from llmc.runtime.step import pad
 from llmc.testing.executors import PLAN, prefill
 from tests.runtime.executors.hpu.conftest import Host
-from tests.tiers import default_cases
+from tests.tiers import default_cases, full
 
 Opened = Callable[..., HpuOnDevice]
 TOTAL = 24 << 20
@@ -54,6 +54,7 @@ def test_the_profile_run_needs_no_cache_and_the_cache_takes_what_memory_leaves(l
     assert prefill(executor, executor.slots - 1, [1, 2, 3]).any()
 
 
+@full
 def test_captured_buckets_replay_and_give_what_they_gave(lazy: Any, on_device: Opened) -> None:
     executor, plain = on_device(), on_device()
     device, memory = divided(executor, graph_reserved_mem=0.9)

@@ -162,6 +162,7 @@ def test_failures_while_opening(lpu: LpuHost, monkeypatch: pytest.MonkeyPatch, f
     assert len(logs()) == 1
 
 
+@default_cases(1)
 @pytest.mark.parametrize(
     ("failure", "message"),
     [

@@ -27,7 +27,7 @@ from llmc.runtime.llm import BundleLLM
 from llmc.testing.executors import PLAN, SLOTS, TOP, Alone, Life, Open, decode, opener, prefill
 from tests.compiler import tiny
 from tests.manifests import edit_manifest
-from tests.tiers import default_cases
+from tests.tiers import default_cases, full
 
 DEVICES = ("CPU", "NPU")
 GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
@@ -77,6 +77,7 @@ def test_every_bucket_is_exact_in_float32(compiled: Compile, device: str, case: 
     assert result.verification["greedy_equal"] == result.verification["greedy_sequences"]
 
 
+@full
 def test_eight_bit_weights_are_close(compiled: Compile) -> None:
     found = compiled("NPU", quantize="int8", verify="all").verification
     assert found["mean_kl"] < 0.02
@@ -113,6 +114,7 @@ def test_a_slot_as_long_as_the_context_takes_one_more_token(opened: Open) -> Non
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
+@default_cases(1)
 def test_an_engine_serves_from_it_what_another_executor_does(compiled: Compile, device: str) -> None:
     expected = [tiny.greedy("llama", prompt, 6) for prompt in PROMPTS]
     with BundleLLM(compiled(device).bundle, threads=1) as llm:
@@ -210,6 +212,7 @@ def test_precisions_of_a_paged_cache_are_refused(compiled: Compile) -> None:
         compiled("NPU", kv_cache_dtype="u8")
 
 
+@full
 def test_weights_may_share_scales_in_groups_and_activations_are_the_plugins_business(compiled: Compile) -> None:
     rows, groups = (compiled("NPU", quantize="int8", group_size=n, verify="all") for n in (0, 32))
     assert groups.verification["accuracy"]["mean_kl"] < rows.verification["accuracy"]["mean_kl"]
@@ -217,6 +220,7 @@ def test_weights_may_share_scales_in_groups_and_activations_are_the_plugins_busi
         compiled("NPU", quantize="int8", activation_group_size=0)
 
 
+@full
 def test_a_bundle_for_a_device_that_is_not_here_says_so_where_a_user_opens_it(
     compiled: Compile, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -232,6 +236,7 @@ def test_a_bundle_for_a_device_that_is_not_here_says_so_where_a_user_opens_it(
         assert not caplog.records
 
 
+@full
 def test_it_opens_and_runs_without_torch(compiled: Compile) -> None:
     code = (
         "import sys; from llmc.runtime.bundle import Bundle\n"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from llmc.errors import InputError
 from llmc.runtime.executors.openvino.blocks import BLOCK
 from llmc.runtime.executors.openvino.paged_cache import BlockTables
-from tests.tiers import examples
+from tests.tiers import default_cases, examples
 
 SLOTS, BLOCKS = 4, 24
 
@@ -41,6 +41,7 @@ class Tables:
         return [self.contents[table[at // BLOCK - first]][at % BLOCK] for at in range(begin, end)]
 
 
+@default_cases(1)
 @pytest.mark.parametrize("ring", [None, RING])
 @given(data=st.data())
 @examples(150)

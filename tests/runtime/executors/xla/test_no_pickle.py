@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import llmc
+from tests.tiers import full
 
 FOLDER = Path(llmc.__file__).parent
 UNSAFE = {
@@ -46,6 +47,7 @@ def unpickles(node: ast.AST) -> bool:
     return function in LOADERS and given.get("weights_only") != "True"
 
 
+@full
 def test_no_file_imports_what_unpickles() -> None:
     for path in sorted(FOLDER.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):

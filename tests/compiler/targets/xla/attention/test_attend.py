@@ -91,6 +91,7 @@ def test_attention_is_one_operator_a_layer_that_reads_the_cache() -> None:
     assert others == {NAME}
 
 
+@full
 def test_layers_are_still_rolled_into_one_body() -> None:
     folded = fold(bound("llama-three-layers", DECODE))
     assert [o.operator for o in folded.body].count(NAME) == 1
