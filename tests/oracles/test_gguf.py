@@ -35,6 +35,7 @@ AS_CONVERTED: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 16,
     },
     "gpt_oss": {"swiglu_limit": 7.0},
+    "gpt_bigcode": {"n_inner": 256, "intermediate_size": 256},
     "granitemoehybrid": {"position_embedding_type": "nope"},
     "lfm2": {"block_auto_adjust_ff_dim": False},
     "mamba2": {"time_step_limit": None},

@@ -69,6 +69,16 @@ ARCHITECTURES["ernie4_5_moe"] = Architecture(
         score_biases=True, tied=True,
     ),
     fused={"linear": 9, "rms_norm": 2},
+    gguf=Gguf(
+        "ernie4_5-moe",
+        keys={
+            "expert_count": "moe_num_experts", "expert_used_count": "moe_k",
+            "expert_feed_forward_length": "moe_intermediate_size", "expert_shared_count": "moe_num_shared_experts",
+            "leading_dense_block_count": "moe_layer_start_index", "interleave_moe_layer_step": "moe_layer_interval",
+        },
+        config=lambda facts: {"use_bias": "blk.0.attn_q.bias" in facts},
+        neutral={"expert_shared_feed_forward_length": None},
+    ),
     tiny={
         **TINY, "num_hidden_layers": 2, "moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 48,
         "moe_num_shared_experts": 2, "moe_layer_start_index": 1,

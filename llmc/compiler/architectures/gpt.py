@@ -95,6 +95,13 @@ ARCHITECTURES["gpt_bigcode"] = Architecture(
     },
     sharding=rules(NAMES, up=r"mlp\.c_fc", down=r"mlp\.c_proj", output=r"attn\.c_proj"),
     size=size,
+    gguf=Gguf(
+        "starcoder",
+        config=lambda facts: {
+            "n_inner": facts.common["intermediate_size"], "activation_function": "gelu_pytorch_tanh",
+            "multi_query": facts.common["num_key_value_heads"] == 1,
+        },
+    ),
     tiny={
         "n_embd": 64, "n_inner": 96, "n_layer": 2, "n_head": 4, "n_positions": 128, "layer_norm_epsilon": 1e-5,
         "multi_query": True,

@@ -135,8 +135,7 @@ class GgufCheckpoint(Checkpoint):
         super().__init__(path, name or self._meta.text("general.name", path.stem) or path.stem)
         self._gguf = self._meta.gguf
         self._config = build_config(self._header)
-        names = self._meta.architecture.tensor_names(self._meta.architecture.in_common_terms(self._config))
-        self._tensors = self._sources(sorted(names))
+        self._tensors = self._sources(sorted(self._meta.architecture.tensor_names(self._config)))
         for tensor in self._tensors:
             self._check_rows(tensor)
 

@@ -169,7 +169,8 @@ class Metadata:
 
 
 def build_config(header: GgufHeader) -> dict[str, Any]:
-    """Build the config. Raises CheckpointError for an unsupported architecture or feature, or a contradiction."""
+    """Build the config, in common terms. Raises CheckpointError for an unsupported architecture or feature, or a
+    contradiction."""
     meta = Metadata(header)
     _require_read(meta)
     config: dict[str, Any] = {
@@ -198,7 +199,7 @@ def build_config(header: GgufHeader) -> dict[str, Any]:
     for name in own.unread:
         config.pop(name, None)
     notes = {"model_type": meta.model_type, "architectures": [own.model_class], "dtype": "float32", **token_ids(meta)}
-    return {**notes, **{own.keys.get(name, name): value for name, value in config.items()}}
+    return own.in_common_terms({**notes, **{own.keys.get(name, name): value for name, value in config.items()}})
 
 
 def _epsilon(meta: Metadata) -> float | None:
@@ -254,7 +255,7 @@ def _require_read(meta: Metadata) -> None:
             raise meta.error(f"metadata {key}: the file is an adapter, not a model; merge it into its model first")
     for name in meta.own.keys() - READ - form.keys.keys() - form.reads:
         key, value = prefix + name, meta.own[name]
-        if name in YARN and meta.own.get("rope.scaling.type") == "yarn":
+        if name in YARN and (meta.own.get("rope.scaling.type") == "yarn" or ROPE_LONG in meta.header.tensors):
             continue
         allowed = (YARN[name][1],) if name in YARN else form.neutral.get(name, NEUTRAL.get(name, ()))
         if allowed is not None and not any(np.all(value == one) for one in allowed):
@@ -306,7 +307,7 @@ def _rope(meta: Metadata, rotated: int, context: int) -> dict[str, Any]:
         long, short = (_divisors(meta, name, rotated).tolist() for name in (ROPE_LONG, ROPE_SHORT))
         return {
             "rope_type": "longrope", "rope_theta": theta, "long_factor": long, "short_factor": short,
-            "original_max_position_embeddings": original, "factor": context / original,
+            "original_max_position_embeddings": original, "factor": context / original, **_yarn(meta),
         }  # fmt: skip
     if kind == "none":
         return {"rope_type": "default", "rope_theta": theta}
@@ -314,13 +315,15 @@ def _rope(meta: Metadata, rotated: int, context: int) -> dict[str, Any]:
     if kind == "linear":
         return {"rope_type": "linear", "rope_theta": theta, "factor": factor}
     if kind == "yarn":
-        found = {
+        return {
             "rope_type": "yarn", "rope_theta": theta, "factor": factor, "original_max_position_embeddings": original,
+            **_yarn(meta),
         }  # fmt: skip
-        return found | {
-            name: _short(meta.number(f"{{arch}}.{key}")) for key, (name, _) in YARN.items() if key in meta.own
-        }
     raise meta.error(f"rope scaling {kind!r} is not supported; supported: none, linear, yarn, llama3, longrope")
+
+
+def _yarn(meta: Metadata) -> dict[str, float]:
+    return {name: _short(meta.number(f"{{arch}}.{key}")) for key, (name, _) in YARN.items() if key in meta.own}
 
 
 def _divisors(meta: Metadata, name: str, rotated: int) -> np.ndarray[Any, np.dtype[np.float64]]:

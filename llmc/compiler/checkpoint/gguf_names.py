@@ -46,6 +46,10 @@ def _latent(parts: Sequence[FloatArray]) -> FloatArray:
     return np.ascontiguousarray(rows.reshape(-1, rows.shape[2]))
 
 
+def _one_row(parts: Sequence[FloatArray]) -> FloatArray:
+    return parts[0].reshape(1, -1)
+
+
 def _flat(parts: Sequence[FloatArray]) -> FloatArray:
     return parts[0].reshape(-1)
 
@@ -67,6 +71,7 @@ _EXTRA: tuple[tuple[re.Pattern[str], tuple[str, ...], Combine | None], ...] = tu
         (r".*experts\.gate_up_proj", ("ffn_gate_exps.weight", "ffn_up_exps.weight"), None),
         (r".*experts\.gate_up_proj", ("ffn_gate_up_exps.weight",), None),
         (r".*experts\.(up|down)_proj", (r"ffn_\1_exps.weight",), None),
+        (r"mlp\.gate\.moe_statics\.e_score_correction_bias", ("exp_probs_b.bias",), _one_row),
         (r"mlp\.gate\.e_score_correction_bias", ("exp_probs_b.bias",), None),
         (r"block_sparse_moe\.router\.weight", ("ffn_gate_inp.weight",), None),
         (r"shared_mlp\.input_linear\.weight", ("ffn_gate_shexp.weight", "ffn_up_shexp.weight"), None),
@@ -99,9 +104,6 @@ def sources(gguf: Gguf, names: Collection[str], layers: int, stored: Container[s
 def _candidates(gguf: Gguf, name: str, layers: int) -> Iterator[StoredParts]:
     if block := _BLOCK.fullmatch(name):
         number, part = block.groups()
-        stem, _, end = part.rpartition(".")
-        if stem in gguf.tensors:
-            yield StoredParts((f"blk.{number}.{gguf.tensors[stem]}.{end}",))
         if gguf.turned_experts and (match := _TURNED.fullmatch(part)):
             kinds, ending = match[1].split("_"), "bias" if match[2] else "weight"
             turned = tuple(f"blk.{number}.ffn_{kind}_exps.{ending}" for kind in kinds)
@@ -110,15 +112,15 @@ def _candidates(gguf: Gguf, name: str, layers: int) -> Iterator[StoredParts]:
         for pattern, parts, combine in _EXTRA:
             if match := pattern.fullmatch(part):
                 yield StoredParts(tuple(f"blk.{number}.{match.expand(one)}" for one in parts), combine)
-    elif (stem := name.rpartition(".")[0]) in gguf.tensors:
-        yield StoredParts((f"{gguf.tensors[stem]}.{name.rpartition('.')[2]}",))
     if known := _table(gguf.architecture, layers).get_name(name, try_suffixes=(".weight", ".bias")):
         yield StoredParts((known,))
 
 
 @lru_cache(maxsize=4)
 def _table(architecture: str, layers: int) -> Any:
+    """gguf's table of an architecture, or Llama's for one that the package does not know."""
     import gguf
 
-    arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    known = (arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    arch = next(known, gguf.MODEL_ARCH.LLAMA)
     return gguf.get_tensor_name_map(arch, layers)

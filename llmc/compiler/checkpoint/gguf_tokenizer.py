@@ -121,7 +121,7 @@ own tokenizer.json files where it adapts their patterns."""
 def build_tokenizer_json(meta: Metadata) -> bytes:
     """Build the tokenizer, the same bytes for the same metadata. Raises CheckpointError for a damaged vocabulary."""
     vocabulary = _Vocabulary(meta)
-    model = meta.text("tokenizer.ggml.model")
+    model = meta.text("tokenizer.ggml.model", "none")
     if model in ("gpt2", "gemma4"):
         name = "gemma4" if model == "gemma4" else meta.text("tokenizer.ggml.pre", "default")
         tokenizer, adds_bos = _merged(vocabulary, name)

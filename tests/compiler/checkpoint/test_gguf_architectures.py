@@ -15,11 +15,16 @@ import gguf
 import numpy as np
 import pytest
 
+from llmc.artifacts.store.store import Store
 from llmc.compiler.architectures.shared.architectures import architecture, by_gguf_architecture
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.frontend.consumed import require_consumed, tensor_names
 from llmc.compiler.frontend.skeleton import model_config
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.errors import CheckpointError
+from tests.compiler import tiny
+from tests.tiers import full
 
 RECORDED = Path(__file__).parents[1] / "data" / "gguf_converted.json"
 CONVERTED: dict[str, Any] = json.loads(RECORDED.read_text(encoding="utf-8"))
@@ -56,8 +61,9 @@ def write(
         if value is not None:
             add.get(type(value), writer.add_array)(key, value)
     for tensor, shape in record["tensors"].items():
-        floats = random.standard_normal(shape).astype(np.float32)
-        floats = -np.exp(floats) if tensor.endswith("ssm_a") else floats
+        floats = (0.15 * random.standard_normal(shape) + ("norm" in tensor)).astype(np.float32)
+        if tensor.endswith("ssm_a") or tensor.startswith("rope_"):  # decays are negative, and divisors positive
+            floats = np.exp(floats) * (-1 if tensor.endswith("ssm_a") else 1)
         kind = next((kind for part, kind in (types or {}).items() if part in tensor), None)
         stored = floats if kind is None else gguf.quantize(floats, kind)
         writer.add_tensor(tensor, stored, raw_dtype=kind)
@@ -217,3 +223,36 @@ def test_a_part_that_is_missing_or_of_another_model_is_named(tmp_path: Path) -> 
     alone = files[0].rename(tmp_path / "alone.gguf")
     with pytest.raises(CheckpointError, match=r"one of 3 parts of a split model; name the parts NAME-00001-of-00003"):
         open_checkpoint(alone)
+
+
+def test_the_two_lists_of_factors_of_phi_3_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As conversion/phi.py writes Phi-3-mini-128k."""
+    tensors = {"rope_factors_long.weight": [4], "rope_factors_short.weight": [4]}
+    monkeypatch.setitem(CONVERTED["phi3"], "tensors", CONVERTED["phi3"]["tensors"] | tensors)
+    changes = {"phi3.rope.scaling.original_context_length": 32, "phi3.rope.scaling.attn_factor": 1.25}
+    path, stored = write(tmp_path / "m.gguf", "phi3", **changes)
+    found = open_checkpoint(path).config
+    assert found["original_max_position_embeddings"] == 32
+    rope = found["rope_parameters"]
+    assert (rope["rope_type"], rope["attention_factor"], rope["factor"]) == ("longrope", 1.25, 4.0)
+    assert rope["partial_rotary_factor"] == 0.5
+    for kind in ("long", "short"):
+        np.testing.assert_allclose(rope[f"{kind}_factor"], stored[f"rope_factors_{kind}.weight"], rtol=1e-6)
+
+
+@full
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("deepseek_v3", "onnxruntime"), ("falcon", "onnxruntime"), ("gemma2", "xla"), ("gpt_bigcode", "onnxruntime"),
+        ("granitemoehybrid", "onnxruntime"), ("mamba2", "openvino"), ("phi3", "onnxruntime"),
+    ],
+)  # fmt: skip
+def test_a_file_compiles_and_every_bucket_gives_what_transformers_gives(name: str, device: str, tmp_path: Path) -> None:
+    path, _ = write(tmp_path / "m.gguf", name)
+    options = CompileOptions(device, quantize="none", verify="all")
+    result = compile_bundle(
+        str(path), tmp_path / "b", tiny.kinds_plan(), options, Store(tmp_path / "s"), lambda _: None
+    )
+    assert result.verification["buckets"] == len(tiny.kinds_plan().buckets)
+    assert result.verification["mean_kl"] < 1e-5

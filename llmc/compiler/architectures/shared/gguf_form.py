@@ -51,8 +51,6 @@ class Gguf:
     """Metadata that `config` reads."""
     neutral: Mapping[str, tuple[Any, ...] | None] = field(default_factory=dict)
     """Unread metadata → the values that match the model; None: any value."""
-    tensors: Mapping[str, str] = field(default_factory=dict)
-    """Parts of names within a layer, without `.weight`, that gguf's table lacks: transformers' → the file's."""
     interleaved: tuple[str, ...] = ()
     """Projections ("q_proj", …) with rows [heads · head_dim, …] in llama.cpp's order. It rotates neighbours (2i, 2i +
     1) of a head where transformers rotates (i, i + head_dim / 2)."""
@@ -66,15 +64,15 @@ class Gguf:
     """Of several architectures with one general.architecture, whether a file is of this one; `common` is empty."""
 
 
-def windows(period: int, **more: Any) -> Config:
+def windows(period: int) -> Config:
     """A `config`: every `period`-th layer sees all tokens and the others have a window, unless the file has a
-    pattern. `more`: constant members."""
+    pattern."""
 
     def config(facts: GgufFacts) -> Mapping[str, Any]:
         window = facts.get("attention.sliding_window")
         if not window:
-            return {**more, "sliding_window": None, "layer_types": [FULL] * facts.common["num_hidden_layers"]}
-        return {**more, "sliding_window": int(window), "layer_types": layer_types(facts, period)}
+            return {"sliding_window": None, "layer_types": [FULL] * facts.common["num_hidden_layers"]}
+        return {"sliding_window": int(window), "layer_types": layer_types(facts, period)}
 
     return config
 
