@@ -412,17 +412,11 @@ _GRANITE_KEYS = {
 def _granite_gguf(facts: GgufFacts) -> dict[str, Any]:
     """A layer without KV heads is recurrent. Files without experts have their MLP as a plain one."""
     inner = facts.get("ssm.inner_size")
-    dense = (
-        {}
-        if facts.get("expert_count")
-        else {
-            "num_local_experts": 0,
-            "num_experts_per_tok": 0,
-            "shared_intermediate_size": facts.common["intermediate_size"],
-        }
-    )
+    dense = {
+        "num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": facts.common["intermediate_size"],
+    }  # fmt: skip
     return {
-        **dense, "mamba_d_head": inner // facts.get("ssm.time_step_rank"),
+        **({} if facts.get("expert_count") else dense), "mamba_d_head": inner // facts.get("ssm.time_step_rank"),
         "mamba_expand": inner // facts.common["hidden_size"],
         "layer_types": ["attention" if heads else "mamba" for heads in facts.get("attention.head_count_kv")],
         "position_embedding_type": "rope" if facts.get("rope.scaling.finetuned", True) else "nope",

@@ -275,6 +275,9 @@ class Checkpoint(ABC):
         self.shape(name)
         return None
 
+    def require_tokenizer_form(self) -> None:  # noqa: B027 - most formats have one form
+        """Raise CheckpointError for a tokenizer in files that are not read; none at all is no error."""
+
     @abstractmethod
     def tokenizer_json(self) -> bytes:
         """A Hugging Face tokenizer.json; always the same bytes. Raises NoTokenizerError if there is none,

@@ -37,6 +37,8 @@ READ = frozenset({
 NEUTRAL: dict[str, tuple[Any, ...] | None] = {
     "vocab_size": None, "tensor_data_layout": None, "rope.scaling.finetuned": None,  # notes; the embedding has the size
     "expert_count": (0,), "expert_used_count": (0,), "expert_group_count": (0, 1), "expert_group_used_count": (0, 1),
+    "expert_shared_count": (0,), "expert_weights_norm": (False,), "expert_weights_scale": (0, 1),
+    "expert_gating_func": (1,),  # softmax
     "attention.sliding_window": (0,), "attention.causal": (True,), "use_parallel_residual": (False,),
     "rope.scale_linear": (0, 1), "rope.scaling.yarn_ext_factor": (1,), "logit_scale": (1,), "residual_scale": (1,),
     "embedding_scale": (1,), "attention.clamp_kqv": (0,), "attn_logit_softcapping": (0,),

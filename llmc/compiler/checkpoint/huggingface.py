@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import canonical_json
+from llmc.compiler.architectures import require_supported
+from llmc.compiler.architectures.encoders import ENCODERS
 from llmc.compiler.architectures.shared.wrappers import text_config, text_tensors
 from llmc.compiler.checkpoint.base import (
     CONFIG,
@@ -21,6 +24,7 @@ from llmc.compiler.checkpoint.base import (
     unknown_tensor,
     without_path,
 )
+from llmc.compiler.checkpoint.mapped import require_content
 from llmc.compiler.checkpoint.quantised import STATED, in_models_order, is_read, read_quantised
 from llmc.compiler.checkpoint.quantised.base import QuantisedTensor, StoredTensors
 from llmc.compiler.checkpoint.safetensors_file import SafetensorsFile
@@ -57,8 +61,15 @@ class HuggingFaceCheckpoint(Checkpoint):
     def __init__(self, path: Path, name: str | None = None, facts: ArchitectureReader | None = None) -> None:
         super().__init__(path, name or folder_name(path))
         self._config = read_config_file(path / CONFIG, facts)
-        self._shards = {file: SafetensorsFile(path / file) for file in _weight_files(path)}
+        try:
+            files = _weight_files(path)
+        except CheckpointError:  # an unsupported model is not worth a download
+            if str(self._config["model_type"]).replace("-", "_") not in ENCODERS:
+                require_supported(self._config)
+            raise
+        self._shards = {file: SafetensorsFile(path / file) for file in files}
         self._owner = {name: shard for shard in self._shards.values() for name in shard.tensors}
+        self._check_index()
         raw = read_json(path / CONFIG)
         reading = read_quantised(raw, StoredTensors(path, self._owner))
         turned = facts(self._config).turned if facts else frozenset()
@@ -68,14 +79,15 @@ class HuggingFaceCheckpoint(Checkpoint):
         held = {name: stored for stored, name in text.items()}
         full = facts(self._config).names.in_full(held) if facts else {name: name for name in held}
         self._stored = {name: held[short] for name, short in full.items()}
-        self._check_index()
 
     def _check_index(self) -> None:
+        """The index decides which shard's tensor counts. Raises CheckpointError for one that its shard lacks."""
         if SINGLE in self._shards:
             return
         for name, file in _weight_map(self.path / INDEX).items():
             if name not in self._shards[file].tensors:
                 raise CheckpointError(f"{self.path / file}: lacks tensor {name}, which {INDEX} says it has")
+            self._owner[name] = self._shards[file]
 
     @property
     def config(self) -> dict[str, Any]:
@@ -158,15 +170,22 @@ class HuggingFaceCheckpoint(Checkpoint):
         for shard in self._shards.values():
             shard.forget()
 
+    def require_tokenizer_form(self) -> None:
+        """Raise CheckpointError for a folder with vocabulary files and without tokenizer.json."""
+        files = [] if (self.path / "tokenizer.json").is_file() else sorted(map(str, self.path.glob("*")))
+        if names := [name for file in files if _VOCABULARY.fullmatch(name := Path(file).name)]:
+            raise CheckpointError(
+                f"{self.path}: the tokenizer is in {names[0]}, and llmc reads tokenizer.json; write it with "
+                f"`AutoTokenizer.from_pretrained({str(self.path)!r}).save_pretrained({str(self.path)!r})` "
+                "from transformers"
+            )
+
     def tokenizer_json(self) -> bytes:
         """The file's bytes."""
         path = self.path / "tokenizer.json"
         if not path.is_file():
-            raise NoTokenizerError(
-                f"{self.path}: no tokenizer.json, and vocabulary files alone cannot be used; write one with "
-                f"`AutoTokenizer.from_pretrained({str(self.path)!r}).save_pretrained({str(self.path)!r})` "
-                "from transformers"
-            )
+            self.require_tokenizer_form()
+            raise NoTokenizerError(f"{self.path}: no tokenizer.json; fetch it to send text instead of token ids")
         read_json(path)
         return path.read_bytes()
 
@@ -233,10 +252,18 @@ def read_config_file(path: Path, facts: ArchitectureReader | None = None) -> dic
     return facts(config).in_common_terms(config) if facts else config
 
 
+_VOCABULARY = re.compile(
+    r"tokenizer\.model(\.v\d+)?|tekken\.json|.+\.tiktoken|spiece\.model|sentencepiece.*\.model|vocab\.(json|txt)"
+)
+"""Tokenizers in other files: SentencePiece, Mistral's, OpenAI's, GPT-2's and BERT's."""
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file. Raises CheckpointError if it is missing, unreadable or not an object."""
     try:
-        content = json.loads(path.read_bytes())
+        data = path.read_bytes()
+        require_content(path, data)
+        content = json.loads(data)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: no such file") from error
     except (OSError, ValueError, RecursionError) as error:
@@ -347,6 +374,8 @@ def _name(file: Path, together: bool) -> str:
 
 def _template_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        data = path.read_bytes()
+        require_content(path, data)
+        return data.decode()
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path}: cannot be read as UTF-8 text ({error})") from error

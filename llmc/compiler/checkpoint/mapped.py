@@ -8,6 +8,14 @@ from pathlib import Path
 
 from llmc.errors import CheckpointError
 
+_POINTER = b"version https://git-lfs.github.com/spec/"
+
+
+def require_content(path: Path, beginning: bytes) -> None:
+    """Raise CheckpointError for a file that Git LFS has not fetched, by its first bytes."""
+    if beginning.startswith(_POINTER):
+        raise CheckpointError(f"{path}: a Git LFS pointer instead of the file; run `git lfs pull` in its folder")
+
 
 class MappedFile:
     """A mapped file. The map lives as long as this object or any array made from `buffer`. Raises CheckpointError for a
@@ -25,6 +33,7 @@ class MappedFile:
             raise CheckpointError(f"{path}: no such file") from error
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path}: cannot be read ({error})") from error
+        require_content(path, self.buffer[: len(_POINTER)])
 
     def forget(self) -> None:
         """Release the file's pages; the next read loads them again."""

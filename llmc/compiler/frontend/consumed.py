@@ -109,8 +109,10 @@ COMPUTED = (".rotary_emb.inv_freq", ".position_ids", ".rotary_emb.cos_cached", "
 
 
 def require_readable(checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError for an unsupported architecture, and for what `require_consumed` refuses."""
+    """Raise CheckpointError for an unsupported architecture, a tokenizer in other files, and for what
+    `require_consumed` refuses."""
     require_supported(checkpoint.config)
+    checkpoint.require_tokenizer_form()
     require_consumed(checkpoint)
 
 

@@ -25,13 +25,17 @@ _REFUSALS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeErr
 """Exceptions that transformers raises for values it cannot compute with."""
 
 
+_ATTENTION = ("attn_implementation", "_attn_implementation", "_attn_implementation_autoset")
+"""Keys that choose an attention package, which transformers would import. Every package computes the same."""
+
+
 def model_config(config: Mapping[str, Any]) -> PretrainedConfig:
     """Create the transformers configuration object of an HF-style `config` dict. Raises CheckpointError."""
     model_type = require_supported(config)
     fields = {
         k: v
         for k, v in _floats(config).items()
-        if k not in ("model_type", "transformers_version", "dtype", "torch_dtype", SELECTABLE)
+        if k not in ("model_type", "transformers_version", "dtype", "torch_dtype", SELECTABLE, *_ATTENTION)
     }
     transformers_logging.set_verbosity_error()
     try:

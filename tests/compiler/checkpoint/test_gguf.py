@@ -329,6 +329,13 @@ def test_what_is_no_gguf_is_refused(tmp_path, data, message):
         open_checkpoint(path)
 
 
+def test_a_git_lfs_pointer_is_named_as_such(tmp_path):
+    path = tmp_path / "m.gguf"
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
+    with pytest.raises(CheckpointError, match=r"m\.gguf: a Git LFS pointer"):
+        open_checkpoint(path)
+
+
 def test_truncations_are_refused(tmp_path):
     whole, path = write_gguf(tmp_path / "w.gguf").read_bytes(), tmp_path / "cut.gguf"
     header = read_header(tmp_path / "w.gguf")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import struct
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+import llmc
 from llmc.compiler.architectures.shared.base import Architecture
 from llmc.compiler.architectures.shared.names import Names
 from llmc.compiler.checkpoint import open_checkpoint
@@ -149,7 +152,7 @@ def test_the_digest_of_a_config_is_of_its_value(tmp_path):
 def test_tokenizer_template_and_generation_files(tmp_path):
     path = write_folder(tmp_path / "m")
     checkpoint = open_checkpoint(path)
-    with pytest.raises(CheckpointError, match=r"no tokenizer\.json.*save_pretrained"):
+    with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
         checkpoint.tokenizer_json()
     assert checkpoint.chat_template() is None and checkpoint.special_tokens() == {}
     assert checkpoint.generation_config() == {"bos_token_id": 1, "eos_token_ids": [0], "pad_token_id": None}
@@ -180,6 +183,55 @@ def test_tokenizer_template_and_generation_files(tmp_path):
     (path / "additional_chat_templates/tool_use.jinja").unlink()
     (path / "tokenizer_config.json").write_text("{}")
     assert open_checkpoint(path).chat_template() == "\nJ\n"
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["tokenizer.model", "tokenizer.model.v3", "tekken.json", "qwen.tiktoken", "spiece.model", "vocab.json", "vocab.txt",
+     "sentencepiece.bpe.model"],
+)  # fmt: skip
+def test_a_tokenizer_in_other_files_is_refused_before_anything_is_compiled(tmp_path, file):
+    path = write_folder(tmp_path / "m")
+    (path / file).write_text("x")
+    with pytest.raises(CheckpointError, match=rf"the tokenizer is in {re.escape(file)}, and .*save_pretrained"):
+        llmc.compile(str(path), tmp_path / "b", max_model_len=64, device="onnxruntime")
+    (path / "tokenizer.json").write_text("{}")
+    open_checkpoint(path).require_tokenizer_form()
+
+
+@pytest.mark.parametrize(
+    "file", ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
+)
+def test_a_file_that_git_lfs_has_not_fetched_is_named_as_such(tmp_path, file):
+    path = write_folder(tmp_path / "m")
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 17525357\n"
+    (path / file).write_text(pointer)
+    with pytest.raises(CheckpointError, match=rf"{re.escape(file)}: a Git LFS pointer .*git lfs pull"):
+        checkpoint = open_checkpoint(path)
+        checkpoint.chat_template()
+        checkpoint.tokenizer_json()
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_an_unsupported_architecture_is_named_before_weights_are_missed(tmp_path, shards):
+    path = write_folder(tmp_path / "m", shards=shards)
+    next(path.glob("*.safetensors")).unlink()
+    with pytest.raises(CheckpointError, match=r"no weights|shards are missing"):
+        open_checkpoint(path)
+    (path / "config.json").write_text(json.dumps({**CONFIG, "model_type": "seed_oss"}))
+    with pytest.raises(CheckpointError, match="architecture 'seed_oss' is not supported"):
+        open_checkpoint(path)
+
+
+def test_of_a_tensor_in_two_shards_the_index_decides(tmp_path):
+    path = write_folder(tmp_path / "m", shards=2)
+    index = json.loads((path / INDEX).read_text())["weight_map"]
+    name = next(tensor for tensor, file in index.items() if file == "model-00001-of-00002.safetensors")
+    expected = open_checkpoint(path).tensor(name)
+    second = SafetensorsFile(path / "model-00002-of-00002.safetensors").tensors
+    held = {n: open_checkpoint(path).tensor(n) for n in second} | {name: expected + 1}
+    save_file(held, path / "model-00002-of-00002.safetensors")
+    np.testing.assert_array_equal(open_checkpoint(path).tensor(name), expected)
 
 
 def test_an_empty_weight_file_is_refused(tmp_path):

@@ -81,3 +81,8 @@ def test_numbers_that_transformers_cannot_compute_with_are_refused() -> None:
     rope = {"rope_type": "default", "rope_theta": "much"}
     with pytest.raises(CheckpointError, match=r"cannot build the llama model of this configuration: [^;]*$"):
         build_skeleton({**tiny.config("llama"), "rope_parameters": rope})
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_an_attention_package_that_a_configuration_names_is_not_imported(key: str) -> None:
+    build_skeleton({**tiny.config("llama"), key: "flash_attention_2"})
