@@ -49,6 +49,7 @@ ARCHITECTURES["ministral3"] = Architecture(
     ),
     model_class="Ministral3ForCausalLM",
     reads=frozenset({"sliding_window", "llama_4_scaling_beta"}),
+    rope={"yarn": frozenset({"max_position_embeddings"})},  # transformers writes it there, and ignores it
     gguf=Gguf(
         "mistral3", config=_gguf_config,
         reads=frozenset({"attention.temperature_scale", "rope.scaling.yarn_log_multiplier"}),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from llmc.compiler.architectures import supported
@@ -229,3 +229,10 @@ def test_every_member_of_rope_that_counts_as_read_is_read(kind: str) -> None:
     object.__setattr__(config, "rope_parameters", watched)
     ROPE_INIT_FUNCTIONS[kind](config, "cpu", seq_len=64)
     assert ROPE[kind] <= watched.seen
+
+
+def test_the_rotary_parameters_that_transformers_writes_for_ministral_3_are_taken(tmp_path: Path) -> None:
+    config = tiny.config("ministral3")
+    rope = {**AutoConfig.for_model("ministral3").rope_parameters, "original_max_position_embeddings": 16}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "rope_parameters": rope}))
+    require_consumed(open_checkpoint(tmp_path / "config.json"))
