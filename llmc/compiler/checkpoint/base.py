@@ -299,6 +299,10 @@ class Checkpoint(ABC):
         (temperature, top_p, top_k, repetition_penalty, …) appear only if the checkpoint states them.
         """
 
+    def end_notice(self) -> str | None:
+        """A line for people where the checkpoint's files name different end tokens, all of which end an answer."""
+        return None
+
 
 def either(tool_use: str, default: str | None) -> str:
     """One chat template: `tool_use` for requests with tools, and `default`, or `tool_use` again, for the others.

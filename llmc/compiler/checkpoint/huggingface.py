@@ -224,19 +224,49 @@ class HuggingFaceCheckpoint(Checkpoint):
         return found
 
     def generation_config(self) -> dict[str, Any]:
-        """generation_config.json over config.json. Raises CheckpointError for an id that is not an integer."""
+        """generation_config.json over config.json; tokenizer_config.json's end token ends an answer as well. Raises
+        CheckpointError for an id that is not an integer."""
         stated = _optional_json(self.path / "generation_config.json")
         merged = {**self._config, **{key: value for key, value in stated.items() if value is not None}}
-        eos = merged.get("eos_token_id")
         ids: dict[str, Any] = {
             "bos_token_id": merged.get("bos_token_id"),
-            "eos_token_ids": list(eos) if isinstance(eos, list) else [] if eos is None else [eos],
+            "eos_token_ids": _as_list(merged.get("eos_token_id")),
             "pad_token_id": merged.get("pad_token_id"),
         }
         for value in (ids["bos_token_id"], ids["pad_token_id"], *ids["eos_token_ids"]):
             if value is not None and (type(value) is not int):
                 raise CheckpointError(f"{self.path}: a token id in the configs is {value!r}, not an integer")
+        if self._tokenizer_end is not None and self._tokenizer_end not in ids["eos_token_ids"]:
+            ids["eos_token_ids"].append(self._tokenizer_end)
         return ids | {key: stated[key] for key in _SAMPLING if stated.get(key) is not None}
+
+    @cached_property
+    def _tokenizer_end(self) -> int | None:
+        """Id of the end token that the tokenizer's files name."""
+        text, path = self.special_tokens().get("eos_token"), self.path / "tokenizer.json"
+        if text is None or not path.is_file():
+            return None
+        tokenizer = read_json(path)
+        added, model = tokenizer.get("added_tokens"), tokenizer.get("model")
+        known = model.get("vocab") if isinstance(model, dict) else None
+        ids = {**known} if isinstance(known, dict) else {}
+        for token in added if isinstance(added, list) else []:
+            if isinstance(token, dict):
+                ids[token.get("content")] = token.get("id")
+        return found if type(found := ids.get(text)) is int else None
+
+    def end_notice(self) -> str | None:
+        """Compares tokenizer_config.json's end token with those of the other files."""
+        stated = _optional_json(self.path / "generation_config.json").get("eos_token_id")
+        others, last = _as_list(self._config.get("eos_token_id") if stated is None else stated), self._tokenizer_end
+        if last is None or last in others or not others:
+            return None
+        text = self.special_tokens()["eos_token"]
+        return f"end tokens: {', '.join(map(str, others))}, and {last} ({text!r}), which only the tokenizer names"
+
+
+def _as_list(ids: Any) -> list[Any]:
+    return list(ids) if isinstance(ids, list) else [] if ids is None else [ids]
 
 
 def read_config_file(path: Path, facts: ArchitectureReader | None = None) -> dict[str, Any]:

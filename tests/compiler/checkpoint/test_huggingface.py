@@ -212,6 +212,23 @@ def test_a_file_that_git_lfs_has_not_fetched_is_named_as_such(tmp_path, file):
         checkpoint.tokenizer_json()
 
 
+def test_the_end_tokens_of_all_files_end_an_answer(tmp_path):
+    """Qwen's base models with a chat template: config.json names <|endoftext|>, the tokenizer <|im_end|>."""
+    path = write_folder(tmp_path / "m")
+    tokenizer = {"added_tokens": [{"id": 7, "content": "<|im_end|>"}], "model": {"vocab": {"a": 1, "</s>": 3}}}
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    for end, ids in (("<|im_end|>", [0, 7]), ("</s>", [0, 3]), ("absent", [0]), (None, [0])):
+        (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
+        checkpoint = open_checkpoint(path)
+        assert checkpoint.generation_config()["eos_token_ids"] == ids
+        notice = f"end tokens: 0, and {ids[-1]} ({end!r}), which only the tokenizer names"
+        assert checkpoint.end_notice() == (notice if len(ids) > 1 else None)
+    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 7]}))
+    checkpoint = open_checkpoint(path)
+    assert checkpoint.generation_config()["eos_token_ids"] == [0, 7] and checkpoint.end_notice() is None
+
+
 @pytest.mark.parametrize("shards", [1, 3])
 def test_an_unsupported_architecture_is_named_before_weights_are_missed(tmp_path, shards):
     path = write_folder(tmp_path / "m", shards=shards)
