@@ -24,7 +24,7 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.errors import CheckpointError
 from tests.compiler import tiny
-from tests.tiers import full
+from tests.tiers import default_cases, full
 
 RECORDED = Path(__file__).parents[1] / "data" / "gguf_converted.json"
 CONVERTED: dict[str, Any] = json.loads(RECORDED.read_text(encoding="utf-8"))
@@ -80,6 +80,7 @@ def test_every_architecture_of_gguf_files_is_recorded() -> None:
     assert stated == sorted(CONVERTED)
 
 
+@default_cases(14)
 @pytest.mark.parametrize("name", CONVERTED)
 def test_the_configuration_and_tensors_are_those_of_the_original(name: str, tmp_path: Path) -> None:
     record, found = CONVERTED[name], open_checkpoint(write(tmp_path / "m.gguf", name)[0])
