@@ -35,6 +35,10 @@ class WrappedCheckpoint(Checkpoint):
     def _value_digest(self, role: str) -> str | None:
         return self.inner._value_digest(role) if role in self.inner.roles() else None
 
+    def require_tokenizer_form(self) -> None:
+        """As the inner checkpoint."""
+        self.inner.require_tokenizer_form()
+
     def end_notice(self) -> str | None:
         """The inner checkpoint's line."""
         return self.inner.end_notice()
