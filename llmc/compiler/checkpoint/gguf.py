@@ -157,7 +157,7 @@ class GgufCheckpoint(Checkpoint):
 
     def _check_rows(self, name: str) -> None:
         heads, width, rows = self._heads(name), self._config.get("head_dim"), self.shape(name)[0]
-        if heads and width and rows != heads * width:
+        if heads and (rows != heads * width if width else rows % (2 * heads)):
             stored = self._tensors[name].parts[0]
             raise self._meta.error(f"damaged: {stored} has {rows} rows, which are not {heads} heads")
 

@@ -81,7 +81,7 @@ class Metadata:
         """transformers' model type of the architecture."""
         facts = GgufFacts(self.own, self.header.tensors, {})
         names = by_gguf_architecture()[self.arch]
-        with suppress(TypeError):  # of metadata of a wrong type, which no variant has
+        with suppress(TypeError, ValueError):  # of metadata of a wrong type, which no variant has
             for name in names:
                 if (form := architecture({"model_type": name}).gguf) and form.suits(facts):
                     return name
@@ -195,7 +195,8 @@ def build_config(header: GgufHeader) -> dict[str, Any]:
                 raise meta.error(f"damaged: metadata {meta.arch}.{key} is {value!r:.80}, not a number")
             config[name] = _short(value) if isinstance(value, float) else value
     try:
-        config |= form.config(GgufFacts(meta.own, header.tensors, config))
+        with np.errstate(all="raise"):
+            config |= form.config(GgufFacts(meta.own, header.tensors, config))
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise meta.error(f"damaged or incomplete: the metadata of {meta.arch} cannot be read ({error!r})") from error
     for name in own.unread:
@@ -257,7 +258,7 @@ def _require_read(meta: Metadata) -> None:
             raise meta.error(f"metadata {key}: the file is an adapter, not a model; merge it into its model first")
     for name in meta.own.keys() - READ - form.keys.keys() - form.reads:
         key, value = prefix + name, meta.own[name]
-        if name in YARN and (meta.own.get("rope.scaling.type") == "yarn" or ROPE_LONG in meta.header.tensors):
+        if name in YARN and (str(meta.own.get("rope.scaling.type")) == "yarn" or ROPE_LONG in meta.header.tensors):
             continue
         allowed = (YARN[name][1],) if name in YARN else form.neutral.get(name, NEUTRAL.get(name, ()))
         if allowed is not None and not any(np.all(value == one) for one in allowed):

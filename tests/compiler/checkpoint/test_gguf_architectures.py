@@ -176,6 +176,17 @@ def test_norms_lose_what_llama_cpp_adds_to_them(tmp_path: Path) -> None:
         ("falcon", {"falcon.attention.head_count_kv": 3}, "do not divide over 3 K/V heads"),
         ("qwen3_moe", {"qwen3moe.expert_count": "many"}, r"qwen3moe\.expert_count is 'many', not a number"),
         ("deepseek_v3", {"deepseek2.block_count": "two"}, "variant of the architecture 'deepseek2' is not supported"),
+        (
+            "falcon_mamba",
+            {"mamba.ssm.dt_b_c_rms": [True, False]},
+            "variant of the architecture 'mamba' is not supported",
+        ),
+        (
+            "ernie4_5_moe",
+            {"ernie4_5-moe.interleave_moe_layer_step": 0},
+            "layers of a ernie4_5_moe model",
+        ),
+        ("mamba2", {"mamba2.ssm.time_step_rank": [0, 0]}, "metadata mamba2.ssm.time_step_rank|metadata of mamba2"),
         ("glm4_moe", {"glm4moe.nextn_predict_layers": 7}, "layers stated"),
         ("gemma2", {"gemma2.attention.sliding_window_pattern": "x"}, "metadata of gemma2 cannot be read"),
         ("qwen3_moe", {"qwen3moe.expert_weights_scale": 2.5}, "expert_weights_scale is 2.5, which is not supported"),

@@ -112,9 +112,14 @@ class Architecture:
             raise CheckpointError(f"config.json: the sizes of a {kind} model cannot be read: {e!r}") from e
 
     def tensor_names(self, config: Config) -> set[str]:
-        """Names of all tensors of the model of `config`, in common terms; a tied lm_head included."""
-        found = {self.names.embedding, self.names.lm_head, *self.names.others(config)}
-        for i in range(int(config["num_hidden_layers"])):
-            parts = self.layer_at(config, i) if self.layer_at else self.layer(config)
-            found |= {f"{self.names.layers}.{i}.{part}" for part in parts}
+        """Names of all tensors of the model of `config`, in common terms; a tied lm_head included. Raises
+        CheckpointError for a configuration from which they do not follow."""
+        try:
+            found = {self.names.embedding, self.names.lm_head, *self.names.others(config)}
+            for i in range(int(config["num_hidden_layers"])):
+                parts = self.layer_at(config, i) if self.layer_at else self.layer(config)
+                found |= {f"{self.names.layers}.{i}.{part}" for part in parts}
+        except (KeyError, TypeError, ValueError, ArithmeticError) as e:
+            kind = config.get("model_type")
+            raise CheckpointError(f"config.json: the layers of a {kind} model cannot be read: {e!r}") from e
         return found
