@@ -182,8 +182,6 @@ class Checkpoint(ABC):
         """The name that was opened: a path, the demo model's name or a hub name."""
         self.left_out: Mapping[str, int] = {}
         """Modules outside the compiled text part → their number of tensors (shared/wrappers.py)."""
-        self.notices: Sequence[str] = ()
-        """Parts of the checkpoint that are ignored but change no weight: one line each, for people."""
         self.choices: Sequence[AdapterFacts] = ()
         """The LoRA adapters that requests choose from (checkpoint/selectable.py)."""
 
@@ -194,6 +192,12 @@ class Checkpoint(ABC):
         """The model that a request gets with adapter `number` of `choices`, counted from 1; 0 is the base model."""
         del number
         return self
+
+    @property
+    def notices(self) -> Sequence[str]:
+        """Parts of the checkpoint that are ignored but change no weight, and files that differ: one line each, for
+        people."""
+        return ()
 
     @property
     @abstractmethod
@@ -275,9 +279,6 @@ class Checkpoint(ABC):
         self.shape(name)
         return None
 
-    def require_tokenizer_form(self) -> None:  # noqa: B027 - most formats have one form
-        """Raise CheckpointError for a tokenizer in files that are not read; none at all is no error."""
-
     @abstractmethod
     def tokenizer_json(self) -> bytes:
         """A Hugging Face tokenizer.json; always the same bytes. Raises NoTokenizerError if there is none,
@@ -298,10 +299,6 @@ class Checkpoint(ABC):
         Ids: `bos_token_id` (int or None), `eos_token_ids` (list, may be empty) and `pad_token_id`. Sampling defaults
         (temperature, top_p, top_k, repetition_penalty, …) appear only if the checkpoint states them.
         """
-
-    def end_notice(self) -> str | None:
-        """A line for people where the checkpoint's files name different end tokens, all of which end an answer."""
-        return None
 
 
 def either(tool_use: str, default: str | None) -> str:

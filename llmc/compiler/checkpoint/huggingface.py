@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
@@ -45,6 +45,10 @@ _SMALL_FILES = (
     CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
     "chat_template.jinja", "chat_template.json", TOOL_USE,
 )  # fmt: skip
+_VOCABULARY = re.compile(
+    r"tokenizer\.model(\.v\d+)?|tekken\.json|.+\.tiktoken|spiece\.model|sentencepiece.*\.model|vocab\.(json|txt)"
+)
+"""Tokenizers in other files: SentencePiece, Mistral's, OpenAI's, GPT-2's and BERT's."""
 _VALUES = frozenset({*_SMALL_FILES, INDEX} - {"tokenizer.json", "chat_template.jinja", TOOL_USE})
 """Files that are read as JSON values; the excluded ones go into bundles byte by byte."""
 
@@ -73,7 +77,7 @@ class HuggingFaceCheckpoint(Checkpoint):
         raw = read_json(path / CONFIG)
         reading = read_quantised(raw, StoredTensors(path, self._owner))
         turned = facts(self._config).turned if facts else frozenset()
-        self._quantised, self.notices = in_models_order(reading.tensors, turned), reading.notices
+        self._quantised, self._unread = in_models_order(reading.tensors, turned), reading.notices
         parts = {part for tensor in self._quantised.values() for part in tensor.parts} | reading.left_out
         text, self.left_out = text_tensors(raw, (self._owner.keys() - parts) | self._quantised.keys())
         held = {name: stored for stored, name in text.items()}
@@ -170,21 +174,16 @@ class HuggingFaceCheckpoint(Checkpoint):
         for shard in self._shards.values():
             shard.forget()
 
-    def require_tokenizer_form(self) -> None:
-        """Raise CheckpointError for a folder with vocabulary files and without tokenizer.json."""
-        files = [] if (self.path / "tokenizer.json").is_file() else sorted(map(str, self.path.glob("*")))
-        if names := [name for file in files if _VOCABULARY.fullmatch(name := Path(file).name)]:
-            raise CheckpointError(
-                f"{self.path}: the tokenizer is in {names[0]}, and llmc reads tokenizer.json; write it with "
-                f"`AutoTokenizer.from_pretrained({str(self.path)!r}).save_pretrained({str(self.path)!r})` "
-                "from transformers"
-            )
-
     def tokenizer_json(self) -> bytes:
-        """The file's bytes."""
+        """The file's bytes. A folder with vocabulary files alone raises CheckpointError, not NoTokenizerError."""
         path = self.path / "tokenizer.json"
         if not path.is_file():
-            self.require_tokenizer_form()
+            if others := sorted(file.name for file in self.path.glob("*") if _VOCABULARY.fullmatch(file.name)):
+                raise CheckpointError(
+                    f"{self.path}: the tokenizer is in {others[0]}, and llmc reads tokenizer.json; write it with "
+                    f"`AutoTokenizer.from_pretrained({str(self.path)!r}).save_pretrained({str(self.path)!r})` "
+                    "from transformers"
+                )
             raise NoTokenizerError(f"{self.path}: no tokenizer.json; fetch it to send text instead of token ids")
         read_json(path)
         return path.read_bytes()
@@ -255,14 +254,15 @@ class HuggingFaceCheckpoint(Checkpoint):
                 ids[token.get("content")] = token.get("id")
         return found if type(found := ids.get(text)) is int else None
 
-    def end_notice(self) -> str | None:
-        """Compares tokenizer_config.json's end token with those of the other files."""
+    @property
+    def notices(self) -> Sequence[str]:
+        """What quantized tensors leave unread, and an end token that only the tokenizer's files name."""
         stated = _optional_json(self.path / "generation_config.json").get("eos_token_id")
         others, last = _as_list(self._config.get("eos_token_id") if stated is None else stated), self._tokenizer_end
         if last is None or last in others or not others:
-            return None
-        text = self.special_tokens()["eos_token"]
-        return f"end tokens: {', '.join(map(str, others))}, and {last} ({text!r}), which only the tokenizer names"
+            return self._unread
+        text, listed = self.special_tokens()["eos_token"], ", ".join(map(str, others))
+        return (*self._unread, f"end tokens: {listed}, and {last} ({text!r}), which only the tokenizer names")
 
 
 def _as_list(ids: Any) -> list[Any]:
@@ -280,12 +280,6 @@ def read_config_file(path: Path, facts: ArchitectureReader | None = None) -> dic
         raise CheckpointError(f'{path}: not a model config: it has no "model_type"')
     config = _with_rope_parameters(text_config(config))
     return facts(config).in_common_terms(config) if facts else config
-
-
-_VOCABULARY = re.compile(
-    r"tokenizer\.model(\.v\d+)?|tekken\.json|.+\.tiktoken|spiece\.model|sentencepiece.*\.model|vocab\.(json|txt)"
-)
-"""Tokenizers in other files: SentencePiece, Mistral's, OpenAI's, GPT-2's and BERT's."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -368,7 +362,7 @@ class ConfigCheckpoint(HuggingFaceCheckpoint):
         Checkpoint.__init__(self, file.parent if together else file, name or _name(file, together))
         self._file = file
         self._config = read_config_file(file, facts)
-        self._shards, self._owner, self._quantised = {}, {}, {}
+        self._shards, self._owner, self._quantised, self._unread = {}, {}, {}, ()
         self._stored = {}
 
     def roles(self) -> dict[str, Path]:

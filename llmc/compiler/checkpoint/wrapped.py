@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +20,13 @@ class WrappedCheckpoint(Checkpoint):
         self.format = form
         self.requested = inner.requested
         self.left_out = inner.left_out
-        self.notices = inner.notices
         self.choices = inner.choices
         self.inner = inner
+
+    @property
+    def notices(self) -> Sequence[str]:
+        """The inner checkpoint's lines."""
+        return self.inner.notices
 
     @property
     def config(self) -> dict[str, Any]:
@@ -34,14 +39,6 @@ class WrappedCheckpoint(Checkpoint):
 
     def _value_digest(self, role: str) -> str | None:
         return self.inner._value_digest(role) if role in self.inner.roles() else None
-
-    def require_tokenizer_form(self) -> None:
-        """As the inner checkpoint."""
-        self.inner.require_tokenizer_form()
-
-    def end_notice(self) -> str | None:
-        """The inner checkpoint's line."""
-        return self.inner.end_notice()
 
     def tensor_names(self) -> list[str]:
         """The inner checkpoint's names."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from llmc.compiler.architectures import require_supported
 from llmc.compiler.architectures.shared.architectures import architecture
 from llmc.compiler.architectures.shared.config_keys import HARMLESS, NEUTRAL, READ, ROPE
-from llmc.errors import CheckpointError
+from llmc.errors import CheckpointError, NoTokenizerError
 
 if TYPE_CHECKING:
     from llmc.compiler.architectures.shared.base import Architecture
@@ -92,13 +92,13 @@ def _vocabulary(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def _largest_id(checkpoint: Checkpoint) -> int:
-    """Largest id in the tokenizer's own vocabulary, or -1 if unknown."""
+    """Largest id in the tokenizer's own vocabulary, or -1 if unknown. Raises CheckpointError for a damaged one."""
     try:
         model = json.loads(checkpoint.tokenizer_json())["model"]
         vocabulary = model["vocab"]
         ids = vocabulary.values() if isinstance(vocabulary, dict) else [len(vocabulary) - 1]
         return max((i for i in ids if type(i) is int), default=-1)
-    except (CheckpointError, KeyError, TypeError, ValueError):
+    except (NoTokenizerError, KeyError, TypeError, ValueError):
         return -1
 
 
@@ -109,10 +109,8 @@ COMPUTED = (".rotary_emb.inv_freq", ".position_ids", ".rotary_emb.cos_cached", "
 
 
 def require_readable(checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError for an unsupported architecture, a tokenizer in other files, and for what
-    `require_consumed` refuses."""
+    """Raise CheckpointError for an unsupported architecture, and for what `require_consumed` refuses."""
     require_supported(checkpoint.config)
-    checkpoint.require_tokenizer_form()
     require_consumed(checkpoint)
 
 

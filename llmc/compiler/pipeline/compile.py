@@ -164,7 +164,7 @@ def compile_job(job: CompileJob, destination: Path, store: Store, report: Report
         choice=choice, remaining=target.remaining(), analysis=created.analysis,
         described=job.opened.describe(created.analysis) if created.analysis else [],
         stages=seconds, verification=dict(final.verification), left_out=dict(checkpoint.left_out),
-        notices=[*checkpoint.notices, *filter(None, [checkpoint.end_notice()])],
+        notices=list(checkpoint.notices),
     )  # fmt: skip
 
 

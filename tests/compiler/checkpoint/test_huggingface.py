@@ -196,7 +196,7 @@ def test_a_tokenizer_in_other_files_is_refused_before_anything_is_compiled(tmp_p
     with pytest.raises(CheckpointError, match=rf"the tokenizer is in {re.escape(file)}, and .*save_pretrained"):
         llmc.compile(str(path), tmp_path / "b", max_model_len=64, device="onnxruntime")
     (path / "tokenizer.json").write_text("{}")
-    open_checkpoint(path).require_tokenizer_form()
+    assert open_checkpoint(path).tokenizer_json() == b"{}"
 
 
 @pytest.mark.parametrize(
@@ -222,11 +222,11 @@ def test_the_end_tokens_of_all_files_end_an_answer(tmp_path):
         checkpoint = open_checkpoint(path)
         assert checkpoint.generation_config()["eos_token_ids"] == ids
         notice = f"end tokens: 0, and {ids[-1]} ({end!r}), which only the tokenizer names"
-        assert checkpoint.end_notice() == (notice if len(ids) > 1 else None)
+        assert checkpoint.notices == ((notice,) if len(ids) > 1 else ())
     (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 7]}))
     checkpoint = open_checkpoint(path)
-    assert checkpoint.generation_config()["eos_token_ids"] == [0, 7] and checkpoint.end_notice() is None
+    assert checkpoint.generation_config()["eos_token_ids"] == [0, 7] and checkpoint.notices == ()
 
 
 @pytest.mark.parametrize("shards", [1, 3])
