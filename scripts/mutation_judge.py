@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import shlex
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+import tomllib
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,9 +23,11 @@ import psutil
 
 from scripts.import_graph import ImportGraph
 
+_PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+_MARKS = shlex.split(_PROJECT["tool"]["pytest"]["ini_options"]["addopts"])
 TIERS: dict[str, list[str]] = {
     "default": [],
-    "full": ["-m", "not torch_xla and not two_versions and not oracle and not real_server and not real_client"],
+    "full": ["-m", _MARKS[_MARKS.index("-m") + 1].removeprefix("not full and ")],
 }
 """pytest's options for each tier; `full` is that of `make test-all`."""
 BATCHES = (4, 16, 64)
