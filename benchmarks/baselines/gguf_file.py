@@ -19,7 +19,6 @@ from llmc.compiler.architectures.shared.architectures import architecture
 from llmc.compiler.architectures.shared.base import Gguf
 from llmc.compiler.architectures.shared.caches import uniform_cache_of
 from llmc.compiler.checkpoint.base import Checkpoint
-from llmc.compiler.checkpoint.gguf import interleaved
 from llmc.compiler.checkpoint.gguf_tokenizer import PRE_TOKENIZERS
 from llmc.errors import CheckpointError
 
@@ -111,6 +110,12 @@ def _splitting(pre_tokenizer: dict[str, Any], checkpoint: Checkpoint) -> str:
     raise _unsupported(checkpoint, "a tokenizer that splits text so", ", ".join(PRE_TOKENIZERS))
 
 
+def interleaved(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
+    """Reorder rows [N, …] of a q or k projection to llama.cpp's order: the two halves of each head interleaved."""
+    half = rows.shape[0] // heads // 2
+    return np.ascontiguousarray(rows.reshape(heads, 2, half, *rows.shape[1:]).swapaxes(1, 2)).reshape(rows.shape)
+
+
 def _add_tensors(writer: GGUFWriter, checkpoint: Checkpoint, gguf: Gguf) -> None:
     config = checkpoint.config
     rows = {"q_proj": int(config["num_attention_heads"]), "k_proj": uniform_cache_of(config, "gguf").kv_heads}
@@ -124,7 +129,7 @@ def _add_tensors(writer: GGUFWriter, checkpoint: Checkpoint, gguf: Gguf) -> None
             raise _unsupported(checkpoint, f"tensor {name!r}", "those of the plain architecture")
         array = checkpoint.tensor(name)
         part = name.split(".")[-2]
-        if part in gguf.interleaved:
+        if gguf.interleaved and part in rows:
             array = interleaved(array, rows[part])
         if array.ndim > 1:
             writer.add_tensor(found, array.astype(np.float16), raw_dtype=GGMLQuantizationType.F16)

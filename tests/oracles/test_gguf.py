@@ -19,7 +19,7 @@ from llmc.compiler.checkpoint.gguf_config import Metadata
 from llmc.compiler.checkpoint.gguf_header import StringArray, read_header
 from llmc.compiler.checkpoint.gguf_tokenizer import build_tokenizer_json
 from tests.compiler import tiny
-from tests.compiler.checkpoint.test_gguf_architectures import CONVERTED, meaning
+from tests.compiler.checkpoint.test_gguf_architectures import CONVERTED, RECORDED, meaning
 from tests.oracles.conftest import releases
 
 pytestmark = pytest.mark.oracle
@@ -82,8 +82,6 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _record(root: Path) -> None:
-    from tests.compiler.checkpoint.test_gguf_architectures import RECORDED
-
     found = {}
     for name in NAMES:
         header = read_header(root / f"{name}.gguf")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llmc.compiler.architectures.shared.base import WINDOW, Architecture, tiny_without
 from llmc.compiler.architectures.shared.cache import Config, cache_in_turn
-from llmc.compiler.architectures.shared.gguf_form import WINDOWS, Gguf, windows
+from llmc.compiler.architectures.shared.gguf_form import WINDOWS, Gguf, attention_bias, windows
 from llmc.compiler.architectures.shared.names import biased_layer
 from llmc.compiler.architectures.shared.size import tied_size
 
@@ -30,7 +30,7 @@ ARCHITECTURES["cohere"] = Architecture(
     gguf=Gguf(
         "command-r", keys={"logit_scale": "logit_scale"},
         config=lambda facts: {
-            "use_qk_norm": "blk.0.attn_q_norm.weight" in facts, "attention_bias": "blk.0.attn_q.bias" in facts,
+            **attention_bias(facts), "use_qk_norm": "blk.0.attn_q_norm.weight" in facts,
         },
     ),
     tiny={

@@ -23,7 +23,7 @@ from llmc.compiler.architectures.shared.experts import (
     further_layers,
     mixed_layers,
 )
-from llmc.compiler.architectures.shared.gguf_form import Gguf, GgufFacts
+from llmc.compiler.architectures.shared.gguf_form import ROUTED_EXPERTS, Gguf, GgufFacts
 from llmc.compiler.architectures.shared.names import layer
 from llmc.compiler.architectures.shared.sharding import LAYER, Rule
 from llmc.runtime.cache_shape import CacheShape, key_value
@@ -116,16 +116,10 @@ _V2_COUNT = ("n_routed_experts", "num_experts")
 _V2_DENSE = first_dense(0)
 
 
-_GGUF_KEYS = {
-    "attention.q_lora_rank": "q_lora_rank", "attention.kv_lora_rank": "kv_lora_rank",
-    "rope.dimension_count": "qk_rope_head_dim", "attention.value_length_mla": "v_head_dim",
-    "leading_dense_block_count": "first_k_dense_replace", "expert_count": "n_routed_experts",
-    "expert_used_count": "num_experts_per_tok", "expert_feed_forward_length": "moe_intermediate_size",
-    "expert_shared_count": "n_shared_experts", "expert_weights_scale": "routed_scaling_factor",
-    "expert_group_count": "n_group", "expert_group_used_count": "topk_group",
-}  # fmt: skip
+_GGUF_KEYS = ROUTED_EXPERTS | {"attention.kv_lora_rank": "kv_lora_rank", "rope.dimension_count": "qk_rope_head_dim"}
 _GGUF_READS = frozenset({
-    "attention.key_length_mla", "expert_gating_func", "rope.scaling.yarn_log_multiplier", "nextn_predict_layers",
+    "attention.q_lora_rank", "attention.key_length_mla", "attention.value_length_mla", "expert_gating_func",
+    "rope.scaling.yarn_log_multiplier", "nextn_predict_layers",
 })  # fmt: skip
 
 
@@ -138,7 +132,7 @@ def _gguf_config(facts: GgufFacts) -> dict[str, Any]:
     return {
         "qk_nope_head_dim": width - facts.get("rope.dimension_count"), "rope_parameters": rope,
         "v_head_dim": facts.get("attention.value_length_mla", facts.get("attention.value_length")),
-        "q_lora_rank": facts.get("attention.q_lora_rank"), "num_key_value_heads": facts.common["num_attention_heads"],
+        "q_lora_rank": facts.get("attention.q_lora_rank"),
     }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from llmc.compiler.architectures.shared.experts import (
     further_layers,
     mixed_layers,
 )
-from llmc.compiler.architectures.shared.gguf_form import Gguf
+from llmc.compiler.architectures.shared.gguf_form import ROUTED_EXPERTS, Gguf, attention_bias
 from llmc.compiler.architectures.shared.names import biased_layer
 from llmc.compiler.architectures.shared.sharding import PACKED_RULES
 
@@ -44,7 +44,7 @@ ARCHITECTURES["glm4"] = Architecture(
     layer=lambda config: [*_layer(config), *_NORMS],
     reads=frozenset({"attention_bias", "partial_rotary_factor"}),
     sharding=PACKED_RULES,
-    gguf=Gguf("glm4", config=lambda facts: {"attention_bias": "blk.0.attn_q.bias" in facts}),
+    gguf=Gguf("glm4", config=attention_bias),
     tiny={**TINY, "num_hidden_layers": 2, "pad_token_id": 0, "attention_bias": True, "partial_rotary_factor": 0.5},
 )
 
@@ -79,15 +79,9 @@ ARCHITECTURES["glm4_moe"] = Architecture(
     fused={"linear": 9, "rms_norm": 2},
     gguf=Gguf(
         "glm4moe",
-        keys={
-            "expert_count": "n_routed_experts", "expert_used_count": "num_experts_per_tok",
-            "expert_feed_forward_length": "moe_intermediate_size", "expert_shared_count": "n_shared_experts",
-            "leading_dense_block_count": "first_k_dense_replace", "expert_weights_scale": "routed_scaling_factor",
-            "expert_weights_norm": "norm_topk_prob", "expert_group_count": "n_group",
-            "expert_group_used_count": "topk_group",
-        },
+        keys=ROUTED_EXPERTS | {"expert_weights_norm": "norm_topk_prob"},
         config=lambda facts: {
-            "attention_bias": "blk.0.attn_q.bias" in facts, "use_qk_norm": "blk.0.attn_q_norm.weight" in facts,
+            **attention_bias(facts), "use_qk_norm": "blk.0.attn_q_norm.weight" in facts,
         },
         reads=frozenset({"nextn_predict_layers"}),
         neutral={"expert_gating_func": (2,)},

@@ -7,7 +7,7 @@ from typing import Any
 from llmc.compiler.architectures.shared.base import TINY, WINDOW, Architecture
 from llmc.compiler.architectures.shared.cache import cache_in_turn
 from llmc.compiler.architectures.shared.experts import EXPERT_RULES, Experts, ExpertsSize, expert_layer
-from llmc.compiler.architectures.shared.gguf_form import WINDOWS, Gguf, GgufFacts, windows
+from llmc.compiler.architectures.shared.gguf_form import WINDOWS, Gguf, GgufFacts, attention_bias, expert_keys, windows
 from llmc.compiler.architectures.shared.names import biased_layer
 from llmc.compiler.architectures.shared.sharding import LAYER, Rule
 
@@ -19,7 +19,7 @@ _ROUTER = ("router.weight", "router.bias", "experts.gate_up_proj_bias", "experts
 def _gguf_config(facts: GgufFacts) -> dict[str, Any]:
     """openai/gpt-oss states `truncate`: false, which no metadata has."""
     return {
-        **windows(2)(facts), "attention_bias": "blk.0.attn_q.bias" in facts,
+        **windows(2)(facts), **attention_bias(facts),
         "rope_parameters": {**facts.common["rope_parameters"], "truncate": False},
     }  # fmt: skip
 
@@ -45,7 +45,7 @@ ARCHITECTURES["gpt_oss"] = Architecture(
     size=ExpertsSize.reading(("num_local_experts",), "num_experts_per_tok", biased=True),
     fused={"linear": 3, "rms_norm": 0},
     gguf=Gguf(
-        "gpt-oss", keys={"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"},
+        "gpt-oss", keys=expert_keys("num_local_experts"),
         config=_gguf_config, reads=WINDOWS, neutral={"expert_feed_forward_length": None}, turned_experts=True,
     ),
     tiny={

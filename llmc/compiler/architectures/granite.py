@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from llmc.compiler.architectures.shared.base import TINY, Architecture
 from llmc.compiler.architectures.shared.experts import EXPERT_RULES, Experts, ExpertsSize, expert_layer
-from llmc.compiler.architectures.shared.gguf_form import Gguf, GgufFacts
+from llmc.compiler.architectures.shared.gguf_form import Gguf, attention_bias, biases, expert_keys
 from llmc.compiler.architectures.shared.names import biased_layer
 
 ARCHITECTURES: dict[str, Architecture] = {}
 
-_SCALES = {
+SCALES = {
     "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
 }  # fmt: skip
-_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
 """Metadata of GGUF files."""
-
-
-def _biases(facts: GgufFacts) -> dict[str, bool]:
-    return {"attention_bias": "blk.0.attn_q.bias" in facts}
 
 
 ARCHITECTURES["granite"] = Architecture(
@@ -29,10 +24,7 @@ ARCHITECTURES["granite"] = Architecture(
         "attention_bias", "mlp_bias", "embedding_multiplier", "logits_scaling", "residual_multiplier",
         "attention_multiplier",
     }),
-    gguf=Gguf(
-        "granite", keys=_SCALES, config=lambda facts: {**_biases(facts), "mlp_bias": "blk.0.ffn_up.bias" in facts},
-        interleaved=("q_proj", "k_proj"),
-    ),
+    gguf=Gguf("granite", keys=SCALES, config=biases, interleaved=True),
     tiny={
         **TINY, "num_hidden_layers": 2, "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5,
         "attention_multiplier": 0.2,
@@ -56,7 +48,7 @@ ARCHITECTURES["granitemoe"] = Architecture(
     sharding=EXPERT_RULES,
     size=ExpertsSize.reading(("num_local_experts",), "num_experts_per_tok"),
     fused={"linear": 3, "rms_norm": 0},
-    gguf=Gguf("granitemoe", keys=_SCALES | _EXPERTS, config=_biases, interleaved=("q_proj", "k_proj")),
+    gguf=Gguf("granitemoe", keys=SCALES | expert_keys("num_local_experts"), config=attention_bias, interleaved=True),
     tiny={
         **TINY, "num_hidden_layers": 2, "num_local_experts": 8, "num_experts_per_tok": 2, "embedding_multiplier": 12.0,
         "attention_multiplier": 0.2, "residual_multiplier": 0.3, "logits_scaling": 6.0,

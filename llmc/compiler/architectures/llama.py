@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from llmc.compiler.architectures.shared.base import TINY, WINDOW, Architecture, tied_by_default, tiny_without
 from llmc.compiler.architectures.shared.cache import SLIDING, Config, attention_cache, cache_in_turn
-from llmc.compiler.architectures.shared.gguf_form import WINDOWS, Gguf, GgufFacts, windows
+from llmc.compiler.architectures.shared.gguf_form import WINDOWS, Gguf, biases, windows
 from llmc.compiler.architectures.shared.names import Names, biased_layer, layer, ungated, with_biases
 from llmc.compiler.architectures.shared.sharding import PROJECTIONS, rules
 from llmc.compiler.architectures.shared.size import ModelSize, tied_size
@@ -17,19 +15,12 @@ _LAYER_NORM = Names(others=lambda config: with_biases("model.norm"))
 """For models whose last norm has a bias."""
 
 
-_INTERLEAVED = ("q_proj", "k_proj")
-
-
-def _biases(facts: GgufFacts) -> dict[str, Any]:
-    return {"attention_bias": "blk.0.attn_q.bias" in facts, "mlp_bias": "blk.0.ffn_up.bias" in facts}
-
-
 ARCHITECTURES["llama"] = Architecture(
     summary="Llama, and whatever has its layers: biases are optional; GGUF files interleave the rows of q and k.",
     model_class="LlamaForCausalLM",
     layer=biased_layer,
     reads=frozenset({"attention_bias", "mlp_bias"}),
-    gguf=Gguf("llama", config=_biases, interleaved=_INTERLEAVED, suits=lambda facts: not facts.get("expert_count")),
+    gguf=Gguf("llama", config=biases, interleaved=True, suits=lambda facts: not facts.get("expert_count")),
     tiny={**TINY, "num_hidden_layers": 2},
 )
 
@@ -40,7 +31,7 @@ ARCHITECTURES["arcee"] = Architecture(
     layer=lambda config: ungated(biased_layer(config)),
     reads=frozenset({"attention_bias", "mlp_bias"}),
     size=ModelSize.ungated,
-    gguf=Gguf("arcee", config=lambda facts: {**_biases(facts), "hidden_act": "relu2"}, interleaved=_INTERLEAVED),
+    gguf=Gguf("arcee", config=lambda facts: {**biases(facts), "hidden_act": "relu2"}, interleaved=True),
     tiny={**TINY, "num_hidden_layers": 2, "hidden_act": "relu2"},
 )
 
@@ -120,7 +111,7 @@ ARCHITECTURES["jais2"] = Architecture(
     unread=frozenset({"rms_norm_eps"}),
     reads=frozenset({"attention_bias", "mlp_bias", "layer_norm_eps"}),
     size=ModelSize.ungated,
-    gguf=Gguf("jais2", config=lambda facts: {**_biases(facts), "hidden_act": "relu2"}),
+    gguf=Gguf("jais2", config=lambda facts: {**biases(facts), "hidden_act": "relu2"}),
     tiny={
         **tiny_without("rms_norm_eps"), "num_hidden_layers": 2, "layer_norm_eps": 1e-5,
         "hidden_act": "relu2", "attention_bias": True, "mlp_bias": True,
@@ -142,7 +133,7 @@ ARCHITECTURES["nemotron"] = Architecture(
     unread=frozenset({"rms_norm_eps"}),
     reads=frozenset({"attention_bias", "mlp_bias", "norm_eps", "partial_rotary_factor"}),
     size=ModelSize.ungated,
-    gguf=Gguf("nemotron", config=lambda facts: {**_biases(facts), "hidden_act": "relu2"}, norm_offset=1),
+    gguf=Gguf("nemotron", config=lambda facts: {**biases(facts), "hidden_act": "relu2"}, norm_offset=1),
     tiny={
         **tiny_without("rms_norm_eps"), "num_hidden_layers": 2, "norm_eps": 1e-5,
         "hidden_act": "relu2",
@@ -171,7 +162,7 @@ ARCHITECTURES["smollm3"] = Architecture(
     cache=_cache,
     size=tied_size,
     gguf=Gguf(
-        "smollm3", config=lambda facts: {**_biases(facts), "no_rope_layer_interval": 4}, interleaved=_INTERLEAVED
+        "smollm3", config=lambda facts: {**biases(facts), "no_rope_layer_interval": 4}, interleaved=True
     ),
     tiny={**TINY, "num_hidden_layers": 2, "no_rope_layers": [1, 0], "pad_token_id": 0},
 )  # fmt: skip

@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from llmc.compiler.architectures.granite import SCALES
 from llmc.compiler.architectures.shared.base import NO_ROPE, TINY, Architecture, tied_by_default, tiny_without
 from llmc.compiler.architectures.shared.cache import ATTENTION, Config, attention_layer, hybrid_cache
 from llmc.compiler.architectures.shared.experts import Experts, expert_layer
-from llmc.compiler.architectures.shared.gguf_form import Gguf, GgufFacts
+from llmc.compiler.architectures.shared.gguf_form import Gguf, GgufFacts, expert_keys
 from llmc.compiler.architectures.shared.names import Names, with_biases
 from llmc.compiler.architectures.shared.sharding import PROJECTIONS, rules
 from llmc.compiler.architectures.shared.size import CountedSize, attention_weights
@@ -180,6 +181,12 @@ def _gguf_config(facts: GgufFacts) -> dict[str, Any]:
     }  # fmt: skip
 
 
+_MAMBA_GGUF = Gguf(
+    "mamba", keys=_SSM | {"ssm.time_step_rank": "time_step_rank"}, config=_gguf_config, reads=_SSM_READS,
+    suits=lambda facts: not facts.get("ssm.dt_b_c_rms"),
+)  # fmt: skip
+
+
 def _mamba(config: Config) -> Selective:
     return Selective.of(
         config["hidden_size"], config.get("expand") or 2, config.get("state_size") or 16, config.get("time_step_rank"),
@@ -201,13 +208,7 @@ ARCHITECTURES["mamba"] = Architecture(
     size=lambda config, source: _backbone_size(config, source, _mamba(config)),
     cache=lambda config: _backbone_cache(config, _mamba(config)),
     fused={"linear": 3, "rms_norm": 0},
-    gguf=Gguf(
-        "mamba",
-        keys=_SSM | {"ssm.time_step_rank": "time_step_rank"},
-        config=_gguf_config,
-        reads=_SSM_READS,
-        suits=lambda facts: not facts.get("ssm.dt_b_c_rms"),
-    ),
+    gguf=_MAMBA_GGUF,
     tiny={"hidden_size": 64, "num_hidden_layers": 2, "state_size": 8, "use_bias": True},
 )
 
@@ -217,13 +218,7 @@ ARCHITECTURES["falcon_mamba"] = replace(
     summary="Falcon Mamba: Mamba's layers, with norms without weights over B, C and the step sizes.",
     model_class="FalconMambaForCausalLM",
     reads=READS | {"time_step_rank", "mixer_rms_eps"},
-    gguf=Gguf(
-        "mamba",
-        keys=_SSM | {"ssm.time_step_rank": "time_step_rank"},
-        config=_gguf_config,
-        reads=_SSM_READS,
-        suits=lambda facts: bool(facts.get("ssm.dt_b_c_rms")),
-    ),
+    gguf=replace(_MAMBA_GGUF, suits=lambda facts: bool(facts.get("ssm.dt_b_c_rms"))),
     tiny={"hidden_size": 64, "num_hidden_layers": 2, "state_size": 8, "tie_word_embeddings": False},
 )
 
@@ -400,12 +395,9 @@ def _granite_size(config: Config, source: str) -> CountedSize:
     )  # fmt: skip
 
 
-_GRANITE_KEYS = {
-    "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
-    "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling", "expert_count": "num_local_experts",
-    "expert_used_count": "num_experts_per_tok", "expert_shared_feed_forward_length": "shared_intermediate_size",
-    "ssm.conv_kernel": "mamba_d_conv", "ssm.state_size": "mamba_d_state", "ssm.group_count": "mamba_n_groups",
-    "ssm.time_step_rank": "mamba_n_heads",
+_GRANITE_KEYS = SCALES | expert_keys("num_local_experts") | {
+    "expert_shared_feed_forward_length": "shared_intermediate_size", "ssm.conv_kernel": "mamba_d_conv",
+    "ssm.state_size": "mamba_d_state", "ssm.group_count": "mamba_n_groups", "ssm.time_step_rank": "mamba_n_heads",
 }  # fmt: skip
 
 
@@ -444,7 +436,7 @@ ARCHITECTURES["granitemoehybrid"] = Architecture(
     fused={"linear": 7, "rms_norm": 0},
     gguf=Gguf(
         "granitehybrid", keys=_GRANITE_KEYS, config=_granite_gguf,
-        reads=_SSM_READS | {"rope.scaling.finetuned"}, interleaved=("q_proj", "k_proj"),
+        reads=_SSM_READS | {"rope.scaling.finetuned"}, interleaved=True,
         suits=lambda facts: "attention.scale" in facts.metadata,
     ),
     tiny={

@@ -7,7 +7,7 @@ from typing import Any
 from llmc.compiler.architectures.shared.base import TINY, WINDOW, Architecture
 from llmc.compiler.architectures.shared.cache import attention_cache
 from llmc.compiler.architectures.shared.experts import EXPERT_RULES, Experts, ExpertsSize, expert_layer
-from llmc.compiler.architectures.shared.gguf_form import Gguf, GgufFacts
+from llmc.compiler.architectures.shared.gguf_form import Gguf, GgufFacts, expert_keys
 from llmc.compiler.architectures.shared.names import layer
 
 ARCHITECTURES: dict[str, Architecture] = {}
@@ -36,7 +36,7 @@ ARCHITECTURES["ministral"] = Architecture(
 def _gguf_config(facts: GgufFacts) -> dict[str, Any]:
     rope = dict(facts.common["rope_parameters"])
     if (beta := facts.get("attention.temperature_scale")) is not None:
-        rope["llama_4_scaling_beta"] = round(float(beta), 6)
+        rope["llama_4_scaling_beta"] = float(beta)
     if (log := facts.get("rope.scaling.yarn_log_multiplier")) is not None:
         rope |= {"mscale": float(log), "mscale_all_dim": float(log)}
     return {"rope_parameters": rope, "sliding_window": None}
@@ -53,7 +53,7 @@ ARCHITECTURES["ministral3"] = Architecture(
     gguf=Gguf(
         "mistral3", config=_gguf_config,
         reads=frozenset({"attention.temperature_scale", "rope.scaling.yarn_log_multiplier"}),
-        interleaved=("q_proj", "k_proj"),
+        interleaved=True,
     ),
     tiny={
         **TINY, "num_hidden_layers": 2, "sliding_window": WINDOW, "pad_token_id": 0, "rope_parameters": {
@@ -76,9 +76,9 @@ ARCHITECTURES["mixtral"] = Architecture(
     fused={"linear": 3, "rms_norm": 0},
     gguf=Gguf(
         "llama",
-        keys={"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"},
+        keys=expert_keys("num_local_experts"),
         config=lambda facts: {"sliding_window": None},
-        interleaved=("q_proj", "k_proj"),
+        interleaved=True,
         suits=lambda facts: bool(facts.get("expert_count")),
     ),
     tiny={**TINY, "num_hidden_layers": 2, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": WINDOW},

@@ -7,7 +7,7 @@ from typing import Any
 from llmc.compiler.architectures.shared.base import TINY, WINDOW, Architecture, tiny_without
 from llmc.compiler.architectures.shared.cache import Config, cache_in_turn
 from llmc.compiler.architectures.shared.experts import EXPERT_RULES, Experts, ExpertsSize, expert_layer
-from llmc.compiler.architectures.shared.gguf_form import WINDOWS, Gguf, GgufFacts, windows
+from llmc.compiler.architectures.shared.gguf_form import WINDOWS, Gguf, GgufFacts, expert_keys, windows
 from llmc.compiler.architectures.shared.names import Names, biased_layer
 
 ARCHITECTURES: dict[str, Architecture] = {}
@@ -24,7 +24,7 @@ ARCHITECTURES["olmo"] = Architecture(
     names=Names(others=lambda config: []),
     unread=frozenset({"rms_norm_eps", "head_dim"}),
     reads=frozenset({"attention_bias", "clip_qkv"}),
-    gguf=Gguf("olmo", keys={"attention.clamp_kqv": "clip_qkv"}, interleaved=("q_proj", "k_proj")),
+    gguf=Gguf("olmo", keys={"attention.clamp_kqv": "clip_qkv"}, interleaved=True),
     tiny={
         **tiny_without("rms_norm_eps", "head_dim"), "num_hidden_layers": 2, "clip_qkv": 1.5,
     },
@@ -95,7 +95,7 @@ ARCHITECTURES["olmoe"] = Architecture(
     fused={"linear": 5, "rms_norm": 2},
     gguf=Gguf(
         "olmoe",
-        keys={"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"},
+        keys=expert_keys("num_experts"),
         config=lambda facts: {"norm_topk_prob": False},
     ),
     tiny={**TINY, "num_hidden_layers": 2, "num_experts": 8, "num_experts_per_tok": 2},

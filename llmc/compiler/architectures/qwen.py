@@ -18,7 +18,7 @@ from llmc.compiler.architectures.shared.experts import (
     mixed_layers,
     not_sparse,
 )
-from llmc.compiler.architectures.shared.gguf_form import Gguf
+from llmc.compiler.architectures.shared.gguf_form import Gguf, expert_keys
 from llmc.compiler.architectures.shared.names import biased_layer, layer
 from llmc.compiler.architectures.shared.sharding import LAYER, RULES, Rule
 from llmc.compiler.architectures.shared.size import CountedSize, ModelSize, Weights
@@ -155,10 +155,7 @@ def expert_delta_size(config: Mapping[str, Any], source: str) -> CountedSize:
 
 ARCHITECTURES: dict[str, Architecture] = {}
 
-_EXPERT_KEYS = {
-    "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
-    "expert_feed_forward_length": "moe_intermediate_size",
-}  # fmt: skip
+_EXPERT_KEYS = expert_keys("num_experts") | {"expert_feed_forward_length": "moe_intermediate_size"}
 """Metadata of GGUF files."""
 
 ARCHITECTURES["qwen2"] = Architecture(

@@ -245,9 +245,9 @@ def read_config(path: str | Path | Checkpoint) -> Mapping[str, Any]:
         return open_checkpoint(path).config
     found = _inside(found)
     if found.suffix == ".gguf" or is_gguf(found):
-        from llmc.compiler.checkpoint.gguf_config import build_config
+        from llmc.compiler.checkpoint.gguf_config import Metadata, build_config
 
-        return build_config(read_header(found))
+        return build_config(Metadata(read_header(found)))
     from llmc.compiler.checkpoint.huggingface import read_config_file
 
     return read_config_file(found / CONFIG if is_dir(found) else found, architecture_or_plain)

@@ -2,13 +2,13 @@
 
 GGUF has rows of some q and k projections in llama.cpp's order, this module returns transformers' order. llama.cpp
 rotates neighbours (2i, 2i+1) of a head, transformers rotates (i, i + head_dim/2). So conversion to GGUF interleaves the
-two halves of each head, for the projections in `Gguf.interleaved`.
+two halves of each head (`Gguf.interleaved`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -40,12 +40,6 @@ def restore_row_order(rows: np.ndarray[Any, np.dtype[Scalar]], heads: int) -> np
     """Reorder rows [N, …] of a q or k projection from llama.cpp's order to transformers'."""
     half = rows.shape[0] // heads // 2
     return np.ascontiguousarray(rows.reshape(heads, half, 2, *rows.shape[1:]).swapaxes(1, 2)).reshape(rows.shape)
-
-
-def interleaved(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
-    """Reorder rows [N, …] of a q or k projection to llama.cpp's order: the two halves of each head interleaved."""
-    half = rows.shape[0] // heads // 2
-    return np.ascontiguousarray(rows.reshape(heads, 2, half, *rows.shape[1:]).swapaxes(1, 2)).reshape(rows.shape)
 
 
 Bytes = npt.NDArray[np.uint8]
@@ -90,24 +84,14 @@ def split_blocks(info: TensorInfo, raw: Bytes) -> QuantisedBlocks:
     )
 
 
-def _joined(parts: list[QuantisedBlocks], shape: tuple[int, ...]) -> QuantisedBlocks:
+def _joined(parts: Sequence[QuantisedBlocks], shape: tuple[int, ...]) -> QuantisedBlocks:
     """Blocks of parts, of which the first has `shape`: of each stacked matrix, the rows of all parts in order."""
     matrices = shape[0] if len(shape) == 3 else 1
-
-    def rows(values: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-        if len(values) == 1:
-            return values[0]
-        stacked = [value.reshape(matrices, -1, *value.shape[1:]) for value in values]
-        return np.concatenate(stacked, axis=1).reshape(-1, *values[0].shape[1:])
-
-    minimums = [part.minimum for part in parts if part.minimum is not None]
-    return replace(
-        parts[0],
-        q=rows([part.q for part in parts]),
-        scale=rows([part.scale for part in parts]),
-        minimum=rows(list(minimums)) if minimums else None,
-        matrices=matrices,
-    )
+    whole = [replace(part, matrices=matrices) for part in parts]
+    if len(whole) == 1:
+        return whole[0]
+    together = zip(*(part.apart() for part in whole), strict=True)
+    return QuantisedBlocks.stacked([part for matrix in together for part in matrix], matrices)
 
 
 def _rows_axis(shape: tuple[int, ...]) -> int:
@@ -134,7 +118,7 @@ class GgufCheckpoint(Checkpoint):
         self._meta = Metadata(self._header)
         super().__init__(path, name or self._meta.text("general.name", path.stem) or path.stem)
         self._gguf = self._meta.gguf
-        self._config = build_config(self._header)
+        self._config = build_config(self._meta)
         self._tensors = self._sources(sorted(self._meta.architecture.tensor_names(self._config)))
         for tensor in self._tensors:
             self._check_rows(tensor)
@@ -171,8 +155,7 @@ class GgufCheckpoint(Checkpoint):
 
     def _permuted_heads(self, name: str) -> int:
         """Number of heads of a tensor whose rows llama.cpp reordered, else 0."""
-        interleaved = any(f".{part}." in name for part in self._gguf.interleaved)
-        return self._heads(name) if interleaved else 0
+        return self._heads(name) if self._gguf.interleaved and ".v_proj." not in name else 0
 
     @property
     def config(self) -> dict[str, Any]:

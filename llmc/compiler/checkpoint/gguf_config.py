@@ -89,10 +89,13 @@ class Metadata:
 
     @cached_property
     def own(self) -> dict[str, Any]:
-        """Metadata of the architecture, without its prefix."""
+        """Metadata of the architecture, without its prefix; floats as their shortest decimals."""
         prefix = f"{self.arch}."
-        items = self.header.metadata.items()
-        return {key.removeprefix(prefix): value for key, value in items if key.startswith(prefix)}
+        return {
+            key.removeprefix(prefix): _short(value) if isinstance(value, float) else value
+            for key, value in self.header.metadata.items()
+            if key.startswith(prefix)
+        }
 
     @cached_property
     def layers(self) -> int:
@@ -170,11 +173,12 @@ class Metadata:
         return self.error(f"metadata {key} is {found}, but {wanted} is needed; the file is damaged or incomplete")
 
 
-def build_config(header: GgufHeader) -> dict[str, Any]:
+def build_config(meta: Metadata) -> dict[str, Any]:
     """Build the config, in common terms. Raises CheckpointError for an unsupported architecture or feature, or a
     contradiction."""
-    meta = Metadata(header)
     _require_read(meta)
+    own, form, tensors = meta.architecture, meta.gguf, meta.header.tensors
+    epsilon = next((name for name in _EPSILONS if name in {_EPSILONS[0], *own.reads} - own.unread), _EPSILONS[0])
     config: dict[str, Any] = {
         "vocab_size": _vocab_size(meta),
         "hidden_size": meta.integer("{arch}.embedding_length"),
@@ -182,21 +186,18 @@ def build_config(header: GgufHeader) -> dict[str, Any]:
         "num_hidden_layers": meta.layers,
         "hidden_act": "silu",
         "max_position_embeddings": meta.integer("{arch}.context_length"),
-        "rms_norm_eps": _epsilon(meta),
-        "tie_word_embeddings": "output.weight" not in header.tensors,
+        epsilon: _epsilon(meta),
+        "tie_word_embeddings": "output.weight" not in tensors,
         **_attention(meta),
     }
-    own, form = meta.architecture, meta.gguf
-    epsilon = next((name for name in _EPSILONS if name in {_EPSILONS[0], *own.reads} - own.unread), _EPSILONS[0])
-    config[epsilon] = config["rms_norm_eps"]
     for key, name in form.keys.items():
         if (value := meta.own.get(key)) is not None:
             if not isinstance(value, int | float) or not math.isfinite(value):
                 raise meta.error(f"damaged: metadata {meta.arch}.{key} is {value!r:.80}, not a number")
-            config[name] = _short(value) if isinstance(value, float) else value
+            config[name] = value
     try:
         with np.errstate(all="raise"):
-            config |= form.config(GgufFacts(meta.own, header.tensors, config))
+            config |= form.config(GgufFacts(meta.own, tensors, config))
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise meta.error(f"damaged or incomplete: the metadata of {meta.arch} cannot be read ({error!r})") from error
     for name in own.unread:
@@ -205,7 +206,7 @@ def build_config(header: GgufHeader) -> dict[str, Any]:
     return own.in_common_terms({**notes, **{own.keys.get(name, name): value for name, value in config.items()}})
 
 
-def _epsilon(meta: Metadata) -> float | None:
+def _epsilon(meta: Metadata) -> float:
     """The epsilon of the norms, of either kind."""
     names = [f"{{arch}}.attention.layer_norm_{kind}epsilon" for kind in ("rms_", "")]
     key = next((name for name in names if meta.get(name) is not None), names[0])
@@ -233,8 +234,9 @@ def _attention(meta: Metadata) -> dict[str, Any]:
         raise meta.error("keys and values of different head size are not supported")
     if kv_heads and heads % kv_heads:
         raise meta.error(f"damaged: {heads} attention heads do not divide over {kv_heads} K/V heads")
-    found: dict[str, Any] = {"num_attention_heads": heads, "num_key_value_heads": kv_heads or heads}
-    found["head_dim"] = head_dim
+    found: dict[str, Any] = {
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads or heads, "head_dim": head_dim,
+    }  # fmt: skip
     if "rope_parameters" in unread:
         return found
     rotated = meta.integer("{arch}.rope.dimension_count", head_dim)

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.baselines.gguf_file import write_gguf
+from benchmarks.baselines.gguf_file import interleaved, write_gguf
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.folder_writer import write_folder
-from llmc.compiler.checkpoint.gguf import interleaved
 from llmc.errors import CheckpointError
 from llmc.testing.toy import write_toy
 from tests.compiler import tiny

@@ -24,6 +24,7 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.errors import CheckpointError
 from tests.compiler import tiny
+from tests.compiler.checkpoint.writers import add_metadata, finish
 from tests.tiers import default_cases, full
 
 RECORDED = Path(__file__).parents[1] / "data" / "gguf_converted.json"
@@ -34,8 +35,8 @@ NO_MEANING = frozenset({
     "max_position_embeddings", "max_window_layers", "head_dim", "block_multiple_of", "num_ln_in_parallel_attn",
     "rotary_pct", "chunk_size", "mlp_bias", "layers_block_type",
 })  # fmt: skip
-"""Members that change no number of these models. max_position_embeddings is not in the files of some architectures,
-head_dim follows where a configuration leaves it out."""
+"""Members that do not change these models' results. Files of some architectures lack max_position_embeddings. head_dim
+follows where a configuration leaves it out."""
 
 
 def meaning(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,9 +58,8 @@ def write(
     record, random, values = CONVERTED[name], np.random.default_rng(0), dict[str, Any]()
     writer = gguf.GGUFWriter(path, record["architecture"], split_max_tensors=tensors_each)
     for key, value in ({**record["metadata"], **changes}).items():
-        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
         if value is not None:
-            add.get(type(value), writer.add_array)(key, value)
+            add_metadata(writer, key, value)
     for tensor, shape in record["tensors"].items():
         floats = (0.15 * random.standard_normal(shape) + ("norm" in tensor)).astype(np.float32)
         if tensor.endswith("ssm_a") or tensor.startswith("rope_"):  # decays are negative, and divisors positive
@@ -68,10 +68,7 @@ def write(
         stored = floats if kind is None else gguf.quantize(floats, kind)
         writer.add_tensor(tensor, stored, raw_dtype=kind)
         values[tensor] = floats if kind is None else gguf.dequantize(stored, kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path, values
 
 
@@ -238,7 +235,7 @@ def test_a_part_that_is_missing_or_of_another_model_is_named(tmp_path: Path) -> 
 
 
 def test_the_two_lists_of_factors_of_phi_3_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As conversion/phi.py writes Phi-3-mini-128k."""
+    """The metadata is what llama.cpp's conversion/phi.py writes for Phi-3-mini-128k."""
     tensors = {"rope_factors_long.weight": [4], "rope_factors_short.weight": [4]}
     monkeypatch.setitem(CONVERTED["phi3"], "tensors", CONVERTED["phi3"]["tensors"] | tensors)
     changes = {"phi3.rope.scaling.original_context_length": 32, "phi3.rope.scaling.attn_factor": 1.25}

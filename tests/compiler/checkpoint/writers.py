@@ -115,6 +115,19 @@ def gguf_values(kind: str, data: np.ndarray) -> np.ndarray:
     return gguf.dequantize(data, gguf.GGMLQuantizationType[kind])
 
 
+def add_metadata(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    """A value as metadata of the type that Python's has."""
+    add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    add.get(type(value), writer.add_array)(key, value)
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def write_gguf(
     path: Path,
     tensors: dict[str, np.ndarray] | None = None,
@@ -138,16 +151,7 @@ def write_gguf(
     for key, value in (numbers | (extra or {})).items():
         if key in drop:
             continue
-        if isinstance(value, bool):
-            writer.add_bool(key, value)
-        elif isinstance(value, int):
-            writer.add_uint32(key, value)
-        elif isinstance(value, float):
-            writer.add_float32(key, value)
-        elif isinstance(value, str):
-            writer.add_string(key, value)
-        else:
-            writer.add_array(key, value)
+        add_metadata(writer, key, value)
     vocabulary = {
         "model": "gpt2", "pre": "smollm", "tokens": TOKENS, "merges": MERGES,
         "types": [3, 3] + [1] * (len(TOKENS) - 2),
@@ -176,10 +180,7 @@ def write_gguf(
             writer.add_tensor(gguf_name(name), np.ascontiguousarray(stored))
     for name, value in (raw or {}).items():
         writer.add_tensor(name, value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

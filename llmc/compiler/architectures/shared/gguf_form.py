@@ -51,8 +51,8 @@ class Gguf:
     """Metadata that `config` reads."""
     neutral: Mapping[str, tuple[Any, ...] | None] = field(default_factory=dict)
     """Unread metadata → the values that match the model; None: any value."""
-    interleaved: tuple[str, ...] = ()
-    """Projections ("q_proj", …) with rows [heads · head_dim, …] in llama.cpp's order. It rotates neighbours (2i, 2i +
+    interleaved: bool = False
+    """Whether rows [heads · head_dim, …] of q_proj and k_proj are in llama.cpp's order. It rotates neighbours (2i, 2i +
     1) of a head where transformers rotates (i, i + head_dim / 2)."""
     rows: Callable[[Mapping[str, Any], str], list[int] | None] = lambda config, name: None
     """(configuration, transformers' name) → for each row of transformers' tensor, its row in the file; None: alike."""
@@ -62,6 +62,30 @@ class Gguf:
     """What the file's norm weights have more than transformers'. Gemma's and Nemotron's models add 1 to them."""
     suits: Callable[[GgufFacts], bool] = lambda facts: True
     """Of several architectures with one general.architecture, whether a file is of this one; `common` is empty."""
+
+
+def biases(facts: GgufFacts) -> dict[str, Any]:
+    """Whether attention and MLP have biases, by the file's tensors."""
+    return {**attention_bias(facts), "mlp_bias": "blk.0.ffn_up.bias" in facts}
+
+
+def attention_bias(facts: GgufFacts) -> dict[str, Any]:
+    """Whether attention has biases, by the file's tensors."""
+    return {"attention_bias": "blk.0.attn_q.bias" in facts}
+
+
+def expert_keys(count: str) -> dict[str, str]:
+    """`keys` of a model with experts, whose number config.json has as `count`."""
+    return {"expert_count": count, "expert_used_count": "num_experts_per_tok"}
+
+
+ROUTED_EXPERTS = {
+    **expert_keys("n_routed_experts"), "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_count": "n_shared_experts", "leading_dense_block_count": "first_k_dense_replace",
+    "expert_weights_scale": "routed_scaling_factor", "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+}  # fmt: skip
+"""`keys` of a model with experts as DeepSeek's."""
 
 
 def windows(period: int) -> Config:
