@@ -44,6 +44,9 @@ class Farmed(FakeTarget):
 """
 MEMORY = 80 << 20
 """Of a node's object store: the least that Ray takes."""
+RAY = {"RAY_worker_niceness": "0", "RAY_memory_monitor_refresh_ms": "0"}
+"""Ray's own settings. By default its workers have niceness 15, and beside busy tests they hardly start. By default it also
+kills them when the host's memory is short, which other tests can cause."""
 
 
 def install(folder: Path) -> Path:
@@ -98,7 +101,7 @@ class Farm:
         """A node of one CPU; FARMED_… are its environment's, and its modules are looked up in `first` first."""
         reported = {name: options.pop(name) for name in list(options) if name.startswith("FARMED")}
         path = os.pathsep.join(map(str, filter(None, [first, self.farmed, *sys.path])))
-        environment = {"FARMED": str(self.farmed), "PYTHONPATH": path, **self._ports, **reported}
+        environment = {"FARMED": str(self.farmed), "PYTHONPATH": path, **RAY, **self._ports, **reported}
         return self._cluster.add_node(
             num_cpus=1, object_store_memory=MEMORY, env_vars=environment, labels=labels or {}, **options
         )

@@ -39,16 +39,31 @@ class Process:
             command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env={**clean, "LLMC_CACHE_DIR": str(cache)},
         )  # fmt: skip
-        self._lines: queue.Queue[Any] = queue.Queue()
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
+        self._events: queue.Queue[Any] = queue.Queue()
+        self._errors: list[str] = []
+        self._written = threading.Condition()
+        self._ended = False
+        self._readers = [threading.Thread(target=read) for read in (self._read_events, self._read_errors)]
+        for reader in self._readers:
+            reader.start()
         self.port = 0
 
-    def _read(self) -> None:
+    def _read_events(self) -> None:
         assert self.child.stdout is not None
         for line in self.child.stdout:
-            self._lines.put(json.loads(line))
-        self._lines.put(None)
+            self._events.put(json.loads(line))
+        self._events.put(None)
+
+    def _read_errors(self) -> None:
+        """Read all the time: a process that writes more than a pipe holds would wait for its reader."""
+        assert self.child.stderr is not None
+        for line in self.child.stderr:
+            with self._written:
+                self._errors.append(line)
+                self._written.notify_all()
+        with self._written:
+            self._ended = True
+            self._written.notify_all()
 
     def __enter__(self) -> Process:
         return self
@@ -56,17 +71,20 @@ class Process:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.child.kill()
         self.child.wait(PATIENCE_S)
-        self._reader.join()
+        for reader in self._readers:
+            reader.join()
         assert self.child.stdout is not None and self.child.stderr is not None
         self.child.stdout.close()
         self.child.stderr.close()
 
     def wait(self, event: str) -> dict[str, Any]:
         """The next event, which has to be this one."""
-        found = self._lines.get(timeout=self.starts_s)
+        try:
+            found = self._events.get(timeout=self.starts_s)
+        except queue.Empty:
+            raise AssertionError(f"no {event!r} within {self.starts_s:g} s: {self.errors}") from None
         if found is None:
-            assert self.child.stderr is not None
-            raise AssertionError(f"ended without {event!r}: {self.child.stderr.read()}")
+            raise AssertionError(f"ended without {event!r}: {self.ended()[1]}")
         assert found["event"] == event, found
         if event == "listening" and not found["url"].startswith("unix:"):
             self.port = int(found["url"].rpartition(":")[2])
@@ -96,5 +114,17 @@ class Process:
     def ended(self) -> tuple[int, str]:
         """Exit code and standard error, once it has ended."""
         code = self.child.wait(PATIENCE_S)
-        assert self.child.stderr is not None
-        return code, self.child.stderr.read()
+        self._readers[1].join(PATIENCE_S)
+        return code, self.errors
+
+    @property
+    def errors(self) -> str:
+        """Standard error, as far as it is written."""
+        with self._written:
+            return "".join(self._errors)
+
+    def reports(self, text: str) -> None:
+        """Wait until standard error has the text."""
+        with self._written:
+            self._written.wait_for(lambda: self._ended or text in "".join(self._errors), self.starts_s)
+        assert text in self.errors, self.errors

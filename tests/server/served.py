@@ -90,19 +90,22 @@ class Ways:
     def __init__(self, toy: Toy, folders: pytest.TempPathFactory) -> None:
         self.toy, self._folders, self._folder = toy, folders, folders.mktemp("ways")
         self._closing = ExitStack()
-        self._tried = set[str]()
         self._served: dict[str, Served] = {}
+        self._failed: dict[str, str] = {}
 
     def __getitem__(self, way: str) -> Served:
         if way == "ray":
             pytest.importorskip("ray")
         if way == "replicas" and usable_cpus() < 2:
             pytest.skip("replicas need a CPU each, and this host gives one")
-        if way not in self._tried:
-            self._tried.add(way)
-            self._served[way] = served = Served(self._start(way).ready().port)
-            self._closing.callback(served.close)
-        assert way in self._served, "it did not start; the first test that asked for it says why"
+        assert way not in self._failed, f"it did not start for an earlier test: {self._failed[way]}"
+        if way not in self._served:
+            try:
+                self._served[way] = Served(self._start(way).ready().port)
+            except Exception as error:
+                self._failed[way] = str(error)
+                raise
+            self._closing.callback(self._served[way].close)
         return self._served[way]
 
     def _start(self, way: str) -> Process:
@@ -117,7 +120,6 @@ class Ways:
 
     def _leave(self, server: Process) -> None:
         """End the server over Ray, and what it runs in the cluster."""
-        self._tried.discard("ray")
         self._served.pop("ray", None)
         server.signal()
         server.child.wait(server.starts_s)

@@ -147,20 +147,6 @@ def listening(port: int) -> set[str]:
     return {socket.inet_ntoa(bytes.fromhex(host)[::-1]) for host, at in locations if int(at, 16) == port}
 
 
-def reported(server: OverRay, text: str) -> None:
-    """Wait until standard error says it, for PATIENCE_S at most: what says nothing is killed, and so ends its lines."""
-    assert server.child.stderr is not None
-    seen = ""
-    giving_up = threading.Timer(PATIENCE_S, server.child.kill)
-    giving_up.start()
-    try:
-        while text not in seen and (line := server.child.stderr.readline()):
-            seen += line
-    finally:
-        giving_up.cancel()
-    assert text in seen, seen
-
-
 @pytest.mark.full
 class TestTwoReplicas:
     def test_metrics_are_of_both(self, two: OverRay) -> None:
@@ -189,7 +175,7 @@ class TestTwoReplicas:
         self, farm: Farm, two: OverRay, toy: Bundle, tmp_path: Path
     ) -> None:
         with OverRay(farm.address, tmp_path, toy.path) as other:
-            reported(other, f"Serve runs in this cluster already, and listens at 127.0.0.1:{two.port}, not at")
+            other.reports(f"Serve runs in this cluster already, and listens at 127.0.0.1:{two.port}, not at")
             assert other.child.wait(60) == 2
         assert complete(two) == 200
 
@@ -216,10 +202,10 @@ def test_a_bundle_is_swapped_under_load_and_a_broken_one_refused(farm: Farm, toy
             manifest = (served / "manifest.json").read_bytes()
             (served / "manifest.json").write_bytes(b"{}")
             server.signal(signal.SIGHUP)
-            reported(server, "the bundle is not swapped, and the old one serves on")
+            server.reports("the bundle is not swapped, and the old one serves on")
             (served / "manifest.json").write_bytes(manifest)
             server.signal(signal.SIGHUP)
-            reported(server, "the bundle is swapped: generation 1")
+            server.reports("the bundle is swapped: generation 1")
         assert statuses and set(statuses) == {200}, Counter(statuses)
         stopped(server)
 
