@@ -45,7 +45,7 @@ class Farmed(FakeTarget):
 MEMORY = 80 << 20
 """Of a node's object store: the least that Ray takes."""
 RAY = {"RAY_worker_niceness": "0", "RAY_memory_monitor_refresh_ms": "0"}
-"""Ray's own settings. By default its workers have niceness 15, and beside busy tests they hardly start. By default it also
+"""Ray's own settings. By default its workers have niceness 15, and hardly start beside busy tests. By default it also
 kills them when the host's memory is short, which other tests can cause."""
 
 
