@@ -236,6 +236,7 @@ SCENES: Mapping[str, Scene] = {
         },
         host={"--replicas": no_token},
     ),
+    "docs/cuda.md#from-ci-to-a-gpu-host": Scene(empty_store, brief=ONE_BUCKET),
     "docs/cuda.md#cuda-graphs-of-inductor-bundles": Scene(
         brought={"bundle": of_device("inductor")}, host={"warmup": cuda_host}
     ),
