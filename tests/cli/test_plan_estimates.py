@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc.compiler.targets.cpu import auto_engine
+from llmc.compiler.targets.cpu import target as cpu_target
 from tests.cli.helpers import Llmc
 from tests.compiler.checkpoint.writers import write_gguf
 
@@ -49,8 +49,8 @@ def test_plan_prices_the_engine_that_a_compile_for_cpu_chooses(
     """One function says what `cpu` stands for; here it is told to say OpenVINO, or ONNX Runtime."""
     write_gguf(here / "model.gguf")
     for engine, executor in (("openvino", "openvino"), ("onnxruntime", "onnxruntime")):
-        chosen = auto_engine.EngineChoice(engine, "so it was told")
-        monkeypatch.setattr(auto_engine, "choose", lambda *_, chosen=chosen: chosen)
+        chosen = cpu_target.EngineChoice(engine, "so it was told")
+        monkeypatch.setattr(cpu_target, "choose", lambda *_, chosen=chosen: chosen)
         limits = ("model.gguf", "--max-model-len", 64, "--max-num-seqs", 2)
         planned, dry = llmc("plan", *limits), llmc("compile", *limits, "--dry-run", "--json").json
         named = llmc("compile", *limits, "--device", engine, "--dry-run", "--json").json

@@ -14,8 +14,7 @@ from llmc.compiler.program.import_fx import import_program
 from llmc.compiler.program.ir import Graph
 from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
 from llmc.compiler.targets.onnxruntime.to_onnx import to_onnx
-from llmc.compiler.targets.openvino.constants import Constants
-from llmc.compiler.targets.openvino.formats import format_for
+from llmc.compiler.targets.openvino.formats import Constants, format_for
 from llmc.compiler.targets.xla.formats import described_as
 from tests.compiler import tiny
 from tests.tiers import full

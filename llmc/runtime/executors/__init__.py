@@ -20,7 +20,7 @@ EXECUTORS = Registry(
     "llmc.executors",
     {
         "onnxruntime": "llmc.runtime.executors.onnxruntime.executor:OnnxRuntimeExecutor",
-        "onnxruntime-llmc": "llmc.runtime.executors.onnxruntime.kernels_executor:KernelExecutor",
+        "onnxruntime-llmc": "llmc.runtime.executors.onnxruntime.executor:KernelExecutor",
         "torch": "llmc.runtime.executors.torch.executor:TorchExecutor",
         "hpu": "llmc.runtime.executors.hpu.executor:HpuExecutor",
         "inductor": "llmc.runtime.executors.inductor.executor:InductorExecutor",

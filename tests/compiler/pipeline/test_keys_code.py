@@ -122,7 +122,7 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     "openvino": ("compiler/targets/openvino/target.py", "compiler/targets/openvino/base_target.py"),
     "openvino:NPU": (
         "compiler/targets/openvino/static_target.py", "compiler/targets/openvino/base_target.py",
-        "compiler/targets/openvino/constants.py",
+        "compiler/targets/openvino/formats.py",
         "compiler/weights/recipes.py",
     ),
     "hpu": (

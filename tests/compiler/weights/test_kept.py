@@ -91,8 +91,7 @@ def test_blocks_for_onnxruntime_are_the_values_of_the_format(case: str, tmp_path
 @default_cases(6)
 @pytest.mark.parametrize("case", packers.EXACT)
 def test_groups_for_openvino_are_the_values_of_the_format(case: str, tmp_path: Path) -> None:
-    from llmc.compiler.targets.openvino.constants import Constants
-    from llmc.compiler.targets.openvino.formats import Kept
+    from llmc.compiler.targets.openvino.formats import Constants, Kept
 
     values = packers.write(tmp_path, *packers.CASES[case])
     checkpoint = open_checkpoint(tmp_path)
@@ -125,8 +124,7 @@ them is wider than it was."""
 @pytest.mark.parametrize("kind", BLOCK_KINDS)
 def test_blocks_of_gguf_are_the_values_that_gguf_py_gives(kind: str, tmp_path: Path) -> None:
     """For both runtimes. OpenVINO's zero points of minimums are rounded quotients."""
-    from llmc.compiler.targets.openvino.constants import Constants
-    from llmc.compiler.targets.openvino.formats import Kept
+    from llmc.compiler.targets.openvino.formats import Constants, Kept
 
     values = write_blocks(tmp_path / "m.gguf", {"": kind})
     checkpoint = open_checkpoint(tmp_path / "m.gguf")
@@ -178,8 +176,7 @@ def test_blocks_of_other_sizes_are_cut_to_what_a_runtime_multiplies() -> None:
 
 
 def test_groups_of_openvino_are_as_large_as_the_checkpoint_s() -> None:
-    from llmc.compiler.targets.openvino.constants import Constants
-    from llmc.compiler.targets.openvino.formats import Held, Kept
+    from llmc.compiler.targets.openvino.formats import Constants, Held, Kept
 
     kept = Kept(Constants(), {"four": FOUR, "eight": EIGHT, "rows": ROWS})
     assert kept.held(["four"], 256) == Held("u4kept", 128)

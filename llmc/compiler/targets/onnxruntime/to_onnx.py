@@ -29,7 +29,13 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from llmc.compiler.architectures.shared.experts import stay_floats
 from llmc.compiler.program.ir import Graph, Node, Value
-from llmc.compiler.targets.onnxruntime.attention import MICROSOFT, emit_attention, emit_whole_attention
+from llmc.compiler.targets.onnxruntime.attention import (
+    MICROSOFT,
+    RECURRENT,
+    RECURRENT_KERNELS,
+    emit_attention,
+    emit_whole_attention,
+)
 from llmc.compiler.targets.onnxruntime.emitter import (
     DECODING,
     LOGIT_ROWS,
@@ -38,13 +44,11 @@ from llmc.compiler.targets.onnxruntime.emitter import (
     ROWS,
     Emitter,
 )
-from llmc.compiler.targets.onnxruntime.experts import emit_expert_linear, emit_experts
 from llmc.compiler.targets.onnxruntime.formats import FOLDED_BLOCK, TABLES, MatrixFormat, OnnxOptions
 from llmc.compiler.targets.onnxruntime.kernels.panels import line, panel_bytes, part_of
 from llmc.compiler.targets.onnxruntime.onnx_model import shorten
 from llmc.compiler.targets.onnxruntime.options import BF16, F16, INT8, require_heads
-from llmc.compiler.targets.onnxruntime.plain import PLAIN
-from llmc.compiler.targets.onnxruntime.recurrent import RECURRENT, RECURRENT_KERNELS
+from llmc.compiler.targets.onnxruntime.plain import PLAIN, emit_expert_linear, emit_experts
 from llmc.compiler.weights.recipes import Recipe
 from llmc.errors import CompileError
 from llmc.runtime.cache_shape import SCALE_BYTES

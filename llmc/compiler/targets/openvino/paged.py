@@ -13,7 +13,7 @@ and where it has [B, …] after `last_rows` it has [R, …], one for each reques
     where layers have recurrent state (states.py)
     inputs   state_rows [2 · B] int32, the table rows that each row's state is read from and written to; state_begins
              [B + 1] int32: 0, 2, 4 …; state_interval [B] int32, more than a step's tokens; LAYOUT_state.N: the table of
-             the N-th state, float32 (runtime/executors/openvino/states.py has the layouts)
+             the N-th state, float32 (runtime/executors/openvino/paged_cache.py has the layouts)
     outputs  of layout "columns", which is not written in place: new_state.N [B, …]
 
     where attention has no paged form: its scores have a soft cap
@@ -31,11 +31,18 @@ and where it has [B, …] after `last_rows` it has [R, …], one for each reques
 N counts pairs of keys and values, and recurrent states, in the order of the cache's shape.
 
 Operator and inputs as in OpenVINO's PagedAttentionExtension; everything else is graph_model.py's.
+
+Layers with recurrent state (frontend/recurrent/operators.py) are OpenVINO operators over state tables. A table holds
+one state a row. The runtime gives rows without a past a row of zeros to read. The operators take rows of any lengths
+and write the tables in place (openvino/op/paged_causal_conv1d.hpp, paged_gated_delta_net.hpp and
+paged_selective_ssm.hpp of OpenVINO 2026.4). Its Python package lacks them, so they are written by name and read back.
+No such operator exists where each column of a state decays at its own rate (Mamba's first form). There a loop takes
+token after token in all rows at once, which must have one length, and new states are outputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,13 +51,16 @@ from openvino import opset13 as ops
 from openvino.op import _PagedAttentionExtension
 
 from llmc.compiler.checkpoint.adapter_layout import ADAPTERS
+from llmc.compiler.frontend.recurrent.chunked import NORM_EPS
 from llmc.compiler.program.ir import Graph, Node, Value
-from llmc.compiler.targets.openvino.attention import attended, headed
-from llmc.compiler.targets.openvino.formats import WeightFormat
+from llmc.compiler.targets.openvino.formats import Constants, WeightFormat
 from llmc.compiler.targets.openvino.graph_model import (
     GraphModel,
+    TokenRows,
+    attended,
     caches_of,
     grows,
+    headed,
     heads_of,
     kept_of,
     model_of,
@@ -58,9 +68,108 @@ from llmc.compiler.targets.openvino.graph_model import (
     parameter,
     value_width,
 )
-from llmc.compiler.targets.openvino.states import STATES, OneLength, OverBlocks
 from llmc.errors import CompileError
 from llmc.runtime.executors.openvino.blocks import of_ring
+
+
+class OneLength:
+    """Rows of one length, whose sizes are the input `sizes` [3] int32: B, Q, and S, the token capacity of rows' blocks.
+
+    The sizes are an input because OpenVINO 2026.4 exports a ShapeOf without its type, and reads it back with another
+    one.
+    """
+
+    single = False
+
+    def __init__(self, constants: Constants, sizes: Any) -> None:
+        self.constants = constants
+        self.batch, self.query, self.context = ops.split(sizes, constants.small(0), 3).outputs()
+
+    def shape(self, *sizes: int | str) -> Any:
+        """B and Q are known when a step runs."""
+        known, small = {"B": self.batch, "Q": self.query}, self.constants.small
+        return ops.concat([known[size] if isinstance(size, str) else small([size]) for size in sizes], 0)
+
+    def _range(self, size: Any) -> Any:
+        small = self.constants.small
+        return ops.range(small(0), ops.squeeze(size, small([0])), small(1), "i32")
+
+
+class OverBlocks(OneLength, TokenRows):
+    """Rows of one length over a block cache [blocks, H, block, D].
+
+    `past` [B] int32 counts each row's cached tokens; `tables` [B, M] int32 has each row's blocks, followed by any
+    others.
+    """
+
+    def __init__(self, constants: Constants, sizes: Any, past: Any, tables: Any) -> None:
+        super().__init__(constants, sizes)
+        self._tables = tables
+        self._masks: dict[tuple[int, int], Any] = {}
+        small = constants.small
+        start = ops.reshape(past, small([-1, 1, 1, 1]), False)
+        at = ops.reshape(self._range(self.context), small([1, 1, 1, -1]), False)
+        new = self._range(self.query)
+        self.live = ops.less(ops.reshape(at, small([1, 1, -1, 1]), False), start)
+        self._of_tokens = ops.add(start, ops.reshape(new, small([1, 1, -1, 1]), False))
+        of_new = ops.add(start, ops.reshape(new, small([1, 1, 1, -1]), False))
+        of_past = ops.broadcast(at, ops.concat([self.batch, small([1, 1]), self.context], 0))
+        self._offsets = ops.concat([of_past, of_new], -1)
+        self._there = ops.concat([ops.less(at, start), ops.greater_equal(of_new, start)], -1)
+        self.of_keys = ops.convert(self._offsets, ov.Type.f32)
+
+    def parts(self, shares: Any) -> tuple[Any, Any]:
+        small = self.constants.small
+        ends = small([0]), self.context, small([np.iinfo(np.int32).max])
+        of_past, of_new = (ops.slice(shares, *ends[i : i + 2], small([1]), small([3])) for i in range(2))
+        return of_past, of_new
+
+    def seen(self, window: int, groups: int) -> Any:
+        """Live cached tokens, and tokens that are not ahead."""
+        if (window, groups) not in self._masks:
+            small = self.constants.small
+            mask = ops.logical_and(self._there, ops.less_equal(self._offsets, self._of_tokens))
+            if window > 0:
+                first = ops.subtract(self._of_tokens, small(window))
+                mask = ops.logical_and(mask, ops.greater(self._offsets, first))
+            self._masks[window, groups] = ops.tile(mask, small([1, 1, groups, 1]))
+        return self._masks[window, groups]
+
+    def cached(self, cache: Any, heads: int, size: int) -> Any:
+        """Gather [B, H, S, D] from a cache."""
+        small = self.constants.small
+        blocks = ops.transpose(ops.gather(cache, self._tables, small(0)), small([0, 2, 1, 3, 4]))
+        return ops.reshape(blocks, self.shape("B", heads, -1, size), False)
+
+
+class _Own(ov.Op):  # type: ignore[misc, unused-ignore]
+    """An OpenVINO operator with the name of its class, whose output is like its input `like`."""
+
+    def __init__(self, inputs: Sequence[Any], like: int, attrs: Mapping[str, Any]) -> None:
+        self._like, self._attrs = like, dict(attrs)
+        super().__init__(self, [output_of(x) for x in inputs])
+
+    def validate_and_infer_types(self) -> None:
+        self.set_output_type(0, self.get_input_element_type(self._like), self.get_input_partial_shape(self._like))
+
+    def visit_attributes(self, visitor: Any) -> bool:
+        visitor.on_attributes(self._attrs)
+        return True
+
+
+class PagedCausalConv1D(_Own):
+    """x [T, C], table [rows, C, K], weight [C, 1, K], bias [C] or [0], the step's inputs → [T, C]."""
+
+
+class PagedGatedDeltaNet(_Own):
+    """query, key [T, Hk, Dk], value [T, Hv, Dv], table [rows, Hv, Dv, Dk], decay, beta [T, Hv], the step's inputs →
+    [T, Hv, Dv]."""
+
+
+class PagedSelectiveSSM(_Own):
+    """rate [H], step [T, H], write [T, G, N], x [T, H, P], read [T, G, N], table [rows, H, P, N], the step's inputs →
+    [T, H, P]."""
+
 
 INPUTS: tuple[tuple[str, tuple[int, ...], Any], ...] = (
     ("input_ids", (-1,), np.int64),
@@ -127,7 +236,7 @@ class PagedModel(GraphModel):
             ]
             self.caches += self._caches[pair]
         if why:
-            self.in_plain_operators("attention", why)
+            self._count_plain("attention", why)
             return [self._in_plain_operators(node, pair)]
         (heads, kv_heads, size), width, small = heads_of(node), value_width(node), self.constants.small
         query, key, value = self.qkv(node)
@@ -162,43 +271,94 @@ class PagedModel(GraphModel):
         past = [rows.cached(cache, heads, size) for cache, _, (heads, size) in kept]
         return attended(self, rows, node, query, new, past)
 
-    def in_plain_operators(self, what: str, why: str) -> None:
-        """Count a layer that runs in plain operators."""
+    def _count_plain(self, what: str, why: str) -> None:
         self.plain[what] = self.plain.get(what, (0, ""))[0] + 1, why
 
     def _op_causal_conv(self, node: Node) -> list[Any]:
-        return STATES["causal_conv"](self, node)
+        x, weight, bias, state = node.inputs[:4]
+        assert weight is not None
+        small, (channels, width) = self.constants.small, (int(n) for n in weight.shape)
+        kernel = ops.reshape(self.get(weight), small([channels, 1, width]), False)
+        added = small([], np.float32) if bias is None else self.get(bias)
+        table = self._state_table("conv", state, [channels, width])
+        built = PagedCausalConv1D([self.get(x), table, kernel, added, *self._step_of_states()], 0, {}).output(0)
+        return [ops.swish(built, small(1, np.float32)).output(0) if node.attrs["silu"] else built]
 
     def _op_gated_delta(self, node: Node) -> list[Any]:
-        return STATES["gated_delta"](self, node)
+        query, key, value, decay, beta, state = node.inputs[:6]
+        assert state is not None
+        heads, size, width = (int(n) for n in state.shape[1:])
+        table = self._state_table("delta", state, [heads, width, size])
+        vectors, factors = (map(self.get, values) for values in ((query, key, value), (decay, beta)))
+        given = [*vectors, table, *factors, *self._step_of_states()]
+        norm = {"q_l2_norm_eps": NORM_EPS, "k_l2_norm_eps": NORM_EPS}
+        attrs = {"use_qk_l2norm": bool(node.attrs["normalise"]), **norm}
+        return [PagedGatedDeltaNet(given, 2, attrs).output(0)]
 
     def _op_state_scan(self, node: Node) -> list[Any]:
-        return STATES["state_scan"](self, node)
+        x, step, rate, write, read, state = node.inputs[:6]
+        assert rate is not None
+        assert state is not None
+        if len(rate.shape) > 1:
+            return self._columns(node)
+        table = self._state_table("scan", state, [int(n) for n in state.shape[1:]])
+        given = [*map(self.get, (rate, step, write, x, read)), table, *self._step_of_states()]
+        return [PagedSelectiveSSM(given, 3, {}).output(0)]
 
-    def state_table(self, layout: str, state: Value | None, shape: list[int]) -> Any:
-        """Return the input for a state's table, `shape` in a row."""
+    def _columns(self, node: Node) -> list[Any]:
+        """Channels of one value each, with states [N, C]; the N columns decay by `rate` [C, N].
+
+        The loop's body has no constants, because the weights file has none for it.
+        """
+        x, step, rate, write, read, state = node.inputs[:6]
+        assert state is not None
+        channels, width, columns = (int(n) for n in state.shape[1:])
+        if width != 1 or write is None or write.shape[2] != 1:
+            raise CompileError(f"a scan of columns over {state.shape} has no OpenVINO lowering (at {node.out})")
+        self._count_plain("states", "no OpenVINO operator decays each column at its own rate; a loop takes tokens")
+        small, rows = self.constants.small, self._rows_of_one_length()
+
+        def apart(value: Any, *sizes: int) -> Any:
+            return ops.reshape(value, rows.shape("B", -1, *sizes), False)
+
+        steps = apart(self.get(step), 1, channels)
+        rates = ops.transpose(self.get(rate), small([1, 0]))
+        given = [
+            ops.exp(ops.multiply(steps, rates)), ops.multiply(apart(self.get(x), 1, channels), steps),
+            apart(self.get(write), columns, 1), apart(self.get(read), 1, columns),
+        ]  # fmt: skip
+        table = self._state_table("columns", state, [columns, channels])
+        pairs = ops.reshape(self._input("state_rows", [-1]), small([-1, 2]), False)
+        held = ops.unsqueeze(ops.gather(table, ops.gather(pairs, small(0), small(1)), small(0)), small([1]))
+        shapes = [(columns, channels), (columns, channels), (1, channels), (columns, 1), (1, columns)]
+        before, decay_factor, taken, written, requested = inner = [
+            ops.parameter([-1, 1, *shape], ov.Type.f32) for shape in shapes
+        ]
+        after = ops.result(ops.add(ops.multiply(before, decay_factor), ops.multiply(taken, written)))
+        token = ops.result(ops.matmul(requested, after.input_value(0), False, False))
+        loop = ops.tensor_iterator()
+        loop.set_body(ov.Model([after, token], inner, "token"))
+        loop.set_merged_input(before, output_of(held), after.output(0))
+        for taken_by, values in zip(inner[1:], given, strict=True):
+            loop.set_sliced_input(taken_by, output_of(values), 0, 1, 1, -1, 1)
+        last = loop.get_iter_value(after.output(0), -1)
+        tokens = loop.get_concatenated_slices(token.output(0), 0, 1, 1, -1, 1)
+        self._given[f"new_state.{self._states.index(state)}"] = ops.squeeze(last, small([1]))
+        return [ops.reshape(tokens, small([-1, channels, 1]), False)]
+
+    def _state_table(self, layout: str, state: Value | None, shape: list[int]) -> Any:
+        """The input for a state's table, `shape` in a row."""
         assert state is not None
         built = parameter(f"{layout}_state.{self._states.index(state)}", [-1, *shape], ov.Type.f32)
         self.caches.append(built)
         return built
 
-    def step_of_states(self) -> list[Any]:
-        """Return the step inputs that follow a table in OpenVINO's operators."""
+    def _step_of_states(self) -> list[Any]:
+        """The step inputs that follow a table in OpenVINO's operators."""
         rows, begins, interval = (self._input(name, [-1]) for name in OF_STATES)
         return [self.inputs["subsequence_begins"], rows, begins, self.inputs["past_lens"], interval]
 
-    def rows_read(self) -> Any:
-        """Return each row's row in a state table, [B]."""
-        small = self.constants.small
-        pairs = ops.reshape(self._input("state_rows", [-1]), small([-1, 2]), False)
-        return ops.gather(pairs, small(0), small(1))
-
-    def give(self, state: Value, new: Any) -> None:
-        """Add the output for a state that is not written in place."""
-        self._given[f"new_state.{self._states.index(state)}"] = new
-
-    def rows_of_one_length(self) -> OneLength:
-        """Return the step's rows as rows of one length."""
+    def _rows_of_one_length(self) -> OneLength:
         if self._one_length is None:
             self._one_length = OneLength(self.constants, self._of_pool("step_sizes", None))
         return self._one_length

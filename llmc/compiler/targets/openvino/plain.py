@@ -21,7 +21,7 @@ from openvino import opset13 as ops
 from openvino import opset15
 
 from llmc.compiler.program.ir import Dim, Node, Value
-from llmc.compiler.targets.openvino.constants import Constants
+from llmc.compiler.targets.openvino.formats import Constants
 from llmc.errors import CompileError
 
 BATCH, TOKENS = "B", "Q"

@@ -14,12 +14,15 @@ used; between the attentions tokens are packed (graph_model.py).
              after each row's last live token, such as new_conv0 [B, …]
 
 Row b's new token i has position past_lengths[b] + i, and sees earlier tokens within the layer's window. Layers with
-recurrent state are matmuls (frontend/recurrent/chunked.py), since such devices run loops slowly.
+recurrent state are matmuls (frontend/recurrent/chunked.py), since such devices run loops slowly; `Arrays` has the
+functions of numpy that these use. Their values that do not depend on the model stay numpy's, and become constants where
+they meet one that does. Numbers are float32, counts int32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,13 +32,145 @@ from openvino import opset13 as ops
 
 from llmc.compiler.frontend.recurrent import chunked
 from llmc.compiler.program.ir import Graph, Node, Value
-from llmc.compiler.targets.openvino.arrays import Arrays, GraphArray
-from llmc.compiler.targets.openvino.attention import TokenRows, attended, headed
-from llmc.compiler.targets.openvino.constants import Constants
-from llmc.compiler.targets.openvino.formats import WeightFormat
-from llmc.compiler.targets.openvino.graph_model import GraphModel, caches_of, grows, kept_of, model_of, parameter
+from llmc.compiler.targets.openvino.formats import Constants, WeightFormat
+from llmc.compiler.targets.openvino.graph_model import (
+    GraphModel,
+    TokenRows,
+    attended,
+    caches_of,
+    grows,
+    headed,
+    kept_of,
+    model_of,
+    parameter,
+)
 from llmc.compiler.targets.openvino.plain import token_axes
 from llmc.runtime.cache_shape import CacheShape
+
+_TYPES = {"f32": np.float32, "i32": np.int32, "boolean": np.bool_}
+
+
+def _operator(op: Callable[..., Any], turned: bool = False) -> Callable[[GraphArray, Any], GraphArray]:
+    """A method of GraphArray for an operator with another value; `turned`: the other is the left side."""
+
+    def method(self: GraphArray, other: Any) -> GraphArray:
+        pair = self.node, self._arrays.node(self.dtype(other) if isinstance(other, int | float) else other)
+        return GraphArray(self._arrays, op(*(pair[::-1] if turned else pair)))
+
+    return method
+
+
+def _matmul(a: Any, b: Any) -> Any:
+    return ops.matmul(a, b, False, False)
+
+
+class GraphArray:
+    """A value of the model, with numpy's operators."""
+
+    __array_ufunc__ = None  # makes numpy's arrays defer operators with one of these to it
+
+    def __init__(self, arrays: Arrays, node: Any) -> None:
+        self._arrays = arrays
+        self.node = node.output(0) if hasattr(node, "output") else node
+        self.shape = tuple(self.node.get_shape())
+        self.ndim = len(self.shape)
+        self.dtype = _TYPES[self.node.get_element_type().get_type_name()]
+
+    __add__ = __radd__ = _operator(ops.add)
+    __sub__, __rsub__ = _operator(ops.subtract), _operator(ops.subtract, turned=True)
+    __mul__ = __rmul__ = _operator(ops.multiply)
+    __truediv__, __rtruediv__ = _operator(ops.divide), _operator(ops.divide, turned=True)
+    __matmul__, __rmatmul__ = _operator(_matmul), _operator(_matmul, turned=True)
+    __gt__, __lt__ = _operator(ops.greater), _operator(ops.less)
+    __eq__ = _operator(ops.equal)  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]
+
+    def __neg__(self) -> GraphArray:
+        return GraphArray(self._arrays, ops.negative(self.node))
+
+    def sum(self, axis: int) -> GraphArray:
+        return GraphArray(self._arrays, ops.reduce_sum(self.node, self._arrays.small([axis % self.ndim]), False))
+
+    def swapaxes(self, a: int, b: int) -> GraphArray:
+        order = list(range(self.ndim))
+        order[a], order[b] = order[b], order[a]
+        return GraphArray(self._arrays, ops.transpose(self.node, self._arrays.small(order)))
+
+    def reshape(self, *shape: int) -> GraphArray:
+        return GraphArray(self._arrays, ops.reshape(self.node, self._arrays.small(shape), False))
+
+    def __getitem__(self, index: Any) -> GraphArray:
+        """Supports numbers, slices without steps, None and an ellipsis."""
+        items = list(index) if isinstance(index, tuple) else [index]
+        for at in [n for n, item in enumerate(items) if item is Ellipsis]:
+            known = sum(item is not None for item in items) - 1
+            items[at : at + 1] = [slice(None)] * (self.ndim - known)
+        axis, shape, cuts = 0, list[int](), list[tuple[int, int, int]]()
+        for item in items:
+            if item is None:
+                shape.append(1)
+                continue
+            size = self.shape[axis]
+            start, end, _ = (slice(item % size, item % size + 1) if isinstance(item, int) else item).indices(size)
+            if (start, end) != (0, size):
+                cuts.append((axis, start, end))
+            shape += [] if isinstance(item, int) else [end - start]
+            axis += 1
+        node, small = self.node, self._arrays.small
+        if cuts:
+            axes, starts, ends = (list(each) for each in zip(*cuts, strict=True))
+            node = ops.slice(node, small(starts), small(ends), small([1] * len(cuts)), small(axes))
+        built, shape = GraphArray(self._arrays, node), [*shape, *self.shape[axis:]]
+        return built if built.shape == tuple(shape) else built.reshape(*shape)
+
+
+class Arrays:
+    """Functions over arrays of one model."""
+
+    ones, zeros, eye = staticmethod(np.ones), staticmethod(np.zeros), staticmethod(np.eye)
+
+    def __init__(self, constants: Constants) -> None:
+        self._constants = constants
+        self.small = constants.small
+
+    def node(self, value: Any) -> Any:
+        """Return the model's node of a value, a constant if it has none yet."""
+        if isinstance(value, GraphArray):
+            return value.node
+        array = np.asarray(value)
+        array = array.astype(np.float32 if array.dtype.kind == "f" else bool if array.dtype.kind == "b" else np.int32)
+        if array.size == 1:
+            return self.small(array, array.dtype.type)
+        name = hashlib.sha256(f"{array.dtype} {array.shape}".encode() + array.tobytes()).hexdigest()
+        return self._constants.table(f"array_{name[:16]}", array).output(0)
+
+    def arange(self, count: int) -> Any:
+        return np.arange(count, dtype=np.int32)
+
+    def exp(self, x: GraphArray) -> GraphArray:
+        return GraphArray(self, ops.exp(x.node))
+
+    def sqrt(self, x: GraphArray) -> GraphArray:
+        return GraphArray(self, ops.sqrt(x.node))
+
+    def cumsum(self, x: GraphArray, axis: int) -> GraphArray:
+        return GraphArray(self, ops.cum_sum(x.node, self.small(axis % x.ndim)))
+
+    def tril(self, x: Any, k: int = 0) -> Any:
+        if not isinstance(x, GraphArray):
+            return np.tril(x, k)
+        return self.where(np.tril(np.ones(x.shape[-2:]), k) > 0, x, 0.0)
+
+    def where(self, condition: Any, a: Any, b: Any) -> GraphArray:
+        return GraphArray(self, ops.select(self.node(condition), self.node(a), self.node(b)))
+
+    def concatenate(self, parts: Sequence[Any], axis: int) -> GraphArray:
+        nodes = [self.node(part) for part in parts]
+        return GraphArray(self, nodes[0] if len(nodes) == 1 else ops.concat(nodes, axis))
+
+    def broadcast_to(self, x: GraphArray, shape: Sequence[int]) -> GraphArray:
+        return GraphArray(self, ops.broadcast(x.node, self.small(list(shape))))
+
 
 STEP_INPUTS = ("token_ids", "past_lengths", "new_lengths")
 

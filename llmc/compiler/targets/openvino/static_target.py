@@ -1,25 +1,39 @@
 """Models of one shape for devices without paged attention: NPU and GPU, or the CPU on request.
 
-Executables are native where this host has a compiler for the device (ahead.py), and include the portable model. Else
+Executables are native where this host has a compiler for the device, and include the portable model. Else
 they are portable: each bucket's model as OpenVINO's IR, over one weights file, verified on this CPU. For the CPU they
 are native: compiled models without weights (finish.py), over one weights file.
+
+    NPU   Intel's NPU compiler, next to OpenVINO's plugins, compiles for a named platform on any host (NPU_PLATFORM with
+          NPU_COMPILER_TYPE=PLUGIN); an installed NPU's driver has another compiler, for that NPU only
+    GPU   the plugin compiles kernels with the driver of an installed GPU, and there is no other way
+
+OpenVINO 2026.4.1's wheels have the NPU plugin without that compiler (openvino#36374). The plugin looks for
+libopenvino_intel_npu_compiler_loader.so in its own folder (src/plugins/intel_npu, vcl_api.cpp), which opens
+libopenvino_intel_npu_compiler.so next to it; Intel's archives of OpenVINO have both (openvino#33129). Its output for a
+platform runs with every driver released for that platform, except for 3720, whose older drivers refuse it
+(src/plugins/intel_npu/README.md of 08d1b43): for an NPU 3720, its own driver compiles.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import cached_property
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from llmc.artifacts.digest import digest_file
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.program.program import GraphProgram, Program
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets.base import CompiledExecutable, Lowered, Recorded, Shape, cache_for
 from llmc.compiler.targets.description import contract_tested
 from llmc.compiler.targets.hosting import Hosting
+from llmc.compiler.targets.on_target import EachExecutable
 from llmc.compiler.targets.openvino.base_target import (
     ACTIVATION_GROUP_SIZE,
     GROUP_SIZE,
@@ -29,22 +43,173 @@ from llmc.compiler.targets.openvino.base_target import (
     OpenVinoBase,
 )
 from llmc.compiler.weights.stage import weights_stage
-from llmc.errors import InputError
+from llmc.errors import CompileError, DeviceError, InputError
 from llmc.runtime.accelerators import CPU, INTEL_GPU, INTEL_NPU
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from llmc.artifacts.bundle.manifest_schema import Executable
     from llmc.artifacts.store.entries import Entry
     from llmc.buckets.limits import Limits
     from llmc.compiler.targets.costs import Costs
     from llmc.compiler.targets.on_target import OnTargetCompiler
-    from llmc.compiler.targets.openvino.ahead import DeviceCompiler
     from llmc.compiler.targets.openvino.finish import FinishedWeights
     from llmc.compiler.verification.policy import VerificationPolicy
+    from llmc.runtime.bundle import Bundle
     from llmc.runtime.cache_shape import CacheShape
     from llmc.runtime.executors.openvino.device import MappedWeights
     from llmc.settings import Settings
+
+
+LIBRARIES = ("openvino_intel_npu_compiler_loader", "openvino_intel_npu_compiler")
+OWN_DRIVER_ONLY = "3720"
+_NODES = {"NPU": ("accel/accel*",), "GPU": ("dri/renderD*", "dxg")}
+DEV = Path("/dev")
+
+
+@dataclass(frozen=True)
+class DeviceCompiler:
+    """How this host compiles for `device`, as compile_model takes it.
+
+    It has OpenVINO's `properties`, the compiler's key components, and what the result is tied to
+    (runtime/executors/openvino/device.py).
+    """
+
+    device: str
+    properties: Mapping[str, str]
+    toolchain: Mapping[str, str]
+    built_for: Mapping[str, str]
+
+    def compile(self, ir: bytes, weights: MappedWeights) -> bytes:
+        """Compile a model of fixed sizes to a file in the format of blobs.py.
+
+        Raises CompileError with OpenVINO's reason where its plugin refuses the model, or cannot export it.
+        """
+        from llmc.runtime.executors.openvino.blobs import DeviceBlob, reason_of
+        from llmc.runtime.executors.openvino.device import kind_of, open_core, version
+
+        try:
+            model = open_core().read_model(ir, weights.tensor)
+            stream: Any = open_core().compile_model(model, self.device, dict(self.properties)).export_model()
+        except RuntimeError as e:
+            raise CompileError(f"OpenVINO {version()} cannot compile for {self.device}: {reason_of(e)}") from e
+        return DeviceBlob(kind_of(self.device), self.built_for, ir, stream.getvalue()).to_bytes()
+
+
+def compiler_for(device: str) -> DeviceCompiler | None:
+    """Find the compiler for "GPU", "GPU.1", "NPU" (the installed one) or "NPU.4000"; None where this host has none.
+
+    OpenVINO is imported only where /dev has a node of such a device, so that `llmc devices` is quick.
+    """
+    kind, _, platform = device.partition(".")
+    here = _facts_here(device)
+    if kind == "GPU":
+        return None if here is None else DeviceCompiler(device, {}, _named(here), here)
+    wanted = platform or (here or {}).get("platform", "")
+    library = npu_compiler()
+    if library is not None and wanted not in ("", OWN_DRIVER_ONLY):
+        requested = {"NPU_COMPILER_TYPE": "PLUGIN", "NPU_PLATFORM": wanted}
+        toolchain = {"npu_platform": wanted, "npu_compiler": _digest(library)}
+        return DeviceCompiler("NPU", requested, toolchain, {"platform": wanted})
+    if here is not None and here.get("platform", "") == wanted:
+        return DeviceCompiler("NPU", {}, _named(here), here)
+    return None
+
+
+def lacking(device: str) -> str:
+    """Describe what this host lacks to compile for `device`; "" where it lacks nothing."""
+    kind, _, platform = device.partition(".")
+    if compiler_for(device) is not None:
+        return ""
+    if kind == "GPU":
+        return f"a {device} that OpenVINO finds, with its OpenCL driver (intel-opencl-icd)"
+    if platform == OWN_DRIVER_ONLY:
+        return "an NPU 3720 with its driver: it takes what the compiler in its own driver makes"
+    if npu_compiler() is None:
+        return (
+            f"{library_name(LIBRARIES[0])} and {library_name(LIBRARIES[1])} next to OpenVINO's plugins: Intel's "
+            "archives of OpenVINO have them, its wheels for Linux do not (openvino#36374)"
+        )
+    return "the NPU's platform, since no NPU is here: --device openvino:NPU.4000, NPU.5010, NPU.5020 or NPU.6010"
+
+
+def is_here(device: str) -> bool:
+    """Whether OpenVINO finds the device on this host, with the platform that its name states."""
+    found = _facts_here(device)
+    kind, _, detail = device.partition(".")
+    return found is not None and (kind == "GPU" or detail in ("", found.get("platform")))
+
+
+def npu_compiler() -> Path | None:
+    """Find Intel's NPU compiler with its loader in OpenVINO's plugin folder, without importing either."""
+    folder = _folder()
+    if folder is None:
+        return None
+    paths = [folder / library_name(name) for name in LIBRARIES]
+    return paths[-1] if all(path.is_file() for path in paths) else None
+
+
+def library_name(name: str) -> str:
+    """Return the file name of a shared library on this system."""
+    return f"{name}.dll" if sys.platform == "win32" else f"lib{name}.so"
+
+
+def _folder() -> Path | None:
+    found = find_spec("openvino")
+    return None if found is None or found.origin is None else Path(found.origin).parent / "libs"
+
+
+def _facts_here(device: str) -> dict[str, str] | None:
+    """Facts of the installed device; None if absent."""
+    kind = device.partition(".")[0]
+    if not any(True for pattern in _NODES[kind] for _ in DEV.glob(pattern)) or find_spec("openvino") is None:
+        return None
+    from llmc.runtime.executors.openvino.device import facts_here, has_device, plugin_name
+
+    return facts_here(device) if has_device(plugin_name(device)) else None
+
+
+def _named(facts: Mapping[str, str]) -> dict[str, str]:
+    return {f"device_{name.replace(' ', '_')}": value for name, value in facts.items()}
+
+
+@cache
+def _digest(library: Path) -> str:
+    return digest_file(library)
+
+
+class _BlobCompiler(EachExecutable):
+    """Compiles for `device`, "GPU", "GPU.1", "NPU" or "NPU.4000"."""
+
+    reads: ClassVar[tuple[str, ...]] = ("weights",)
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def lacks(self) -> str:
+        if is_here(self.device):
+            return lacking(self.device)
+        return f"OpenVINO finds no {self.device} on this host; install its driver, or compile on a host that has one"
+
+    def compile(self, bundle: Bundle, executable: Executable) -> bytes:
+        from llmc.runtime.executors.openvino.device import MappedWeights
+
+        compiler = compiler_for(self.device)
+        if compiler is None:
+            raise DeviceError(f"{bundle.path}: cannot be compiled here: this host lacks {lacking(self.device)}")
+        return compiler.compile(bundle.files.read(executable.blob), MappedWeights(bundle.files.path("weights")))
+
+
+class GpuBlobCompiler(_BlobCompiler):
+    """Compiles for GPUs."""
+
+    executor: ClassVar[str] = "openvino-gpu"
+
+
+class NpuBlobCompiler(_BlobCompiler):
+    """Compiles for NPUs."""
+
+    executor: ClassVar[str] = "openvino-npu"
+
 
 _HOSTING = {
     "GPU": Hosting(extra="openvino", resources={"gpu.intel.com/i915": 1}, devices=("/dev/dri",)),
@@ -96,8 +261,6 @@ class OpenVinoStaticTarget(OpenVinoBase):
 
     def lacks(self) -> str:
         """The device of native executables, whose portable models this CPU runs."""
-        from llmc.compiler.targets.openvino.ahead import is_here
-
         if self.device == "CPU" or self.state == "portable" or is_here(self.device):
             return ""
         return f"no {self.device} here; this CPU runs the portable models inside"
@@ -124,8 +287,6 @@ class OpenVinoStaticTarget(OpenVinoBase):
     @cached_property
     def compiler(self) -> DeviceCompiler | None:
         """The GPU or NPU compiler of this host; None for the CPU, and where there is none."""
-        from llmc.compiler.targets.openvino.ahead import compiler_for
-
         return None if self.device == "CPU" else compiler_for(self.device)
 
     def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
@@ -143,8 +304,6 @@ class OpenVinoStaticTarget(OpenVinoBase):
     def remaining(self) -> str:
         if self.device == "CPU" or self.compiler is not None:
             return ""
-        from llmc.compiler.targets.openvino.ahead import lacking
-
         return f"{_REMAINING[self.device.partition('.')[0]]}; here it lacks {lacking(self.device)}"
 
     def plugin_settings(self, options: CompileOptions) -> dict[str, Any]:
@@ -175,7 +334,7 @@ class OpenVinoStaticTarget(OpenVinoBase):
 
     def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
         """The model of that shape: compiled, or its IR with its weights' offsets, or both."""
-        from llmc.compiler.targets.openvino.constants import set_placements
+        from llmc.compiler.targets.openvino.formats import set_placements
         from llmc.compiler.weights.recipes import read_placements
 
         data = lowered.inputs[_name(shape.sizes)].read_bytes()
@@ -190,9 +349,6 @@ class OpenVinoStaticTarget(OpenVinoBase):
         return CompiledExecutable(data, self.state)
 
     def on_target(self) -> OnTargetCompiler | None:
-        """Compiles portable models on the device's host; imported here to keep it out of their keys."""
-        from llmc.compiler.targets.openvino.ahead import GpuBlobCompiler, NpuBlobCompiler
-
         built = {"GPU": GpuBlobCompiler, "NPU": NpuBlobCompiler}.get(self.device.partition(".")[0])
         return None if built is None else built(self.device)
 
@@ -204,8 +360,7 @@ class OpenVinoStaticTarget(OpenVinoBase):
 
         def lower(folder: Path) -> Models:
             from llmc.compiler.program.fuse import fuse
-            from llmc.compiler.targets.openvino.constants import Constants, to_xml
-            from llmc.compiler.targets.openvino.formats import format_for
+            from llmc.compiler.targets.openvino.formats import Constants, format_for, to_xml
             from llmc.compiler.targets.openvino.static import StaticModel
 
             graph = fuse(program.graph())

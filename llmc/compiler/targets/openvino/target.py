@@ -41,19 +41,17 @@ from llmc.compiler.targets.calibration import (
 from llmc.compiler.targets.description import Hardware
 from llmc.compiler.targets.openvino.base_target import (
     ACTIVATION_GROUP_SIZE,
+    ACTIVATIONS,
+    FEW_ROWS,
     GROUP_SIZE,
     KV_CACHE_DTYPE,
+    MIXED,
     OPENVINO,
     SPECIALISE_MEMORY,
     STARTER,
     Models,
     OpenVinoBase,
     budget,
-)
-from llmc.compiler.targets.openvino.precision import (
-    ACTIVATIONS,
-    FEW_ROWS,
-    MIXED,
     computes_in,
     groups_of,
     properties,
@@ -267,8 +265,7 @@ class OpenVinoTarget(OpenVinoBase):
 
         def lower(folder: Path) -> Models:
             from llmc.compiler.program.fuse import fuse
-            from llmc.compiler.targets.openvino.constants import Constants, to_xml
-            from llmc.compiler.targets.openvino.formats import format_for
+            from llmc.compiler.targets.openvino.formats import Constants, format_for, to_xml
             from llmc.compiler.targets.openvino.paged import PagedModel
 
             graph = fuse(program.graph(), adapted=True)

@@ -16,8 +16,8 @@ from llmc.compiler.checkpoint.gguf_types import BLOCK_TYPES
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.pipeline.resolve import CompileJob
-from llmc.compiler.targets.cpu import auto_engine
-from llmc.compiler.targets.cpu.auto_engine import (
+from llmc.compiler.targets.cpu import target as cpu_target
+from llmc.compiler.targets.cpu.target import (
     KEPT,
     OWN,
     SIZES,
@@ -71,7 +71,7 @@ def choose(wanted: Wanted, *records: Measured, **changed: Any) -> EngineChoice:
         "isa": ISA, "threads": 2, "model_type": "llama", "parameters": 100, "versions": VERSIONS, "options": OPTIONS,
         **changed,
     })  # fmt: skip
-    return auto_engine.choose(wanted, records or [measured()], case)
+    return cpu_target.choose(wanted, records or [measured()], case)
 
 
 @pytest.mark.parametrize(
@@ -213,9 +213,9 @@ def favours(monkeypatch: pytest.MonkeyPatch) -> Any:
         }
         found = measured(
             isa=frozenset(cpu_features()), engines=engines, threads=Settings.from_environment().threads,
-            parameters=PARAMETERS, versions=auto_engine.versions(BOTH),
+            parameters=PARAMETERS, versions=cpu_target.versions(BOTH),
         )  # fmt: skip
-        monkeypatch.setattr(auto_engine, "measurements", lambda _: [found])
+        monkeypatch.setattr(cpu_target, "measurements", lambda _: [found])
 
     return favour
 

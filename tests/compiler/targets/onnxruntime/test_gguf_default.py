@@ -18,8 +18,8 @@ from llmc.compiler.pipeline.dry_run import dry_run
 from llmc.compiler.pipeline.resolve import CompileJob
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Deployment
-from llmc.compiler.targets.cpu import auto_engine
-from llmc.compiler.targets.cpu.auto_engine import EngineChoice
+from llmc.compiler.targets.cpu import target as cpu_target
+from llmc.compiler.targets.cpu.target import EngineChoice
 from llmc.compiler.targets.onnxruntime.options import KEPT, in_gguf_blocks
 from llmc.testing.toy import toy_plan
 from tests.compiler.checkpoint.writers import write_blocks, write_gguf
@@ -118,7 +118,7 @@ def test_a_cpu_without_kernels_has_int8(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_cpu_stands_for_decides(
     engine: str, quantize: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(auto_engine, "choose", lambda *_: EngineChoice(engine, "so it was told"))
+    monkeypatch.setattr(cpu_target, "choose", lambda *_: EngineChoice(engine, "so it was told"))
     found = job(write_gguf(tmp_path / "m.gguf", types=BLOCKS), "cpu")
     assert (found.options.quantize, found.target.description.name) == (quantize, engine)
     assert found.because.endswith(": so it was told") and found.decided == (KEPT if quantize == "keep" else "")

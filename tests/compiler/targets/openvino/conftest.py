@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc.compiler.targets.openvino import ahead
+from llmc.compiler.targets.openvino import static_target
 from llmc.runtime.executors.openvino import device
 from tests.runtime.executors.openvino.fake_devices import FakeCore
 
@@ -22,14 +22,14 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
         folder = tmp_path / f"host-{len(list(tmp_path.iterdir()))}"
         libs = folder / "libs"
         libs.mkdir(parents=True)
-        for name in ahead.LIBRARIES if library is not None else ():
-            (libs / ahead.library_name(name)).write_bytes(library or b"")
+        for name in static_target.LIBRARIES if library is not None else ():
+            (libs / static_target.library_name(name)).write_bytes(library or b"")
         for node in [*(["accel/accel0"] if npu else []), *(["dri/renderD128"] if gpu else [])]:
             (folder / "dev" / node).parent.mkdir(parents=True, exist_ok=True)
             (folder / "dev" / node).touch()
         core = FakeCore(npu=npu, gpu=gpu, library=library is not None)
-        monkeypatch.setattr(ahead, "DEV", folder / "dev")
-        monkeypatch.setattr(ahead, "_folder", lambda: libs)
+        monkeypatch.setattr(static_target, "DEV", folder / "dev")
+        monkeypatch.setattr(static_target, "_folder", lambda: libs)
         monkeypatch.setattr(device, "_core", lambda: core)
         return core
 

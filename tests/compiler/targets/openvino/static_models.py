@@ -14,8 +14,7 @@ import torch
 from llmc.compiler.program.fuse import fuse
 from llmc.compiler.program.import_fx import import_program
 from llmc.compiler.program.ir import Graph
-from llmc.compiler.targets.openvino.constants import Constants, set_placements, to_xml
-from llmc.compiler.targets.openvino.formats import WeightFormat
+from llmc.compiler.targets.openvino.formats import Constants, WeightFormat, set_placements, to_xml
 from llmc.compiler.targets.openvino.graph_model import caches_of
 from llmc.compiler.targets.openvino.static import StaticModel
 from llmc.compiler.weights.recipes import write_weights

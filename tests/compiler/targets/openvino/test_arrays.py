@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from llmc.compiler.frontend.recurrent import chunked, operators
-from llmc.compiler.targets.openvino.arrays import Arrays, GraphArray
-from llmc.compiler.targets.openvino.constants import Constants
+from llmc.compiler.targets.openvino.formats import Constants
 from llmc.compiler.targets.openvino.graph_model import model_of, parameter
+from llmc.compiler.targets.openvino.static import Arrays, GraphArray
 from llmc.runtime.executors.openvino.device import open_core
 from tests.compiler.targets.openvino.static_models import EXACT
 

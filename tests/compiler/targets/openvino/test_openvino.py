@@ -25,7 +25,7 @@ from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.openvino.blocks import BLOCK, block_bytes
 from llmc.runtime.executors.openvino.device import properties_for
-from llmc.runtime.executors.openvino.paged_models import held_bytes
+from llmc.runtime.executors.openvino.executor import held_bytes
 from llmc.runtime.llm import BundleLLM
 from llmc.testing.toy import toy_plan
 from tests.compiler import tiny

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from llmc.compiler.program.ir import Graph, Value
-from llmc.compiler.targets.openvino.constants import Constants
-from llmc.compiler.targets.openvino.formats import WeightFormat
+from llmc.compiler.targets.openvino.formats import Constants, WeightFormat
 from llmc.compiler.targets.openvino.graph_model import GraphModel, model_of, parameter
 from llmc.compiler.targets.openvino.plain import PLAIN, axis_of, beside, order_of, token_axes
 from llmc.errors import CompileError

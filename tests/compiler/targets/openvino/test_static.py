@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from llmc.compiler.program.ir import Graph, Node, Value
-from llmc.compiler.targets.openvino.constants import Constants
-from llmc.compiler.targets.openvino.formats import Int8, WeightFormat
+from llmc.compiler.targets.openvino.formats import Constants, Int8, WeightFormat
 from llmc.compiler.targets.openvino.paged import PagedModel
 from llmc.compiler.targets.openvino.static import StaticModel
 from llmc.errors import CompileError

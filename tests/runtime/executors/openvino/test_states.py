@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from llmc.runtime.cache_shape import CacheShape, CacheTensor
-from llmc.runtime.executors.openvino.states import StateTables, layouts_of
+from llmc.runtime.executors.openvino.paged_cache import StateTables, layouts_of
 
 SHAPES = {"conv": (3, 6), "delta": (2, 4, 5), "scan": (2, 4, 5), "columns": (6, 1, 4)}
 ROWS = {"conv": (6, 4), "delta": (2, 5, 4), "scan": (2, 4, 5), "columns": (4, 6)}

@@ -149,7 +149,7 @@ def test_a_model_that_opens_after_ready_is_counted(compiled: Compile) -> None:
 def test_models_used_least_recently_are_closed_where_memory_is_short(
     compiled: Compile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llmc.runtime.executors.openvino.static_models._free_memory", lambda: 0)
+    monkeypatch.setattr("llmc.runtime.executors.openvino.static_executor._free_memory", lambda: 0)
     executor = open_executor(Bundle.open(compiled("CPU").bundle), slots=SLOTS, threads=1)
     for count in (1, 3, 9):
         prefill(executor, 0, list(range(count)))

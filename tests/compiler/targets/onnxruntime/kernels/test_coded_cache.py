@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmc.runtime.executors.onnxruntime.cache_formats import decoded, encoded
+from llmc.runtime.executors.onnxruntime.executables import decoded, encoded
 from tests.compiler.targets.onnxruntime.kernels.single import Arrays, Library, run
 from tests.compiler.targets.onnxruntime.kernels.test_attention import CASES, Case
 from tests.tiers import default_cases

@@ -16,9 +16,9 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Deployment
-from llmc.compiler.targets.onnxruntime.for_cpus import verified_by
-from llmc.compiler.targets.onnxruntime.kernels.cpus import sets_for
+from llmc.compiler.targets.onnxruntime.kernels.build import sets_for
 from llmc.compiler.targets.onnxruntime.options import CPU_OPTION
+from llmc.compiler.targets.onnxruntime.target import verified_by
 from llmc.compiler.verification.limits import AccuracyLimits
 from llmc.compiler.verification.policy import VerificationPolicy
 from llmc.errors import ArtifactError, InputError, VerificationError

@@ -19,7 +19,7 @@ from llmc.errors import ArtifactError, InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors import open_executor
-from llmc.runtime.executors.onnxruntime.kernels_executor import KernelExecutor
+from llmc.runtime.executors.onnxruntime.executor import KernelExecutor
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.step import ragged
 from llmc.testing.toy import toy_plan

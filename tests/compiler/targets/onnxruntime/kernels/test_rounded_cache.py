@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from llmc.runtime.bfloat16 import from_bfloat16
-from llmc.runtime.executors.onnxruntime.cache_formats import rounded
+from llmc.runtime.executors.onnxruntime.executables import rounded
 from tests.compiler.targets.onnxruntime.kernels.host import build_any, own_set
 from tests.compiler.targets.onnxruntime.kernels.single import Arrays, Library, run
 from tests.compiler.targets.onnxruntime.kernels.test_attention import CAPACITY, CASES, Case, in_ring
