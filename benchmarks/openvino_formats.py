@@ -29,9 +29,9 @@ from llmc.compiler.architectures.shared.block_form import BlockForm
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.base import Checkpoint, stored_forms
 from llmc.compiler.program.ir import Graph
-from llmc.compiler.targets.openvino.base_target import properties
 from llmc.compiler.targets.openvino.formats import Constants, format_for, index, to_xml
 from llmc.compiler.targets.openvino.paged import PagedModel
+from llmc.compiler.targets.openvino.precision import properties
 from llmc.compiler.verification.divergence import log_softmax
 from llmc.compiler.weights.recipes import write_weights
 from llmc.runtime.cache_shape import CacheShape

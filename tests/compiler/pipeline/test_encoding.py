@@ -18,8 +18,8 @@ import llmc
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.pipeline.encoding import plan_encoder, settled_task
 from llmc.compiler.targets.encoder import open_encoder_target
-from llmc.compiler.targets.openvino.base_target import computes_in
 from llmc.compiler.targets.openvino.encoder import OpenVinoEncoderTarget
+from llmc.compiler.targets.openvino.precision import computes_in
 from llmc.compiler.verification.encoding import LEAST_COSINE, MOST_LEAK
 from llmc.errors import CheckpointError, DeviceError, InputError, UnknownNameError, VerificationError
 from llmc.runtime.host import cpu_features

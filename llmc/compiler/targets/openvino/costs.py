@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from llmc.compiler.targets.calibration import CALIBRATE, LM_HEAD_BITS, calibration_costs
 from llmc.compiler.targets.costs import Costs, S, Timing
-from llmc.compiler.targets.openvino.base_target import GROUP_SIZE, KV_CACHE_DTYPE, PAGED_INT8, budget
+from llmc.compiler.targets.openvino.base_target import GROUP_SIZE, KV_CACHE_DTYPE, budget
+from llmc.compiler.targets.openvino.precision import PAGED_INT8
 from llmc.runtime.engine.batched_core import RAGGED_PREFILL_BUDGET
 from llmc.runtime.executors.openvino.executor import PACKED
 

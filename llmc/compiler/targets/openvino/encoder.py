@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from llmc.compiler.code import code_digest
 from llmc.compiler.stages import toolchain, version_of
 from llmc.compiler.targets.encoder import CompiledEncoder, EncoderCase, EncoderTarget
-from llmc.compiler.targets.openvino.base_target import computes_in, require_precision
+from llmc.compiler.targets.openvino.precision import computes_in, require_precision
 from llmc.runtime.host import cpu_features
 
 if TYPE_CHECKING:

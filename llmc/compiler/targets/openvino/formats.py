@@ -37,7 +37,7 @@ from llmc.compiler.architectures.shared.block_form import BlockForm, common_bloc
 from llmc.compiler.architectures.shared.experts import stay_floats
 from llmc.compiler.architectures.shared.names import EMBED_LM_HEAD
 from llmc.compiler.checkpoint.adapter_layout import of_adapters
-from llmc.compiler.targets.openvino.base_target import DTYPES, GROUPS, group_of
+from llmc.compiler.targets.openvino.precision import DTYPES, GROUPS, group_of
 from llmc.compiler.weights.recipes import Placement, Recipe
 from llmc.errors import CompileError, InputError
 

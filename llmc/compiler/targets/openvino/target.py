@@ -41,22 +41,24 @@ from llmc.compiler.targets.calibration import (
 from llmc.compiler.targets.description import Hardware
 from llmc.compiler.targets.openvino.base_target import (
     ACTIVATION_GROUP_SIZE,
-    ACTIVATIONS,
-    FEW_ROWS,
     GROUP_SIZE,
     KV_CACHE_DTYPE,
-    MIXED,
     OPENVINO,
     SPECIALISE_MEMORY,
     STARTER,
     Models,
     OpenVinoBase,
     budget,
+)
+from llmc.compiler.targets.openvino.precision import (  # fmt: skip
+    ACTIVATIONS,
+    FEW_ROWS,
+    MIXED,
     computes_in,
     groups_of,
     properties,
     require_precision,
-)  # fmt: skip
+)
 from llmc.errors import InputError
 from llmc.runtime.accelerators import CPU
 from llmc.runtime.host import cpu_features

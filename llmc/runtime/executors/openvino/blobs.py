@@ -45,6 +45,8 @@ _FORMAT = 1
 _LONGEST_METADATA = 1 << 16
 _CURRENT = re.compile(r"current: .*;isa=([^;]*)")
 
+UNCHANGED: Mapping[str, Any] = {"CACHE_ENCRYPTION_CALLBACKS": [bytes, bytes]}
+"""The property with which a stream contains the model's XML as it is."""
 FORM = Form(b"LLMCOVD2", "a model compiled for a device")
 IR, NATIVE = "ir", "native"
 _KINDS = ("GPU", "NPU")
@@ -117,10 +119,9 @@ def open_blob(data: bytes, weights: Path, properties: Mapping[str, Any], source:
             f"{source}: compiled with OpenVINO {blob.built_with or 'of an unknown version'}, this host has "
             f"{version()}; install openvino=={blob.built_with}, or compile again: {again}"
         )
-    plain = {"CACHE_MODE": "OPTIMIZE_SIZE", "WEIGHTS_PATH": str(weights.absolute())}
-    plain |= {"CACHE_ENCRYPTION_CALLBACKS": [_same, _same]}  # type: ignore[dict-item]
+    location = {"CACHE_MODE": "OPTIMIZE_SIZE", "WEIGHTS_PATH": str(weights.absolute())}
     try:
-        return open_core().import_model(io.BytesIO(data), "CPU", {**properties, **plain})
+        return open_core().import_model(io.BytesIO(data), "CPU", {**properties, **location, **UNCHANGED})
     except RuntimeError as e:
         lines = [line.strip() for line in str(e).splitlines() if line.strip()]
         chosen = next((found[1] for line in lines if (found := _CURRENT.search(line))), blob.isa)
@@ -131,10 +132,6 @@ def open_blob(data: bytes, weights: Path, properties: Mapping[str, Any], source:
         raise ArtifactError(
             f"{source}: OpenVINO {version()} cannot open it here: {reason}; compile again: {again}"
         ) from e
-
-
-def _same(data: Any) -> Any:
-    return data
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from openvino import opset13 as ops
 
 from llmc.compiler.checkpoint.base import QuantisedBlocks
 from llmc.compiler.checkpoint.gguf_types import BLOCK_TYPES
-from llmc.compiler.targets.openvino.base_target import GROUPS, properties, require_precision
 from llmc.compiler.targets.openvino.formats import (
     Constants,
     Factory,
@@ -24,6 +23,7 @@ from llmc.compiler.targets.openvino.formats import (
     set_placements,
     to_xml,
 )
+from llmc.compiler.targets.openvino.precision import GROUPS, properties, require_precision
 from llmc.compiler.weights.recipes import write_weights
 from llmc.errors import DeviceError, InputError
 from llmc.runtime.executors.openvino.device import MappedWeights, open_core
