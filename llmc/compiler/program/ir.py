@@ -45,6 +45,17 @@ class Node:
         """The first output."""
         return self.outputs[0]
 
+    @property
+    def given(self) -> list[Value]:
+        """The inputs that are not absent."""
+        return [value for value in self.inputs if value is not None]
+
+    def value(self, at: int) -> Value:
+        """The input at index `at`. Raises ValueError where it is absent."""
+        if (found := self.inputs[at]) is None:
+            raise ValueError(f"{self} lacks its input {at}")
+        return found
+
     def optional(self, at: int) -> Value | None:
         """The input at index `at`, or None where it is absent or out of range."""
         return self.inputs[at] if at < len(self.inputs) else None

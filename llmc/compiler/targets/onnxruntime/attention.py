@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
@@ -32,10 +32,6 @@ from llmc.compiler.frontend.recurrent.chunked import NORM_EPS
 from llmc.compiler.program.ir import Node, Value
 from llmc.compiler.targets.onnxruntime.emitter import OWN, ROWS, Emitter
 from llmc.errors import CompileError
-
-if TYPE_CHECKING:
-    from llmc.compiler.program.ir import Node
-
 
 MICROSOFT = "com.microsoft"
 _UNSEEN = float(np.finfo(np.float32).min)
@@ -68,8 +64,7 @@ def emit_attention(to: Emitter, node: Node) -> None:
 def _lengths(to: Emitter, node: Node) -> tuple[str, str]:
     """seqlens_k [B] (index of each row's last key, pad tokens counted) and the largest total length."""
     more = f"_{node.attrs['window']}" if to.rolls(node) else ""
-    if f"seqlens{more}" not in to.shared:
-        to.shared[f"seqlens{more}"] = f"seqlens_k{more}"
+    if to.is_new(f"seqlens_k{more}"):
         to.add("Shape", ["token_ids"], [f"query_length{more}"], start=1, end=2)
         to.add("Add", [to.held_lengths(node), f"query_length{more}"], [f"total_lengths{more}"])
         to.add("Sub", [f"total_lengths{more}", to.const([1])], [f"last_positions{more}"])
@@ -83,9 +78,7 @@ def _turned_by_position(to: Emitter, node: Node) -> list[str]:
     """Query and key of a gqa node with rotary embedding, and its value."""
     parts = _Plain(to, node)
     query, key, value = parts.parts()
-    cos = node.inputs[6]
-    assert cos is not None
-    turned = 2 * int(cos.shape[1])
+    turned = 2 * int(node.value(6).shape[1])
     for i, (x, heads) in enumerate(((query, parts.heads), (key, parts.kv_heads))):
         tables = [to.name(table) for table in node.inputs[6:8]]
         to.add(
@@ -106,7 +99,7 @@ class _Plain:
         self.heads, self.kv_heads = int(node.attrs["heads"]), int(node.attrs["kv_heads"])
         self.dim = int(node.attrs["head_dim"])
         self.value_dim = int(node.attrs.get("value_dim", self.dim))
-        self.past_k, self.past_v = (_known(v) for v in node.inputs[3:5])
+        self.past_k, self.past_v = node.value(3), node.value(4)
 
     def emit(self) -> None:
         query, key, value = self.parts()
@@ -165,8 +158,7 @@ class _Plain:
     def _angles(self, table: Value) -> str:
         """[B, Q, 1, D' / 2] of a table [P, D' / 2]."""
         name = f"{table.name}_angles"
-        if name not in self.to.shared:
-            self.to.shared[name] = name
+        if self.to.is_new(name):
             last = self.to.const(int(table.shape[0]) - 1)
             offsets = self.to.add("Min", [self.to.positions(), last], [f"{name}_places"])
             rows = self.to.add("Gather", [self.to.name(table), offsets], [f"{name}_rows"])
@@ -184,8 +176,7 @@ class _Plain:
     def _offsets(self) -> str:
         """Cache indices of new tokens: [B, Hkv, Q, 3], as (row, head, position)."""
         name, to = f"places_{self.kv_heads}{self._more}", self.to
-        if name not in to.shared:
-            to.shared[name] = name
+        if to.is_new(name):
             shape = to.sizes(["B", self.kv_heads, "Q", 1])
             batch = to.add("Squeeze", [to.sizes(["B"])], [f"{name}_batch"])
             rows = to.add("Range", [to.const(0), batch, to.const(1)], [f"{name}_range"])
@@ -203,8 +194,7 @@ class _Plain:
     def _capacity(self) -> str:
         """Slots of the cache, [S]."""
         name, to = f"cache_places{self._more}", self.to
-        if name not in to.shared:
-            to.shared[name] = name
+        if to.is_new(name):
             to.add("Shape", [to.name(self.past_k)], [f"{name}_size"], start=2, end=3)
             to.add("Squeeze", [f"{name}_size"], [f"{name}_count"])
             to.add("Range", [to.const(0), f"{name}_count", to.const(1)], [name])
@@ -220,8 +210,7 @@ class _Plain:
         name, to = f"held_positions{self._more}", self.to
         if not self._more:
             return to.positions()
-        if name not in to.shared:
-            to.shared[name] = name
+        if to.is_new(name):
             window = int(self.node.attrs["window"])
             to.add("Unsqueeze", [to.starts(window), to.const([1])], [f"{name}_starts"])
             to.add("Sub", [to.positions(), f"{name}_starts"], [name])
@@ -230,8 +219,7 @@ class _Plain:
     def _live(self) -> str:
         """Whether a slot holds a token of the sequence, padding of this step included: [B, 1, S, 1]."""
         name, to = f"cache_live{self._more}", self.to
-        if name not in to.shared:
-            to.shared[name] = name
+        if to.is_new(name):
             end = to.add("ReduceMax", [self._held_positions(), to.const([1])], [f"{name}_end"], keepdims=1)
             flat = to.add("LessOrEqual", [self._capacity(), end], [f"{name}_flat"])
             to.add("Unsqueeze", [flat, to.const([1, 3])], [name])
@@ -241,8 +229,7 @@ class _Plain:
         """Whether a token sees a slot: [B, 1, Q, S]."""
         window = int(self.node.attrs["window"])
         name, to = f"seen_{max(0, window)}", self.to
-        if name not in to.shared:
-            to.shared[name] = name
+        if to.is_new(name):
             at = to.add("Unsqueeze", [self._held_positions(), to.const([1, 3])], [f"{name}_at"])
             if window <= 0:
                 to.add("LessOrEqual", [self._capacity(), at], [name])
@@ -276,16 +263,14 @@ class _Plain:
             return self._by_table(table)
         slopes = np.asarray(self.node.attrs["slopes"], np.float32)
         name, to = f"by_offset_{zlib.crc32(slopes.tobytes()):x}", self.to
-        if name not in to.shared:
-            to.shared[name] = name
+        if to.is_new(name):
             offsets = to.add("Cast", [self._capacity()], [f"{name}_places"], to=TensorProto.FLOAT)
             to.add("Mul", [to.const(slopes[:, None, None], np.float32), offsets], [name])
         return name
 
     def _by_table(self, table: Value) -> str:
         name, to = f"{table.name}_by_offset", self.to
-        if name not in to.shared:
-            to.shared[name] = name
+        if to.is_new(name):
             offsets = to.add("Min", [self._capacity(), to.const(int(table.shape[1]) - 1)], [f"{name}_places"])
             rows = to.add("Gather", [to.name(table), offsets], [f"{name}_rows"], axis=1)
             to.add("Unsqueeze", [rows, to.const([1])], [name])
@@ -302,19 +287,9 @@ class _Plain:
         return self._add("Slice", [shares, *ends], "shares")
 
 
-def _known(value: Value | None) -> Value:
-    assert value is not None
-    return value
-
-
-_FUSED = "com.microsoft"
-
-
 def emit_whole_attention(to: Emitter, node: Node) -> None:
     """Emit an attention node of a program without a cache. Raises CompileError for a form that encoders do not have."""
-    query, key, value, *mask = node.inputs
-    assert query is not None
-    assert key is not None
+    query, key, value, *mask = node.given
     if node.attrs.get("is_causal") or node.attrs.get("dropout_p") or query.shape[1] != key.shape[1]:
         raise CompileError(
             f"attention with {node.attrs} over {key.shape[1]} heads has no ONNX lowering (at {node.out})"
@@ -322,8 +297,8 @@ def emit_whole_attention(to: Emitter, node: Node) -> None:
     stem = node.out.name
     scale = float(node.attrs.get("scale") or 1 / math.sqrt(int(query.shape[-1])))
     factors = [to.name(query), to.name(key)]
-    scores = to.add("FusedMatMul", factors, [f"{stem}_scores"], _FUSED, transB=1, alpha=scale)
-    if mask and mask[0] is not None:
+    scores = to.add("FusedMatMul", factors, [f"{stem}_scores"], MICROSOFT, transB=1, alpha=scale)
+    if mask:
         scores = to.add("Add", [scores, _added(to, mask[0])], [f"{stem}_seen"])
     shares = to.add("Softmax", [scores], [f"{stem}_shares"], axis=-1)
     to.add("MatMul", [shares, to.name(value)], [stem])
@@ -343,8 +318,7 @@ def _added(to: Emitter, mask: Value) -> str:
 def _causal_conv(to: Emitter, node: Node) -> None:
     x, weight, bias, state, past, new = (to.name(v) for v in node.inputs)
     out, kept = (o.name for o in node.outputs)
-    assert node.inputs[1] is not None
-    channels, width = (int(n) for n in node.inputs[1].shape)
+    channels, width = (int(n) for n in node.value(1).shape)
     before = _before(to, state, past, out, 3)
     to.add("Concat", [before, x], [f"{out}_seen"], axis=1)
     to.add("Transpose", [f"{out}_seen"], [f"{out}_channels"], perm=[0, 2, 1])
@@ -363,11 +337,10 @@ def _causal_conv(to: Emitter, node: Node) -> None:
 def _gated_delta(to: Emitter, node: Node) -> None:
     query, key, value, decay, beta, state, past, new = (to.name(v) for v in node.inputs)
     out, kept = (o.name for o in node.outputs)
-    assert node.inputs[1] is not None
-    heads, size = int(node.outputs[1].shape[1]), int(node.inputs[1].shape[3])
+    heads, groups, size = int(node.outputs[1].shape[1]), *map(int, node.value(1).shape[2:])
     vectors = []
     for what, given in (("query", query), ("key", key)):
-        named = _by_head(to, given, f"{out}_{what}", int(node.inputs[1].shape[2]), heads, size)
+        named = _by_head(to, given, f"{out}_{what}", groups, heads, size)
         vectors.append(_normal(to, named) if node.attrs["normalise"] else named)
     scaled = to.add("Mul", [vectors[0], to.const(size**-0.5, np.float32)], [f"{out}_scaled"])
     live = _live(to, new)
@@ -396,12 +369,9 @@ def _gated_delta(to: Emitter, node: Node) -> None:
 def _state_scan(to: Emitter, node: Node) -> None:
     x, step, rate, write, read, state, past, new = (to.name(v) for v in node.inputs)
     out, kept = (o.name for o in node.outputs)
-    given, rates = node.inputs[3], node.inputs[2]
-    assert given is not None
-    assert rates is not None
-    heads, groups, size = int(node.outputs[1].shape[1]), int(given.shape[2]), int(given.shape[3])
+    heads, groups, size = int(node.outputs[1].shape[1]), *map(int, node.value(3).shape[2:])
     steps = _spread(to, _masked(to, step, _live(to, new), f"{out}_steps"), [3, 4], f"{out}_each_step")
-    columns = 1 if len(rates.shape) == 1 else size
+    columns = 1 if len(node.value(2).shape) == 1 else size
     to.add("Reshape", [rate, to.const([heads, 1, columns])], [f"{out}_rates"])
     to.add("Mul", [steps, f"{out}_rates"], [f"{out}_fading"])
     to.add("Mul", [_spread(to, x, [4], f"{out}_inputs"), steps], [f"{out}_each_input"])
@@ -426,9 +396,7 @@ def _state_scan(to: Emitter, node: Node) -> None:
 def _scan(
     to: Emitter, body: Sequence[NodeProto], taken: Sequence[str], given: Sequence[str], built: Sequence[str]
 ) -> None:
-    """A loop over axis 1 of all of `given` but the state: `body` computes "after" and "token" from "held" and
-    `taken`.
-    """
+    """A loop over axis 1 of `given` but the state: `body` computes "after" and "token" from "held" and `taken`."""
 
     def described(name: str) -> object:
         return helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
@@ -450,15 +418,14 @@ def _before(to: Emitter, state: str, past: str, out: str, rank: int) -> str:
 
 def _live(to: Emitter, new: str) -> str:
     """Whether each token is no padding, [B, Q, 1]."""
-    if "live" not in to.shared:
-        to.shared["live"] = "live_tokens"
+    if to.is_new("live_tokens"):
         to.add("Shape", ["token_ids"], ["live_count"], start=1, end=2)
         to.add("Squeeze", ["live_count"], ["live_end"])
         to.add("Range", [to.const(0), "live_end", to.const(1)], ["live_places"])
         to.add("Unsqueeze", [new, to.const([1])], ["live_lengths"])
         to.add("Less", ["live_places", "live_lengths"], ["live_rows"])
         to.add("Unsqueeze", ["live_rows", to.const([2])], ["live_tokens"])
-    return to.shared["live"]
+    return "live_tokens"
 
 
 def _masked(to: Emitter, value: str, live: str, name: str) -> str:
@@ -491,24 +458,13 @@ RECURRENT: Mapping[str, Callable[[Emitter, Node], None]] = {
 """Emitters by operator name in program/ir.py."""
 
 
-def _own_causal_conv(to: Emitter, node: Node) -> None:
-    _own(to, node, "CausalConv", silu=int(node.attrs["silu"]))
+RECURRENT_KERNELS = {"causal_conv": "CausalConv", "gated_delta": "GatedDelta", "state_scan": "StateScan"}
+"""llmc's operators by operator name in program/ir.py."""
 
 
-def _own_gated_delta(to: Emitter, node: Node) -> None:
-    _own(to, node, "GatedDelta", normalise=int(node.attrs["normalise"]), eps=NORM_EPS)
-
-
-def _own_state_scan(to: Emitter, node: Node) -> None:
-    _own(to, node, "StateScan")
-
-
-def _own(to: Emitter, node: Node, op: str, **attrs: Any) -> None:
+def emit_recurrent_kernel(to: Emitter, node: Node) -> None:
+    """Emit one of RECURRENT_KERNELS."""
     *given, _, _ = (to.name(v) for v in node.inputs)
-    to.add(op, [*given, ROWS], [o.name for o in node.outputs], OWN, **attrs)
-
-
-RECURRENT_KERNELS: Mapping[str, Callable[[Emitter, Node], None]] = {
-    "causal_conv": _own_causal_conv, "gated_delta": _own_gated_delta, "state_scan": _own_state_scan,
-}  # fmt: skip
-"""Emitters by operator name in program/ir.py."""
+    attrs = {name: int(flag) for name, flag in node.attrs.items() if name in ("silu", "normalise")}
+    eps = {"eps": NORM_EPS} if "normalise" in attrs else {}
+    to.add(RECURRENT_KERNELS[node.op], [*given, ROWS], [o.name for o in node.outputs], OWN, **attrs, **eps)

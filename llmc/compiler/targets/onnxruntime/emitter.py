@@ -49,6 +49,12 @@ class Emitter:
         self.starting: dict[str, Any] = {}
         """Inputs with cache starts, by name."""
 
+    def is_new(self, name: str) -> bool:
+        """Whether a shared value was not requested before: its nodes must then be added."""
+        new = name not in self.shared
+        self.shared.setdefault(name, name)
+        return new
+
     def add(self, op: str, inputs: list[str], outputs: list[str], domain: str = "", **attrs: Any) -> str:
         """Add a node, and return the name of its first output."""
         self.nodes.append(helper.make_node(op, inputs, outputs, name=outputs[0], domain=domain, **attrs))
@@ -84,14 +90,11 @@ class Emitter:
         return self.external(Recipe(name, "dense", (name,)), TensorProto.FLOAT, shape)
 
     def sizes(self, dims: Sequence[Dim]) -> str:
-        """Return a shape [n] int64; symbolic sizes are read from the model's inputs. Raises CompileError for an unknown
-        symbol.
-        """
+        """Return a shape [n] int64; symbols are read from inputs. Raises CompileError for an unknown one."""
         if all(isinstance(d, int) for d in dims):
             return self.const(dims)
         name = f"shape_{'_'.join(map(str, dims)).replace(' ', '')}"
-        if name not in self.shared:
-            self.shared[name] = name
+        if self.is_new(name):
             self.add("Concat", [self._size(d) for d in dims], [name], axis=0)
         return name
 
@@ -99,8 +102,7 @@ class Emitter:
         if isinstance(dim, int):
             return self.const([dim])
         name = f"size_{dim.replace(' ', '')}"
-        if name not in self.shared:
-            self.shared[name] = name
+        if self.is_new(name):
             self._measure(ast.parse(dim, mode="eval").body, name)
         return name
 
@@ -139,14 +141,13 @@ class Emitter:
         if not self.rolls(node):
             return "past_lengths"
         starts = self.starts(int(node.attrs["window"]))
-        if f"{starts}_held" not in self.shared:
-            self.shared[f"{starts}_held"] = self.add("Sub", ["past_lengths", starts], [f"{starts}_held"])
+        if self.is_new(f"{starts}_held"):
+            self.add("Sub", ["past_lengths", starts], [f"{starts}_held"])
         return f"{starts}_held"
 
     def positions(self) -> str:
         """Return each token's position in its sequence, [B, Q] int64."""
-        if "positions" not in self.shared:
-            self.shared["positions"] = "positions"
+        if self.is_new("positions"):
             self.add("Shape", ["token_ids"], ["tokens"], start=1, end=2)
             self.add("Squeeze", ["tokens"], ["token_count"])
             columns = self.add("Range", [self.const(0), "token_count", self.const(1)], ["token_columns"])

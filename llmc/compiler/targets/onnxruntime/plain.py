@@ -26,7 +26,6 @@ from llmc.compiler.weights.recipes import Recipe
 from llmc.errors import CompileError
 
 if TYPE_CHECKING:
-    from llmc.compiler.targets.onnxruntime.emitter import Emitter
     from llmc.compiler.targets.onnxruntime.formats import MatrixFormat
 
 
@@ -46,9 +45,7 @@ def _number(to: Emitter, value: Any, like: Value | None) -> str:
 
 
 def _binary(op: str, turned: bool = False) -> Callable[[Emitter, Node], None]:
-    """Operator on two tensors, or a tensor and a number (`other`, `exponent`); add and sub may scale the second by
-    `alpha`.
-    """
+    """Operator on two tensors, or a tensor and a number (`other`, `exponent`); `alpha` scales the second."""
 
     def emit(to: Emitter, node: Node) -> None:
         operands = [to.name(v) for v in node.inputs]
@@ -166,12 +163,10 @@ def _slice(to: Emitter, node: Node) -> None:
 
 
 def _transpose(to: Emitter, node: Node) -> None:
-    source = node.inputs[0]
-    assert source is not None
-    order = list(range(len(source.shape)))
+    order = list(range(len(node.value(0).shape)))
     a, b = node.attrs["dim0"], node.attrs["dim1"]
     order[a], order[b] = order[b], order[a]
-    to.add("Transpose", [to.name(source)], [node.out.name], perm=order)
+    to.add("Transpose", [to.name(node.inputs[0])], [node.out.name], perm=order)
 
 
 def _unsqueeze(to: Emitter, node: Node) -> None:
@@ -182,7 +177,7 @@ def _softmax(to: Emitter, node: Node) -> None:
     to.add("Softmax", [to.name(node.inputs[0])], [node.out.name], axis=int(node.attrs["dim"]))
 
 
-def _chunk_like(to: Emitter, node: Node) -> None:
+def _split(to: Emitter, node: Node) -> None:
     """`split`, `split_with_sizes` and `chunk`: the outputs determine the sizes."""
     axis = int(node.attrs.get("dim", 0))
     parts = [o.shape[axis] for o in node.outputs]
@@ -209,8 +204,7 @@ def _expand(to: Emitter, node: Node) -> None:
 
 
 def _repeat_interleave(to: Emitter, node: Node) -> None:
-    (source,), count = node.inputs, node.attrs.get("repeats", node.attrs.get("repeat"))
-    assert source is not None
+    source, count = node.value(0), node.attrs.get("repeats", node.attrs.get("repeat"))
     if node.attrs.get("dim") is None or not isinstance(count, int):
         raise CompileError(f"repeat_interleave by {node.attrs} has no ONNX lowering (at {node.out})")
     axis, out = node.attrs["dim"] % len(source.shape), node.out
@@ -251,8 +245,7 @@ def _gather(to: Emitter, node: Node) -> None:
 
 def _scatter(to: Emitter, node: Node) -> None:
     """The source is a tensor or a number."""
-    source, at, *values = node.inputs
-    assert at is not None
+    source, at, *values = node.given
     if values:
         written = to.name(values[0])
     else:
@@ -321,15 +314,12 @@ def _positions(to: Emitter, node: Node) -> None:
 
 
 def _position_table(to: Emitter, node: Node) -> None:
-    """Rows of a table by each token's position, [B, Q, D] or, for heads, [B, 1, Q, D] or [B, Q, 1, D]; positions of
-    padding are limited to the last row.
-    """
-    table = node.inputs[0]
-    assert table is not None
+    """Rows of a table by position, [B, Q, D], or [B, 1, Q, D] or [B, Q, 1, D] for heads; padding has the last row."""
+    table = node.value(0)
     last = int(table.shape[0]) - 1
     name = f"positions_{last}"
-    if name not in to.shared:
-        to.shared[name] = to.add("Min", [to.positions(), to.const(last)], [name])
+    if to.is_new(name):
+        to.add("Min", [to.positions(), to.const(last)], [name])
     for_heads = len(node.out.shape) == 4
     out = f"{node.out.name}_rows" if for_heads else node.out.name
     to.add("Gather", [to.name(table), name], [out])
@@ -354,9 +344,9 @@ PLAIN: Mapping[str, Callable[[Emitter, Node], None]] = {
     "amax": _reduced("ReduceMax"), "layer_norm": _layer_norm, "cat": _cat, "concat": _cat, "slice": _slice,
     "transpose": _transpose, "permute": _permute, "unsqueeze": _unsqueeze, "stack": _stack, "expand": _expand,
     "softmax": _softmax, "repeat_interleave": _repeat_interleave, "select": _select, "index": _index, "gather": _gather,
-    "scatter": _scatter, "topk": _topk, "max": _max, "cumsum": _cumsum, "split": _chunk_like,
-    "split_with_sizes": _chunk_like,
-    "chunk": _chunk_like, "arange": _arange, "zeros": _constant(0), "new_ones": _constant(1), "add_": _binary("Add"),
+    "scatter": _scatter, "topk": _topk, "max": _max, "cumsum": _cumsum, "split": _split,
+    "split_with_sizes": _split,
+    "chunk": _split, "arange": _arange, "zeros": _constant(0), "new_ones": _constant(1), "add_": _binary("Add"),
     "min": _binary("Min"), "unbind": _unbind, "position_table": _position_table, "positions": _positions,
 }  # fmt: skip
 """Emitters by operator name in program/ir.py."""
@@ -364,18 +354,14 @@ PLAIN: Mapping[str, Callable[[Emitter, Node], None]] = {
 
 def emit_experts(to: Emitter, node: Node) -> None:
     """Emit llmc's kernel where it runs and takes the experts' features, else MoE."""
-    *_, down = node.inputs
-    assert down is not None
-    if to.options.panels and takes_experts(int(down.shape[2])):
+    if to.options.panels and takes_experts(int(node.value(4).shape[2])):
         _emit_own(to, node)
     else:
         _emit_moe(to, node)
 
 
 def _emit_own(to: Emitter, node: Node) -> None:
-    x, ids, shares, gate_up, down = node.inputs
-    assert gate_up is not None
-    assert down is not None
+    x, ids, shares, gate_up, down = node.given
     count, hidden, features = (int(d) for d in down.shape)
     names = to.graph.weights[gate_up], to.graph.weights[down]
     into, out = to.options.expert_formats(*names, hidden, features)
@@ -388,17 +374,14 @@ def _emit_own(to: Emitter, node: Node) -> None:
 
 
 def _emit_own_linear(to: Emitter, node: Node) -> None:
-    x, weight, *bias, ids = node.inputs
-    assert x is not None
-    assert weight is not None
+    x, weight, *bias, ids = node.given
     turned = bool(node.attrs.get("transposed", False))
     count, rows, width = _sizes(weight, turned=turned)
     held = to.options.format([to.graph.weights[weight]], width, normed=len(x.shape) == 2)
     panels = _panels(to, weight, held, "panels", turned=turned)
-    names = [to.name(v) for v in bias if v is not None]
     to.add(
-        "ExpertLinear", [to.name(x), to.name(ids), panels, *names], [node.out.name], OWN, experts=count, rows=rows,
-        width=width, group=held.block, bits=held.bits, offsets=held.beside, table=TABLES.index(held.table),
+        "ExpertLinear", [to.name(x), to.name(ids), panels, *map(to.name, bias)], [node.out.name], OWN, experts=count,
+        rows=rows, width=width, group=held.block, bits=held.bits, offsets=held.beside, table=TABLES.index(held.table),
     )  # fmt: skip
 
 
@@ -424,10 +407,7 @@ def _emit_moe(to: Emitter, node: Node) -> None:
     the softmax is the shares over their sum, by which the result is multiplied. Source: ONNX Runtime 1.31,
     contrib_ops/cpu/moe/moe_cpu.cc; its SwiGLU is silu(gate) · up with alpha 1, beta 0 and no limit.
     """
-    x, ids, shares, gate_up, down = node.inputs
-    assert ids is not None
-    assert gate_up is not None
-    assert down is not None
+    x, ids, shares, gate_up, down = node.given
     stem, count = node.out.name, int(gate_up.shape[0])
     to.add("Shape", [to.name(ids)], [f"{stem}_tokens"], start=0, end=1)
     to.add("Concat", [f"{stem}_tokens", to.const([count])], [f"{stem}_all"], axis=0)
@@ -451,10 +431,8 @@ def emit_expert_linear(to: Emitter, node: Node) -> None:
     if to.options.panels:
         _emit_own_linear(to, node)
         return
-    x, weight, *bias, ids = node.inputs
-    assert x is not None
-    assert weight is not None
-    out, names = node.out.name, [to.name(v) for v in bias if v is not None]
+    x, weight, *bias, ids = node.given
+    out, names = node.out.name, [to.name(v) for v in bias]
     chosen, matrices = to.name(ids), to.name(weight)
     hit = to.add("Unique", [chosen], [f"{out}_hit"])
     to.add("Shape", [chosen], [f"{out}_rows"])

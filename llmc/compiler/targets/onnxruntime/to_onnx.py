@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +32,8 @@ from llmc.compiler.program.ir import Graph, Node, Value
 from llmc.compiler.targets.onnxruntime.attention import (
     MICROSOFT,
     RECURRENT,
-    RECURRENT_KERNELS,
     emit_attention,
+    emit_recurrent_kernel,
     emit_whole_attention,
 )
 from llmc.compiler.targets.onnxruntime.emitter import (
@@ -52,10 +52,6 @@ from llmc.compiler.targets.onnxruntime.plain import PLAIN, emit_expert_linear, e
 from llmc.compiler.weights.recipes import Recipe
 from llmc.errors import CompileError
 from llmc.runtime.cache_shape import SCALE_BYTES
-
-if TYPE_CHECKING:
-    from llmc.compiler.program.ir import Node
-    from llmc.compiler.targets.onnxruntime.emitter import Emitter
 
 _DECODING = 3
 _DEPTH = 32
@@ -103,9 +99,7 @@ def _multiplies_prompts(node: Any) -> bool:
 
 def emit_adapted(to: Emitter, node: Node) -> None:
     """Emit an adapter node; its matrices are always in 8 bits."""
-    *given, low = node.inputs[:4]
-    high = [v for v in node.inputs[4:] if v is not None]
-    assert low is not None
+    given, low, high = node.inputs[:3], node.value(3), [v for v in node.inputs[4:] if v is not None]
     (ranks, width), rows = (int(d) for d in low.shape), sum(int(v.shape[0]) for v in high)
     sources = tuple(to.graph.weights[v] for v in (low, *high))
     parts = {
@@ -174,7 +168,7 @@ class _Model(Emitter):
             elif node.op in PLAIN:
                 PLAIN[node.op](self, node)
             elif node.op in RECURRENT:
-                (RECURRENT_KERNELS if self.options.panels else RECURRENT)[node.op](self, node)
+                (emit_recurrent_kernel if self.options.panels else RECURRENT[node.op])(self, node)
             else:
                 raise CompileError(f"operator {node.op!r} has no ONNX lowering (at {node.out})")
         outputs = []
@@ -183,7 +177,8 @@ class _Model(Emitter):
             outputs.append(self._info(v, name))
         inputs = [*(self._info(v, name) for name, v in self.graph.inputs.items()), *self.starting.values()]
         if self.options.panels:
-            inputs = [self._rows() if info.name == "past_lengths" else info for info in inputs]
+            rows = helper.make_tensor_value_info(ROWS, TensorProto.INT64, ["N", 4])
+            inputs = [rows if info.name == "past_lengths" else info for info in inputs]
             for info in (*inputs, *outputs):
                 if info.name.startswith(("past_", "present_")):
                     dims = info.type.tensor_type.shape.dim
@@ -194,7 +189,8 @@ class _Model(Emitter):
         if "last_rows" in self.shared:
             read = any("new_lengths" in node.input for node in self.nodes)
             at = next(i for i, info in enumerate(inputs) if info.name == "new_lengths")
-            inputs[at : at + 1] = [*(inputs[at : at + 1] if read else []), self._logit_rows()]
+            logit_rows = helper.make_tensor_value_info(LOGIT_ROWS, TensorProto.INT64, ["R"])
+            inputs[at : at + 1] = [*(inputs[at : at + 1] if read else []), logit_rows]
             outputs[0].type.tensor_type.shape.dim[0].dim_param = "R"
         hand_on_words(self.nodes, (info.name for info in outputs))
         if any(DECODING in node.input for node in self.nodes):
@@ -213,12 +209,6 @@ class _Model(Emitter):
         folded = {short[data]: short.get(offsets, offsets) for data, offsets in self.folded.items()}
         return OnnxGraph(model, recipes, tables, folded)
 
-    def _logit_rows(self) -> ValueInfoProto:
-        return helper.make_tensor_value_info(LOGIT_ROWS, TensorProto.INT64, ["R"])
-
-    def _rows(self) -> ValueInfoProto:
-        return helper.make_tensor_value_info(ROWS, TensorProto.INT64, ["N", 4])
-
     def _info(self, value: Value, name: str) -> ValueInfoProto:
         return helper.make_tensor_value_info(name, ONNX_TYPES[value.dtype], list(value.shape))
 
@@ -229,11 +219,8 @@ class _Model(Emitter):
                     if name == old:
                         names[i] = new
 
-    # ---- operators ----
-
     def _embedding(self, node: Node) -> None:
-        weight, ids = node.inputs[0], self.name(node.inputs[1])
-        assert weight is not None
+        weight, ids = node.value(0), self.name(node.inputs[1])
         rows, width = (int(d) for d in weight.shape)
         sources = [self.graph.weights[weight]]
         # the format of lm_head, which it is tied to
@@ -268,7 +255,6 @@ class _Model(Emitter):
     def _blocks(
         self, sources: list[str], rows: int, width: int, held: MatrixFormat, as_rows: bool = False
     ) -> tuple[str, str]:
-        """Quantized weights, as rows or as blocks, and scales."""
         blocks = -(-width // held.block)
         size = held.block * held.bits // 8
         shape = (rows, blocks * size) if as_rows else (rows, blocks, size)
@@ -292,9 +278,7 @@ class _Model(Emitter):
         x, bias = self.name(node.inputs[0]), self._bias(biases, rows)
         out = f"{node.out.name}_product" if biases else node.out.name
         if lm_head:
-            self.add(
-                "Gemm", [x, self.dense(weights[0])], [out], transB=1
-            )  # lm_head: shares its copy with the embedding
+            self.add("Gemm", [x, self.dense(weights[0])], [out], transB=1)  # shares its copy with the embedding
         else:
             recipe = Recipe("+".join(sources) + ".T", "transposed", tuple(sources))
             self.add("MatMul", [x, self.external(recipe, TensorProto.FLOAT, (width, rows))], [out])
@@ -409,13 +393,9 @@ class _Model(Emitter):
         )  # fmt: skip
 
     def _gqa(self, node: Node) -> None:
-        if self.options.panels:
-            self._own_attention(node)
+        if not self.options.panels:
+            emit_attention(self, node)
             return
-        emit_attention(self, node)
-
-    def _own_attention(self, node: Node) -> None:
-        """A gqa node with llmc's kernel (kernels/source/attention.c)."""
         attrs = node.attrs
         require_heads(attrs)
         q, k, v, past_k, past_v, _, cos, sin = (self.name(x) for x in node.inputs[:8])
@@ -435,8 +415,7 @@ class _Model(Emitter):
 
     def _last_rows(self, node: Node) -> None:
         self.shared["last_rows"] = LOGIT_ROWS
-        hidden = node.inputs[0]
-        assert hidden is not None
+        hidden = node.value(0)
         flat = f"{node.out.name}_flat"
         self.add("Reshape", [self.name(hidden), self.const([-1, *hidden.shape[2:]])], [flat])
         self.add("Gather", [flat, LOGIT_ROWS], [node.out.name], axis=0)
@@ -446,8 +425,7 @@ class _Model(Emitter):
         self.add("Split", [self.name(node.inputs[0]), parts], [o.name for o in node.outputs], axis=-1)
 
     def _reshape(self, node: Node) -> None:
-        source = node.inputs[0]
-        assert source is not None
+        source = node.value(0)
         shape = [0 if i < len(source.shape) and d == source.shape[i] else d for i, d in enumerate(node.out.shape)]
         unknown = [i for i, d in enumerate(shape) if isinstance(d, str)]
         target = [-1 if isinstance(d, str) else d for d in shape]
@@ -470,7 +448,6 @@ _FUSED = {
 
 
 def _matrix(rows: int, width: int, held: MatrixFormat) -> dict[str, int]:
-    """Matrix attributes of llmc's own operators."""
     return {
         "rows": rows, "width": width, "group": held.block, "bits": held.bits, "offsets": held.beside,
         "table": TABLES.index(held.table),

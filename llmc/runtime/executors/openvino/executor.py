@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.cache_shape import Rewind
     from llmc.runtime.executors.compilations import CompilationCounter
-    from llmc.runtime.executors.openvino.paged_cache import PagedCache, RowBlocks
+    from llmc.runtime.executors.openvino.paged_cache import RowBlocks
     from llmc.runtime.step import Step
 
 

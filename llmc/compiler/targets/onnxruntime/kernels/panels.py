@@ -42,7 +42,6 @@ from llmc.errors import CheckpointError
 
 if TYPE_CHECKING:
     from llmc.compiler.targets.onnxruntime.formats import MatrixFormat
-    from llmc.compiler.weights.recipes import TensorSource
 
 QuantizedArray = NDArray[np.uint8]
 Array = NDArray[np.float32]
