@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import openvino as ov
 
+from llmc.compiler.targets.openvino.formats import replace_constants
 from llmc.compiler.weights.recipes import Sink
 from llmc.errors import CompileError
 from llmc.runtime.executors.openvino.blobs import UNCHANGED, CpuBlob, reason_of
@@ -183,8 +184,4 @@ def _moved(blob: CpuBlob, xml: str, weights: FinishedWeights) -> str:
         )
         return f'{head}offset="0" size="0" />{note}{"" if match[5] else "</rt_info>"}'
 
-    xml, count = _OWN_CONSTANT.subn(moved, xml)
-    written = xml.count('type="Const"')
-    if count != written:
-        raise CompileError(f"OpenVINO wrote {written} constants, {count} of them as expected")
-    return xml
+    return replace_constants(_OWN_CONSTANT, moved, xml)

@@ -102,7 +102,12 @@ def set_placements(xml: str, placements: Mapping[str, Placement]) -> str:
             raise CompileError(f"constant {name!r} of {size} bytes has no such place in the weights file: {at}")
         return f'{head} offset="{at.offset}" size="{size}"'
 
-    result, count = _CONST.subn(placed, xml)
+    return replace_constants(_CONST, placed, xml)
+
+
+def replace_constants(form: re.Pattern[str], replacement: Callable[[re.Match[str]], str], xml: str) -> str:
+    """Replace all constants of a model's XML. Raises CompileError where one has another form."""
+    result, count = form.subn(replacement, xml)
     written = xml.count('type="Const"')
     if count != written:
         raise CompileError(f"OpenVINO wrote {written} constants, {count} of them as expected")

@@ -29,6 +29,7 @@ from llmc.runtime.top_logits import TopLogits
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
     from llmc.runtime.bundle import Bundle
+    from llmc.runtime.cache_shape import CacheTensor
     from llmc.runtime.executors.compilations import CompilationCounter
     from llmc.runtime.step import Step, StepPart
 
@@ -164,7 +165,6 @@ class Executables:
 
     @property
     def open_count(self) -> int:
-        """Number of open sessions."""
         return sum(f.done() for f in self._sessions.values())
 
     def executable(self, step: Step) -> Executable:
@@ -179,7 +179,6 @@ class Executables:
         return self._bundle.executable(phase, batch, query, context)
 
     def session(self, executable: Executable) -> Any:
-        """The session of an executable, opened if necessary."""
         with self._lock:
             future = self._sessions.get(executable.blob)
             mine = future is None
@@ -244,26 +243,25 @@ class Executables:
                 f"compile again: {self._bundle.recompile_hint}"
             )
         if library is not None:
-            self._form_team(library)
+            with self._lock:
+                self._team = self._team or Team(library, self._threads)
         return session
-
-    def _form_team(self, library: str) -> None:
-        with self._lock:
-            if self._team is None:
-                self._team = Team(library, self._threads)
 
     def _require_agreement(self, session: Any, name: str) -> None:
         """Raise ArtifactError if a graph's caches or logits do not have the manifest's sizes and types."""
-        bundle, wanted = self._bundle, format_of(self._bundle).onnx_type
+        bundle, kv_type = self._bundle, format_of(self._bundle).onnx_type
+
+        def fits(info: Any, t: CacheTensor) -> bool:
+            shape = tuple(info.shape[1:])
+            if t.kind != "kv":
+                return shape == t.shape and info.type == FLOATS.onnx_type
+            return shape[:1] + shape[2:] == t.shape and info.type == kv_type
+
         given = {i.name.removeprefix("past_"): i for i in session.get_inputs() if i.name.startswith("past_")}
         given.pop("lengths", None)
         logits = [built.shape[-1] for built in session.get_outputs() if built.name == "logits"]
         tensors = {t.entry: t for t in lines_of(bundle)}
-        agrees = given.keys() == tensors.keys() and all(
-            (_heads_and_width if tensors[entry].kind == "kv" else _of_a_row)(i.shape) == tensors[entry].shape
-            and i.type == (wanted if tensors[entry].kind == "kv" else FLOATS.onnx_type)
-            for entry, i in given.items()
-        )
+        agrees = given.keys() == tensors.keys() and all(fits(info, tensors[entry]) for entry, info in given.items())
         agrees &= (ADAPTERS in {i.name for i in session.get_inputs()}) == bool(bundle.adapters)
         if not agrees or logits != [bundle.size("vocab_size")]:
             raise ArtifactError(
@@ -272,14 +270,13 @@ class Executables:
             )
 
     def open_all(self) -> None:
-        """Open every executable before returning; raises ArtifactError if one cannot be opened."""
+        """Open every executable before returning. Raises ArtifactError."""
         self.open_rest()
         for executable in self._bundle.manifest.executables:
             self.session(executable)
         trim()
 
     def close(self) -> None:
-        """Stop opening and drop the sessions."""
         self._closing = True
         if self._background is not None:
             self._background.shutdown(wait=True, cancel_futures=True)
@@ -319,7 +316,7 @@ class OnnxExecutor(SlotCacheExecutor):
         return self.logits()
 
     def run_top(self, step: Step) -> TopLogits:
-        """Run a step and return the top logits; the graph's TopK orders ties by lower id."""
+        """The graph's TopK orders ties by lower id."""
         self._require_top()
         self._run(step)
         return TopLogits(self._results["top_values"], self._results["top_ids"])
@@ -382,14 +379,11 @@ class OnnxExecutor(SlotCacheExecutor):
     def _reserve(self, rows: int) -> None:
         """Make room in `_results` for so many rows of logits, and for those of all slots."""
         if len(self._results.get("logits", ())) < rows:
-            self._results = self._buffers(max(rows, self.slots))
-
-    def _buffers(self, rows: int) -> Results:
-        built: Results = {"logits": np.zeros((rows, self.bundle.size("vocab_size")), np.float32)}
-        if k := self.bundle.sample_top_k:
-            built["top_values"] = np.zeros((rows, k), np.float32)
-            built["top_ids"] = np.zeros((rows, k), np.int64)
-        return built
+            rows = max(rows, self.slots)
+            self._results = {"logits": np.zeros((rows, self.bundle.size("vocab_size")), np.float32)}
+            if k := self.bundle.sample_top_k:
+                self._results["top_values"] = np.zeros((rows, k), np.float32)
+                self._results["top_ids"] = np.zeros((rows, k), np.int64)
 
 
 class BoundSession:
@@ -430,14 +424,6 @@ class BoundSession:
 def _bind(bind: Callable[..., None], name: str, array: NDArray[Any]) -> None:
     """Bind an input or output of a session to a contiguous array, which must outlive the binding."""
     bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-
-
-def _heads_and_width(shape: Sequence[Any]) -> tuple[Any, ...]:
-    return (*shape[1:2], *shape[3:])
-
-
-def _of_a_row(shape: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(shape[1:])
 
 
 def _yield_cpu() -> None:

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 Array = NDArray[np.float32]
 ROWS = "rows"
 """Graph input [N, 4] int64: each row's slot, cached tokens, first token in the step, and number of tokens."""
-
-
 DECODING = "decoding"
 """Graph input [1] int64, if prefill and decode are computed differently: how many leading tokens decode."""
 
@@ -53,7 +51,6 @@ class KernelExecutor(OnnxExecutor):
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
-        """Reject a bundle compiled with another ONNX Runtime or for kernels that this CPU cannot run."""
         require_version(bundle, "onnxruntime", ort.__version__, "onnxruntime")
         kernels_here(bundle)
 

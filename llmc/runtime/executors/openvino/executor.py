@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from llmc.runtime.step import Step
 
 
+Array = NDArray[np.float32]
 _INTERVAL = 1 << 30
 """Interval, in tokens, at which intermediate states would be kept: longer than any step."""
 _TYPES = {"f32": ov.Type.f32, "bf16": ov.Type.bf16, "u8": ov.Type.u8}
@@ -87,14 +88,14 @@ class PagedRequest:
         """Whether all rows of a step must have one length."""
         return bool(self._outputs)
 
-    def infer(self, rows: StepRows, wanted: Longs, top_k: int) -> tuple[NDArray[np.float32], Any]:
-        """Logits [len(wanted), V] of the wanted tokens, and with `top_k` also (values, ids) [len(wanted), top_k]."""
+    def infer(self, rows: StepRows, wanted: Longs, top_k: int) -> tuple[Array, TopLogits | None]:
+        """Logits [len(wanted), V] of the wanted tokens, and with `top_k` also their largest ones."""
         given: dict[str, NDArray[Any]] = {
             "input_ids": rows.token_ids, "position_ids": rows.positions, "subsequence_begins": rows.begins,
             "rows": wanted,
         }  # fmt: skip
         if ADAPTERS in self._inputs:
-            given[ADAPTERS] = rows.token_adapters
+            given[ADAPTERS] = np.repeat(rows.adapters, np.diff(rows.begins))
         for pool, there in zip(self._pools, rows.pools, strict=True):
             given |= self._of_pool(pool.ring, there, len(rows.token_ids))
         if self._states is not None:
@@ -106,10 +107,8 @@ class PagedRequest:
         self._given = list(given.values())
         for name in self._outputs:
             self._keep(name, rows)
-        logits: NDArray[np.float32] = request.get_tensor("logits").data
-        if not top_k:
-            return logits, None
-        return logits, (request.get_tensor("top_values").data, request.get_tensor("top_ids").data)
+        top = [request.get_tensor(name).data for name in (("top_values", "top_ids") if top_k else ())]
+        return request.get_tensor("logits").data, TopLogits(*top) if top else None
 
     def _of_states(self, rows: StepRows, states: StateTables) -> dict[str, NDArray[Any]]:
         """Where states are read and written; a row without a past reads zeros."""
@@ -176,7 +175,6 @@ class PagedModels:
 
     @property
     def open_count(self) -> int:
-        """Number of open models."""
         return len(self.fixed) + (self._any is not None)
 
     def request(self, rows: int) -> PagedRequest:
@@ -187,14 +185,15 @@ class PagedModels:
 
     def filled(self, rows: StepRows, count: int) -> tuple[StepRows, Longs]:
         """Append padding rows up to `count`; also returns the last token of each row."""
-        return rows.filled(count, self._cache.fillers, 0 if self.states is None else self.states.filler)
+        return rows.filled(
+            count, [pool.filler for pool in self._cache.pools], 0 if self.states is None else self.states.filler
+        )
 
     def open_any(self) -> None:
         """Open the model for every shape. Raises ArtifactError or DeviceError."""
         self._any = self._open(self._bundle.executable("any", None, None, None))
 
     def open_fixed(self) -> None:
-        """Open the models of fixed sizes before returning."""
         if self._opener is not None:
             self._opener.join()
         self._open_affordable()
@@ -256,7 +255,6 @@ class PagedModels:
         return request
 
     def close(self) -> None:
-        """Close all models."""
         self._unopened.clear()
         if self._opener is not None:
             self._opener.join()
@@ -300,7 +298,6 @@ def held_bytes(xml: bytes) -> int:
     return sum({int(offset): int(size) for offset, size in _CONSTANT.findall(xml)}.values())
 
 
-Array = NDArray[np.float32]
 MOST_FILLED = 0.25
 """The largest fraction of padding rows in a fixed step."""
 
@@ -355,7 +352,7 @@ class OpenVinoExecutor(Executor):
         return self._run(step, each=True)
 
     def run_top(self, step: Step) -> TopLogits:
-        """Run a step and return the top logits; the graph's TopK is stable, so ties are ordered by lower id."""
+        """The graph's TopK is stable, so ties are ordered by lower id."""
         k = self._require_top()
         self._run(step, each=False)
         if self._top is None:
@@ -373,7 +370,7 @@ class OpenVinoExecutor(Executor):
             self._cache.prepare(slot, start, end)
         if self._starter is not None:
             self._top = None
-            logits = (self._starter.run_each if each else self._starter.run)(step)
+            logits = self._starter.run(step, each)
             self._starter.open_other()
         else:
             logits = self._infer(step, new, each)
@@ -415,7 +412,7 @@ class OpenVinoExecutor(Executor):
         if fixed:
             rows, wanted = self._models.filled(rows, fixed)
         logits, top = self._models.request(fixed).infer(rows, wanted, self.bundle.sample_top_k)
-        return logits[:kept], None if top is None else TopLogits(top[0][:kept], top[1][:kept])
+        return logits[:kept], None if top is None else TopLogits(top.values[:kept], top.ids[:kept])
 
     def _fitting(self, step: Step) -> int:
         """Tokens of the fixed executable that runs a step; 0 for the one for every shape."""
@@ -510,15 +507,8 @@ class Starter:
         """Whether `hand_over` would return without waiting."""
         return self._opened is not None and self._opened.done()
 
-    def run(self, step: Step) -> NDArray[np.float32]:
-        """Logits after the last token of each live row, [rows, V], one row after another."""
-        return self._rows(step, self.executor.run)
-
-    def run_each(self, step: Step) -> NDArray[np.float32]:
-        """Logits after each live token."""
-        return self._rows(step, self.executor.run_each)
-
-    def _rows(self, step: Step, run: Callable[[Step], NDArray[np.float32]]) -> NDArray[np.float32]:
+    def run(self, step: Step, each: bool) -> Array:
+        """Logits after the last token of each live row, or after `each` live token. Rows run one after another."""
         built = []
         for row, slot in enumerate(step.slots):
             new, past = int(step.new_lengths[row]), int(step.past_lengths[row])
@@ -527,13 +517,11 @@ class Starter:
                 past_lengths=step.past_lengths[row : row + 1], new_lengths=step.new_lengths[row : row + 1],
                 adapters=step.adapters[row : row + 1],
             )  # fmt: skip
-            result = run(one)
-            built.append(result[: new if run == self.executor.run_each else 1].copy())
+            result = self.executor.run_each(one) if each else self.executor.run(one)
+            built.append(result[: new if each else 1].copy())
         return np.concatenate(built)
 
-    def hand_over(
-        self, used: Sequence[int], rewind: Rewind, take: Callable[[int, int, list[NDArray[np.float32]]], None]
-    ) -> None:
+    def hand_over(self, used: Sequence[int], rewind: Rewind, take: Callable[[int, int, list[Array]], None]) -> None:
         """Wait until the other executor's models are open, and pass the tokens of every slot to `take`.
 
         Of ring buffers, it passes what any start that the other's `rewind` allows may see. Raises errors from opening
@@ -547,7 +535,7 @@ class Starter:
                 take(slot, length, self._prefix(slot, length, rewind.floor(length)))
         self.close()
 
-    def _prefix(self, slot: int, length: int, floor: int) -> list[NDArray[np.float32]]:
+    def _prefix(self, slot: int, length: int, floor: int) -> list[Array]:
         """A slot's content; of ring buffers everything between the windows after `floor` tokens and after `length`."""
         shape = self.executor.bundle.cache_shape
         whole, at = self.executor.export_prefix(slot, length), length
@@ -559,6 +547,5 @@ class Starter:
         return whole
 
     def close(self) -> None:
-        """Close the quick executor."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         self.executor.close()

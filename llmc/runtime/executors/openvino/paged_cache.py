@@ -65,7 +65,6 @@ class RowBlocks:
 
     @classmethod
     def none(cls) -> RowBlocks:
-        """Create for no rows."""
         ints = np.zeros(0, np.int32)
         return cls(ints, ints, np.zeros(1, np.int32), np.array(1, np.int32))
 
@@ -121,14 +120,8 @@ class StepRows:
 
     @classmethod
     def none(cls, pools: int) -> StepRows:
-        """Create without rows."""
         longs, ints = np.zeros(0, np.int64), np.zeros(0, np.int32)
         return cls(longs, longs, np.zeros(1, np.int32), ints, longs, [RowBlocks.none()] * pools)
-
-    @property
-    def token_adapters(self) -> Longs:
-        """The adapter of each token, [T]."""
-        return np.repeat(self.adapters, np.diff(self.begins))
 
     @property
     def past(self) -> Ints:
@@ -179,7 +172,6 @@ class BlockTables:
 
     @property
     def free_blocks(self) -> int:
-        """Number of free blocks."""
         return len(self._free)
 
     def prepare(self, slot: int, start: int, end: int, begin: int = 0) -> None:
@@ -223,7 +215,6 @@ class BlockTables:
         self.tables[target], self.firsts[target] = kept, first
 
     def _cut(self, table: list[int], length: int) -> None:
-        """Free the blocks after the first `length` ones."""
         for block in table[max(0, length) :]:
             self._release(block)
         del table[max(0, length) :]
@@ -246,31 +237,20 @@ class BlockTables:
 
 
 class BlockPool:
-    """The tensors `kept` of layers with one `ring`, or of those that keep all tokens (None)."""
+    """The tensors `kept`, called `names` in models, of layers with one `ring`, or of those without one (None)."""
 
     def __init__(
         self, ring: int | None, names: Sequence[str], kept: Sequence[CacheTensor], precision: str, slots: int,
         blocks: int,
     ) -> None:  # fmt: skip
         self.ring = ring
-        self.names = names
-        """Names of the tensors in models."""
-        self.kept = kept
+        self.names, self.kept = names, kept
         self.cache = BlockCache(precision, kept, blocks + 1)
         self.blocks = blocks
         self.filler = blocks
         """A block that no slot owns."""
         self.tables = BlockTables(slots, blocks, self.cache.copy, self._nan_fill_taken, ring)
         self._nan_filled: float | None = None
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of the blocks that slots hold."""
-        return (self.blocks - self.tables.free_blocks) * self.cache.block_bytes
-
-    def rows(self, slots: Sequence[int], past: Longs, new: Longs) -> RowBlocks:
-        """Locations of a step's rows."""
-        return RowBlocks.of([self.tables.tables[s] for s in slots], [self.tables.firsts[s] for s in slots], past, new)
 
     def read(self, slot: int, length: int) -> list[Floats]:
         """The first `length` tokens of a slot, each tensor [heads, length, width]; zeros before a ring's window."""
@@ -286,14 +266,12 @@ class BlockPool:
         return whole
 
     def write(self, slot: int, length: int, tensors: Sequence[Floats]) -> None:
-        """Write `length` tokens to a slot, or the last of them for a ring buffer."""
         self.tables.prepare(slot, 0, length, 0 if self.ring is None else max(0, length - self.ring))
         begin = self.tables.firsts[slot] * BLOCK
         self.cache.write(self.tables.tables[slot], [tensor[:, begin:] for tensor in tensors])
         self.tables.written(slot, length)
 
     def nan_fill(self, slot: int, kept: int, value: float) -> None:
-        """Fill blocks as PagedCache.nan_fill does."""
         self.tables.prepare(slot, kept, kept)
         if kept % BLOCK:  # prepare one more token, so that the slot owns its last block
             self.tables.prepare(slot, kept, kept + 1)
@@ -321,15 +299,16 @@ class PagedCache:
         parts = {ring: [i for i, t in enumerate(self._kv) if t.ring == ring] for ring in (None, *rings_of(self._kv))}
         self._order = [i for part in parts.values() for i in part]
         room, most = pool_blocks(precision, self._kv, slots, capacity, space), slots * -(-capacity // BLOCK)
-        self.shared = room.shared
+        self.shared = room < most
         """Whether slots may need more than there is."""
-        self.pools = []
-        for ring, part in parts.items():
-            blocks = room.blocks if ring is None else most
-            self.pools.append(
-                BlockPool(ring, [names[i] for i in part], [self._kv[i] for i in part], precision, slots, blocks)
+        self.pools = [
+            BlockPool(
+                ring, [names[i] for i in part], [self._kv[i] for i in part], precision, slots,
+                room if ring is None else most,
             )
-        usual = [room.blocks, *(slots * ring_blocks(ring, capacity) for ring in rings_of(self._kv))]
+            for ring, part in parts.items()
+        ]  # fmt: skip
+        usual = [room, *(slots * ring_blocks(ring, capacity) for ring in rings_of(self._kv))]
         self.nbytes = sum(n * pool.cache.block_bytes for n, pool in zip(usual, self.pools, strict=True))
         """Blocks that all slots hold between steps."""
 
@@ -339,19 +318,17 @@ class PagedCache:
         return self.pools[0].blocks * BLOCK
 
     def prepare(self, slot: int, start: int, end: int) -> None:
-        """Let slot `slot` keep its first `start` tokens and write up to `end`. Raises InputError if blocks run out."""
         for pool in self.pools:
             pool.tables.prepare(slot, start, end)
         self.held.wrote(slot, start, start)
 
     def written(self, slot: int, end: int) -> None:
-        """Record that slot `slot` holds tokens 0 … end − 1."""
         for pool in self.pools:
             pool.tables.written(slot, end)
         self.held.wrote(slot, self.held.used[slot], end)
 
     def share(self, source: int, target: int, length: int) -> None:
-        """Make the first `length` tokens of `source` the content of `target`. Raises InputError if it lacks them."""
+        """Raises InputError if `source` lacks these tokens."""
         self.held.require(source, length)
         for pool in self.pools:
             pool.tables.share(source, target, length)
@@ -359,12 +336,8 @@ class PagedCache:
 
     def rows(self, slots: Sequence[int], past: Longs, new: Longs) -> list[RowBlocks]:
         """Locations of a step's rows in each pool."""
-        return [pool.rows(slots, past, new) for pool in self.pools]
-
-    @property
-    def fillers(self) -> list[int]:
-        """A block in each pool that no slot owns."""
-        return [pool.filler for pool in self.pools]
+        tables = [pool.tables for pool in self.pools]
+        return [RowBlocks.of([t.tables[s] for s in slots], [t.firsts[s] for s in slots], past, new) for t in tables]
 
     def read(self, slot: int, length: int) -> list[Floats]:
         """The first `length` tokens of a slot in float32: each tensor's, [heads, length, width], in the cache's order.
@@ -392,15 +365,7 @@ class PagedCache:
     @property
     def held_bytes(self) -> int:
         """Bytes of the blocks that slots hold now."""
-        return sum(pool.held_bytes for pool in self.pools)
-
-
-@dataclass(frozen=True)
-class BlockRoom:
-    """`blocks` of a cache; `shared`: fewer than all slots may need together."""
-
-    blocks: int
-    shared: bool
+        return sum((pool.blocks - pool.tables.free_blocks) * pool.cache.block_bytes for pool in self.pools)
 
 
 def ring_blocks(ring: int, capacity: int) -> int:
@@ -410,7 +375,7 @@ def ring_blocks(ring: int, capacity: int) -> int:
 
 def pool_blocks(
     precision: str, kept: Sequence[CacheTensor], slots: int, capacity: int, space: float | None
-) -> BlockRoom:  # fmt: skip
+) -> int:  # fmt: skip
     """Blocks of the tensors of `kept` that keep all tokens, for `slots` sequences of `capacity` tokens.
 
     With `space` GiB, as many as fit in addition to the others' ring buffers. Raises InputError for a space that fits no
@@ -419,7 +384,7 @@ def pool_blocks(
     each = -(-capacity // BLOCK)
     wanted, size = slots * each, block_bytes(precision, [t for t in kept if t.ring is None])
     if not space or not block_bytes(precision, kept):
-        return BlockRoom(wanted, shared=False)
+        return wanted
     rings = sum(
         slots * ring_blocks(ring, capacity) * block_bytes(precision, [t for t in kept if t.ring == ring])
         for ring in rings_of(kept)
@@ -441,7 +406,7 @@ def pool_blocks(
             f"VLLM_OPENVINO_KVCACHE_SPACE={space:g} GiB does not fit: {(blocks * size + rings) / GIB:.3g} GiB would be "
             f"used and {available / GIB:.3g} GiB of memory are free here; ask for at most {available / GIB * 0.9:.3g}"
         )
-    return BlockRoom(blocks, shared=blocks < wanted)
+    return blocks
 
 
 Shape = tuple[int, ...]
@@ -502,19 +467,17 @@ class StateTables:
         self.slot_bytes = sum(table[0].nbytes for table in self.tables)
 
     def copy(self, source: int, target: int) -> None:
-        """Copy the states of one slot to another."""
         for table in self.tables:
             table[target] = table[source]
 
     def read(self, slot: int) -> list[Floats]:
-        """Copies of a slot's states, in the shapes of the cache's shape."""
+        """Copies of a slot's states, in their own shapes."""
         return [
             np.ascontiguousarray(layout.read(table[slot]))
             for layout, table in zip(self._layouts, self.tables, strict=True)
         ]
 
     def write(self, slot: int, states: Sequence[Floats]) -> None:
-        """Set a slot's states, in the shapes of the cache's shape."""
         for layout, table, state in zip(self._layouts, self.tables, states, strict=True):
             table[slot] = layout.written(state)
 

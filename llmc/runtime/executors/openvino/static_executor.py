@@ -74,7 +74,6 @@ class StaticModels:
         return len(self._open)
 
     def keep_all(self) -> None:
-        """Close nothing from now on."""
         self._most = float("inf")
 
     def request(self, executable: Executable, serving: bool) -> StaticRequest:
@@ -143,7 +142,6 @@ class StaticModels:
             ) from e
 
     def close(self) -> None:
-        """Close everything."""
         self._open.clear()
 
 
@@ -272,7 +270,7 @@ class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
         return self.logits()
 
     def run_top(self, step: Step) -> TopLogits:
-        """Run a step and return the top logits; the model's TopK is stable, so ties are ordered by lower id."""
+        """The model's TopK is stable, so ties are ordered by lower id."""
         self._require_top()
         top = self._run(step)
         assert top is not None

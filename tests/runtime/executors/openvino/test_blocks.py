@@ -70,12 +70,10 @@ def test_tokens_of_a_cache_in_float32_are_put_one_by_one() -> None:
 
 def test_a_pool_has_room_for_all_slots_or_for_the_space_it_is_given() -> None:
     sizes = KEPT
-    assert pool_blocks("u8", sizes, 4, 100, None).blocks == 4 * 4
+    assert pool_blocks("u8", sizes, 4, 100, None) == 4 * 4
     size = block_bytes("u8", sizes)
-    pool = pool_blocks("u8", sizes, 4, 100, 5.5 * size / GIB)
-    assert (pool.blocks, pool.shared) == (5, True)
-    pool = pool_blocks("u8", sizes, 4, 100, 100 * size / GIB)
-    assert (pool.blocks, pool.shared) == (16, False)
+    assert pool_blocks("u8", sizes, 4, 100, 5.5 * size / GIB) == 5
+    assert pool_blocks("u8", sizes, 4, 100, 100 * size / GIB) == 16
     with pytest.raises(InputError, match=r"holds no sequence: 32 tokens take .* GiB hold one of 100 tokens, .* all 4"):
         pool_blocks("u8", sizes, 4, 100, size / GIB)
 
@@ -85,10 +83,9 @@ def test_rings_of_all_slots_are_counted_before_what_the_space_leaves() -> None:
     windowed = tuple(replace(t, window=8, ring=40) for t in KEPT[:2])
     ring, size = block_bytes("f32", windowed), block_bytes("f32", KEPT[2:])
     mixed = (*windowed, *KEPT[2:])
-    assert pool_blocks("f32", mixed, 4, 320, None).blocks == 4 * 10
-    room = pool_blocks("f32", mixed, 4, 320, (4 * 3 * ring + 7 * size) / GIB)
-    assert (room.blocks, room.shared) == (7, True)
-    assert not pool_blocks("f32", windowed, 4, 320, 4 * 3 * ring / GIB).shared
+    assert pool_blocks("f32", mixed, 4, 320, None) == 4 * 10
+    assert pool_blocks("f32", mixed, 4, 320, (4 * 3 * ring + 7 * size) / GIB) == 7
+    assert pool_blocks("f32", windowed, 4, 320, 4 * 3 * ring / GIB) == 4 * 10
     for kept, space in ((mixed, 4 * 3 * ring + size), (windowed, 4 * 3 * ring - 1)):
         with pytest.raises(InputError, match=r"holds no sequence: .* rings of windows .* GiB for 4 slots"):
             pool_blocks("f32", kept, 4, 320, space / GIB)
