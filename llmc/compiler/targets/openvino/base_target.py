@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmc.compiler.code import code_digest
 from llmc.compiler.options import CompileOptions, Option
+from llmc.compiler.program.program import GraphProgram, Program
 from llmc.compiler.program.stage import traced_graph
 from llmc.compiler.stages import Stages, toolchain, version_of
 from llmc.compiler.targets.base import Lowered, Target
@@ -24,18 +24,13 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.workspace import Workspace
     from llmc.compiler.code import Maker
-    from llmc.compiler.program.program import Program
     from llmc.compiler.targets.openvino.finish import FinishedWeights
     from llmc.compiler.targets.openvino.formats import Constants
     from llmc.compiler.verification.policy import VerificationPolicy
     from llmc.runtime.executors.openvino.device import MappedWeights
 
-Models = tuple[Mapping[str, str], "Constants"]
-"""XML of every model by name, and their shared constants."""
-
 Finish = Callable[[str, bytes, "MappedWeights", "FinishedWeights"], bytes]
 """Compiles the named model, XML over a weights file, and moves its constants into another weights file."""
-
 
 DEFAULT_BUDGET = 512 << 20
 """Default bytes for fixed-size executables in addition to the one for every shape (--specialise-memory)."""
@@ -120,7 +115,6 @@ class OpenVinoBase(Target):
         """Return OpenVINO's settings for compiling and opening executables, under their manifest names."""
 
     def toolchain(self) -> dict[str, str]:
-        """OpenVINO decides operators, layouts and kernels."""
         return {"openvino": version_of("openvino", "openvino")}
 
     def isa(self) -> tuple[str, ...]:
@@ -128,14 +122,16 @@ class OpenVinoBase(Target):
         return host_features() if self.state == "native" else ()
 
     def lower_stage(
-        self, stages: Stages, program: Program, options: CompileOptions, form: Mapping[str, Any], code: Maker,
-        lower: Callable[[Path], Models],
+        self, stages: Stages, programs: Sequence[Program], options: CompileOptions, form: Mapping[str, Any],
+        code: Maker, lower: Callable[[GraphProgram, Constants], Iterator[tuple[str, Any]]],
     ) -> Entry:  # fmt: skip
         """Return models by name, and "recipes" and "tables" of their constants.
 
-        `form` are the key components for the kind of model, `code` is the calling method; `lower` builds the models,
-        and may write in the folder that it is given.
+        `form` are the key components for the kind of model, `code` is the calling method; `lower` yields names, each
+        with a model over the constants, or a text.
         """
+        (program,) = programs
+        assert isinstance(program, GraphProgram)
         components = {
             **program.components,
             "quantize": options.quantize,
@@ -148,10 +144,12 @@ class OpenVinoBase(Target):
         }
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:
+            from llmc.compiler.targets.openvino.formats import Constants, to_xml
             from llmc.compiler.weights.recipes import written
 
-            models, constants = lower(workspace.folder)
-            built = {name: text.encode() for name, text in models.items()}
+            constants, built = Constants(), dict[str, bytes]()
+            for name, model in lower(program, constants):
+                built[name] = (model if isinstance(model, str) else to_xml(model, workspace.folder)).encode()
             built |= written(constants.recipes, constants.tables)
             return {name: workspace.put_bytes(data) for name, data in built.items()}
 
@@ -197,15 +195,12 @@ class OpenVinoBase(Target):
         return stages.run("finish", components, build)
 
     def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
-        """One trace serves every shape and quantization."""
         return [traced_graph(stages)]
 
     def lowered(
         self, stages: Stages, weights: Blob, models: Mapping[str, Blob], forms: Mapping[str, Blob], **inputs: Blob
     ) -> Lowered:
-        """Combine models by name with the bundle's weights file; `forms` are their XML, `inputs` further compile
-        inputs.
-        """
+        """Combine models by name with the weights file; `forms` are their XML, `inputs` further compile inputs."""
         return Lowered(
             files={"weights": weights.digest},
             components={"weights": weights.digest, **{name: blob.digest for name, blob in models.items()}},

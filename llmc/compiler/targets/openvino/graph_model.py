@@ -17,7 +17,6 @@ new tokens of each, and a cache of S tokens of each. `TokenRows` may have these 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Protocol
@@ -30,25 +29,21 @@ from openvino import opset15
 from llmc.compiler.program.ir import Graph, Node, Value
 from llmc.compiler.program.match import Matcher
 from llmc.compiler.targets.openvino.formats import WeightFormat
-from llmc.compiler.targets.openvino.plain import PLAIN, Building
+from llmc.compiler.targets.openvino.plain import PLAIN, Building, shape_of
 from llmc.compiler.weights.recipes import BESIDE
 from llmc.errors import CompileError
 
 _INT32_MAX = 2**31 - 1
 
 
-class GraphModel:
+class GraphModel(Building):
     """Base of the model forms; a form defines `_op_gqa`, and adds its cache inputs to `caches`."""
 
     def __init__(self, graph: Graph, weights: WeightFormat) -> None:
-        self.graph = graph
-        self.weights = weights
-        self.constants = weights.constants
-        self.inputs: Mapping[str, Any] = {}
+        super().__init__(graph, weights)
         self.caches: list[Any] = []
-        self._built: dict[Value, Any] = {}
         self._rotary: dict[Value, Any] = {}
-        self.masks: dict[tuple[Value, str], Any] = {}
+        self._masks: dict[tuple[Value, str], Any] = {}
         self._widened: Mapping[Node, Node] = {}
 
     def lower(self, inputs: Mapping[str, Any], top_k: int, there: Mapping[Value, Any] | None = None) -> dict[str, Any]:
@@ -66,7 +61,7 @@ class GraphModel:
         """Build the graph's values except for `there`; `inputs` are those of `lower`. Raises CompileError."""
         self.inputs = inputs
         self._built.update(there)
-        self._widened = widened(self.graph, self.weights)
+        self._widened = self._find_widened()
         for node in self.graph.nodes:
             if node in self._widened.values():
                 continue
@@ -88,18 +83,17 @@ class GraphModel:
             query, key, value = self._split(self.get(q), widths)
         else:
             query, key, value = (self.get(x) for x in (q, k, v))
-        if cos is not None:
+        if cos is not None and sin is not None:
             query, key = (self._turned(x, n, size, cos, sin) for x, n in ((query, heads), (key, kv_heads)))
         return query, key, value
 
     def sinks(self, node: Node) -> Any:
-        """Return an attention's sinks, float32 [Hq], or None."""
+        """Return an attention's sinks [Hq], or None."""
         given = node.optional(8)
         return None if given is None else self.get(given)
 
-    def _turned(self, x: Any, heads: int, size: int, cos: Value | None, sin: Value | None) -> Any:
+    def _turned(self, x: Any, heads: int, size: int, cos: Value, sin: Value) -> Any:
         """Rotary embedding of [T, H·D]: rotates the halves of each head's first values."""
-        assert cos is not None
         small, width = self.constants.small, 2 * int(cos.shape[1])
         x = ops.transpose(ops.reshape(x, small([-1, 1, heads, size]), False), small([0, 2, 1, 3]))
         rest = []
@@ -113,59 +107,65 @@ class GraphModel:
             x = ops.concat([x, *rest], -1)
         return ops.reshape(ops.transpose(x, small([0, 2, 1, 3])), small([-1, heads * size]), False)
 
-    def _angles(self, table: Value | None, size: int) -> Any:
+    def _angles(self, table: Value, size: int) -> Any:
         """cos or sin of each token's position, [T, 1, 1, D], from a table [P, D/2]."""
-        assert table is not None
         if table not in self._rotary:
             small = self.constants.small
-            half = ops.gather(
-                self.constants.table(table.name, self.graph.tables[table]), self.inputs["position_ids"], small(0)
-            )
+            half = ops.gather(self.get(table), self.inputs["position_ids"], small(0))
             self._rotary[table] = ops.reshape(ops.concat([half, half], -1), small([-1, 1, 1, size]), False)
         return self._rotary[table]
 
-    def get(self, value: Value | None) -> Any:
-        """Return the model's node for a graph value. Raises CompileError where there is none."""
-        assert value is not None
-        if value in self._built:
-            return self._built[value]
-        if value in self.graph.weights:
-            shape = tuple(int(d) for d in value.shape)
-            return self.weights.vector(self.graph.weights[value], shape)
-        if value in self.graph.tables:
-            return self.constants.table(value.name, self.graph.tables[value])
-        raise CompileError(f"{value} has no value in an OpenVINO model")
-
-    def flat_matrix(self, value: Value | None) -> Any:
-        """Return a weight [E, N, K] in the format's matrix form: [E · N, K]."""
-        assert value is not None
-        *embed_lm_head, width = _shape(value)
-        return self.weights.matrix([self.graph.weights[value]], [(math.prod(embed_lm_head), width)])
-
-    def turned_matrix(self, value: Value) -> Any | None:
-        """Return a weight [E, K, N] as float32 [E · N, K], if it is stored so; else None."""
-        return self.weights.turned(self.graph.weights[value], _shape(value))
-
     def _op_embedding(self, node: Node) -> Any:
-        weight = node.inputs[0]
-        assert weight is not None
-        matrix = self.weights.matrix([self.graph.weights[weight]], [_shape(weight)], looked_up=True)
-        ids = node.inputs[1]
+        weight, ids = node.given
+        matrix = self.weights.matrix([self.graph.weights[weight]], [shape_of(weight)], looked_up=True)
         at = self._built[ids] if ids in self._built else self.inputs["input_ids"]
         return ops.gather(matrix, at, self.constants.small(0))
 
     def _op_linear(self, node: Node) -> Any:
         count = len(node.attrs.get("parts", [0]))
-        return self.matmul(self.get(node.inputs[0]), node.inputs[1 : 1 + count], node.inputs[1 + count :])
+        return self._matmul(self.get(node.inputs[0]), node.inputs[1 : 1 + count], node.inputs[1 + count :])
 
     def _op_adapted(self, node: Node) -> Any:
-        return emit_adapted(self, node, self._widened.get(node))
+        """An adapter's sum, or the matmul that includes B's columns."""
+        base, x, adapters = node.given[:3]
+        low, high, matmul = node.value(3), node.inputs[4:], self._widened.get(node)
+        mask = self._mask(adapters, int(low.shape[0]), node.attrs["ends"])
+        chosen = ops.multiply(self._matmul(self.get(x), [low]), mask)
+        if matmul is None:
+            return ops.add(self.get(base), self._matmul(chosen, high))
+        matrices, biases = matmul.inputs[1 : 1 + len(high)], matmul.inputs[1 + len(high) :]
+        return self._matmul(ops.concat([self.get(x), chosen], -1), matrices, biases, beside=high)
 
-    def matmul(
+    def _mask(self, adapters: Value, ranks: int, ends: list[int]) -> Any:
+        """1 at the ranks of each token's adapter, [T, R]."""
+        name = f"ranks_{ranks}_{'_'.join(map(str, ends))}"
+        if (adapters, name) not in self._masks:
+            table = np.zeros((len(ends), ranks), np.float32)
+            for number, (begin, end) in enumerate(pairwise(ends), 1):
+                table[number, begin:end] = 1
+            chosen = ops.gather(self.constants.table(name, table), self.get(adapters), self.constants.small(0))
+            self._masks[adapters, name] = chosen
+        return self._masks[adapters, name]
+
+    def _find_widened(self) -> dict[Node, Node]:
+        """`adapted` nodes whose matmul includes B's columns, each with that matmul's node."""
+        m, found = Matcher(self.graph), {}
+        for node in self.graph.nodes:
+            if node.op == "adapted":
+                base, low, high = node.inputs[0], node.value(3), node.inputs[4:]
+                matmul = m.built_by(base, "linear") if base is not None and m.sole(base) else None
+                if matmul is None or matmul.inputs[0] is not node.inputs[1]:
+                    continue
+                matrices, (rows, width) = matmul.inputs[1 : 1 + len(high)], shape_of(low)
+                if [_rows(v) for v in matrices] == [_rows(v) for v in high] and self.weights.holds_beside(width, rows):
+                    found[node] = matmul
+        return found
+
+    def _matmul(
         self, x: Any, matrices: Sequence[Value | None], biases: Sequence[Value | None] = (),
         beside: Sequence[Value | None] = (),
     ) -> Any:  # fmt: skip
-        """The `Multiplying` contract, for adapters that requests choose."""
+        """x · concat(matrices)ᵀ + concat(biases), with the columns of one of `beside` appended to each matrix."""
         sources, shapes = self._held(matrices)
         if beside:
             more, columns = self._held(beside)
@@ -176,9 +176,8 @@ class GraphModel:
         return ops.add(out, self.weights.concatenated(*self._held(biases))) if biases else out
 
     def _held(self, values: Sequence[Value | None]) -> tuple[list[str], list[tuple[int, ...]]]:
-        """Names and shapes of weights."""
         there = [v for v in values if v is not None]
-        return [self.graph.weights[v] for v in there], [_shape(v) for v in there]
+        return [self.graph.weights[v] for v in there], [shape_of(v) for v in there]
 
     def _op_rms_norm(self, node: Node) -> Any:
         return self._norm(self.get(node.inputs[0]), node.inputs[1], node.attrs["eps"])
@@ -261,66 +260,8 @@ def output_of(node: Any) -> Any:
     return node.output(0) if hasattr(node, "output") else node
 
 
-def _shape(value: Value) -> tuple[int, ...]:
-    return tuple(int(d) for d in value.shape)
-
-
-class Multiplying(Building, Protocol):
-    """A model that multiplies by weights (graph_model.py)."""
-
-    masks: dict[tuple[Value, str], Any]
-    """Masks of adapters' ranks, by the adapter input."""
-
-    def matmul(
-        self, x: Any, matrices: Sequence[Value | None], biases: Sequence[Value | None] = (),
-        beside: Sequence[Value | None] = (),
-    ) -> Any:  # fmt: skip
-        """x · concat(matrices)ᵀ + concat(biases), with the columns of one of `beside` appended to each matrix."""
-
-
-def widened(graph: Graph, weights: WeightFormat) -> dict[Node, Node]:
-    """Find `adapted` nodes whose matmul includes B's columns, each with that matmul's node."""
-    m, found = Matcher(graph), {}
-    for node in graph.nodes:
-        if node.op == "adapted":
-            base, low, high = node.inputs[0], node.inputs[3], node.inputs[4:]
-            matmul = m.built_by(base, "linear") if base is not None and m.sole(base) else None
-            if matmul is None or matmul.inputs[0] is not node.inputs[1]:
-                continue
-            matrices = matmul.inputs[1 : 1 + len(high)]
-            assert low is not None
-            rows, width = (int(d) for d in low.shape)
-            if [_rows(v) for v in matrices] == [_rows(v) for v in high] and weights.holds_beside(width, rows):
-                found[node] = matmul
-    return found
-
-
-def emit_adapted(to: Multiplying, node: Node, matmul: Node | None) -> Any:
-    """Emit an adapter node; `matmul`: the one that includes B's columns, if any."""
-    base, x, adapters, low, *high = node.inputs
-    assert low is not None
-    chosen = ops.multiply(to.matmul(to.get(x), [low]), _mask(to, adapters, int(low.shape[0]), node.attrs["ends"]))
-    if matmul is None:
-        return ops.add(to.get(base), to.matmul(chosen, high))
-    matrices, biases = matmul.inputs[1 : 1 + len(high)], matmul.inputs[1 + len(high) :]
-    return to.matmul(ops.concat([to.get(x), chosen], -1), matrices, biases, beside=high)
-
-
 def _rows(value: Value | None) -> int:
     return 0 if value is None else int(value.shape[0])
-
-
-def _mask(to: Multiplying, adapters: Value | None, ranks: int, ends: list[int]) -> Any:
-    """1 at the ranks of each token's adapter, [T, R]."""
-    assert adapters is not None
-    name = f"ranks_{ranks}_{'_'.join(map(str, ends))}"
-    if (adapters, name) not in to.masks:
-        table = np.zeros((len(ends), ranks), np.float32)
-        for number, (begin, end) in enumerate(pairwise(ends), 1):
-            table[number, begin:end] = 1
-        chosen = ops.gather(to.constants.table(name, table), to.get(adapters), to.constants.small(0))
-        to.masks[adapters, name] = chosen
-    return to.masks[adapters, name]
 
 
 UNSEEN = -65504.0

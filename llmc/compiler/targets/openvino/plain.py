@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 from openvino import opset15
 
-from llmc.compiler.program.ir import Dim, Node, Value
-from llmc.compiler.targets.openvino.formats import Constants
+from llmc.compiler.program.ir import Dim, Graph, Node, Value
+from llmc.compiler.targets.openvino.formats import WeightFormat
 from llmc.errors import CompileError
 
 BATCH, TOKENS = "B", "Q"
@@ -36,9 +36,7 @@ def token_axes(shape: Sequence[Dim]) -> tuple[int, ...]:
 
 
 def heads_apart(shape: Sequence[Dim]) -> int:
-    """Return n of a value [n·B·Q, …], as the tracer writes matmuls: 1 where tokens have no heads; 0 for other
-    values.
-    """
+    """Return n of a value [n·B·Q, …], as the tracer writes matmuls: 1 where tokens have no heads; 0 for others."""
     factors = sorted(str(shape[0]).split("*")) if shape else []
     numbers, symbols = factors[:-2], factors[-2:]
     return math.prod(map(int, numbers)) if symbols == [BATCH, TOKENS] and all(n.isdecimal() for n in numbers) else 0
@@ -100,20 +98,34 @@ _INT32_MAX = 2**31 - 1
 _TYPES = {"float32": ov.Type.f32, "int64": ov.Type.i64, "int32": ov.Type.i32, "bool": ov.Type.boolean}
 
 
-class Building(Protocol):
-    """A model under construction (graph_model.py). `inputs` has "position_ids" [T]."""
+def shape_of(value: Value) -> tuple[int, ...]:
+    """Return a shape without symbols."""
+    return tuple(int(d) for d in value.shape)
 
-    constants: Constants
-    inputs: Mapping[str, Any]
+
+class Building:
+    """A model under construction. `inputs` has "position_ids" [T]."""
+
+    def __init__(self, graph: Graph, weights: WeightFormat) -> None:
+        self.graph, self.weights, self.constants = graph, weights, weights.constants
+        self.inputs: Mapping[str, Any] = {}
+        self._built: dict[Value, Any] = {}
 
     def get(self, value: Value | None) -> Any:
-        """Return the model's node for a graph value."""
+        """Return the model's node for a graph value. Raises CompileError where there is none."""
+        assert value is not None
+        if value in self._built:
+            return self._built[value]
+        if value in self.graph.weights:
+            return self.weights.vector(self.graph.weights[value], shape_of(value))
+        if value in self.graph.tables:
+            return self.constants.table(value.name, self.graph.tables[value])
+        raise CompileError(f"{value} has no value in an OpenVINO model")
 
-    def flat_matrix(self, value: Value | None) -> Any:
-        """Return a weight [E, N, K] as float32 [E · N, K]."""
-
-    def turned_matrix(self, value: Value) -> Any | None:
-        """Return a weight [E, K, N] as float32 [E · N, K]; None where it is stored as it is."""
+    def flat_matrix(self, value: Value) -> Any:
+        """Return a weight [E, N, K] in the format's matrix form: [E · N, K]."""
+        *embed_lm_head, width = shape_of(value)
+        return self.weights.matrix([self.graph.weights[value]], [(math.prod(embed_lm_head), width)])
 
 
 Emit = Callable[[Building, Node], Any]
@@ -124,14 +136,8 @@ def _number(to: Building, value: Any, like: Value | None) -> Any:
     return to.constants.small(value, np.dtype(like.dtype).type)
 
 
-def _source(node: Node) -> Value:
-    source = node.inputs[0]
-    assert source is not None
-    return source
-
-
 def _along(node: Node, name: str = "dim", default: int = 0) -> int:
-    return axis_of(_source(node), int(node.attrs.get(name, default)), node.out)
+    return axis_of(node.value(0), int(node.attrs.get(name, default)), node.out)
 
 
 def _operand(to: Building, value: Value | None, node: Node) -> Any:
@@ -146,9 +152,7 @@ def _unary(emit: Callable[[Any], Any]) -> Emit:
 
 
 def _binary(emit: Callable[[Any, Any], Any], turned: bool = False) -> Emit:
-    """Operator on two tensors, or a tensor and a number (`other`, `exponent`); add and sub may scale the second by
-    `alpha`.
-    """
+    """Operator on two tensors, or a tensor and a number (`other`, `exponent`); `alpha` scales the second."""
 
     def emitted(to: Building, node: Node) -> Any:
         operands = [_operand(to, v, node) for v in node.inputs]
@@ -229,7 +233,7 @@ def _reduced(emit: Callable[..., Any]) -> Emit:
         dims = node.attrs.get("dim")
         if dims is None:
             raise CompileError(f"{node.op} over all axes has no OpenVINO lowering (at {node.out})")
-        axes = [axis_of(_source(node), d, node.out) for d in (dims if isinstance(dims, list) else [dims])]
+        axes = [axis_of(node.value(0), d, node.out) for d in (dims if isinstance(dims, list) else [dims])]
         return emit(to.get(node.inputs[0]), to.constants.small(axes), bool(node.attrs.get("keepdim", False)))
 
     return emitted
@@ -252,7 +256,7 @@ def _layer_norm(to: Building, node: Node) -> Any:
 
 def _reshape(to: Building, node: Node) -> Any:
     """Tokens stay one axis; the axes before and after them keep their order."""
-    source, out = _source(node), node.out
+    source, out = node.value(0), node.out
     ends = source.shape, out.shape
     moved = max(map(heads_apart, ends)) > 1 and any(token_axes(shape) not in ((0,), (0, 1)) for shape in ends)
     if moved or bool(token_axes(source.shape)) != bool(token_axes(out.shape)):
@@ -267,7 +271,7 @@ def _transposed(to: Building, source: Value, order: list[int], node: Node) -> An
 
 
 def _transpose(to: Building, node: Node) -> Any:
-    source = _source(node)
+    source = node.value(0)
     order = list(range(len(source.shape)))
     a, b = node.attrs["dim0"], node.attrs["dim1"]
     order[a], order[b] = order[b], order[a]
@@ -275,7 +279,7 @@ def _transpose(to: Building, node: Node) -> Any:
 
 
 def _permute(to: Building, node: Node) -> Any:
-    return _transposed(to, _source(node), list(node.attrs["dims"]), node)
+    return _transposed(to, node.value(0), list(node.attrs["dims"]), node)
 
 
 def _slice(to: Building, node: Node) -> Any:
@@ -291,7 +295,7 @@ def _split(to: Building, node: Node) -> Any:
     """`split`, `split_with_sizes` and `chunk`: the outputs determine the sizes."""
     axis = int(node.attrs.get("dim", -1 if "parts" in node.attrs else 0))
     parts = [o.shape[axis] for o in node.outputs]
-    at = axis_of(_source(node), axis, node.out)
+    at = axis_of(node.value(0), axis, node.out)
     small = to.constants.small
     return list(ops.variadic_split(to.get(node.inputs[0]), small(at), small(parts)).outputs())
 
@@ -307,7 +311,7 @@ def _stack(to: Building, node: Node) -> Any:
 
 def _expand(to: Building, node: Node) -> Any:
     """A value with tokens is repeated along its other axes."""
-    source = _source(node)
+    source = node.value(0)
     if token_axes(source.shape) != token_axes(node.out.shape):
         raise CompileError(f"tokens built by repetition have no OpenVINO lowering (at {node.out})")
     times = [1] * (len(token_axes(source.shape)) > 0)
@@ -317,7 +321,7 @@ def _expand(to: Building, node: Node) -> Any:
 
 
 def _repeat_interleave(to: Building, node: Node) -> Any:
-    source, count = _source(node), node.attrs.get("repeats", node.attrs.get("repeat"))
+    source, count = node.value(0), node.attrs.get("repeats", node.attrs.get("repeat"))
     if node.attrs.get("dim") is None or not isinstance(count, int):
         raise CompileError(f"repeat_interleave by {node.attrs} has no OpenVINO lowering (at {node.out})")
     axis = _along(node)
@@ -337,8 +341,7 @@ def _unbind(to: Building, node: Node) -> Any:
 
 def _index(to: Building, node: Node) -> Any:
     """Rows of a table, by an index for each token."""
-    source, at = node.inputs[0], node.inputs[1]
-    assert source is not None
+    source, at = node.value(0), node.inputs[1]
     if len(node.inputs) != 2 or at is None or at.dtype == "bool" or token_axes(source.shape):
         raise CompileError(f"indexing along other axes than a table's first has no OpenVINO lowering (at {node.out})")
     return ops.gather(to.get(source), to.get(at), to.constants.small(0))
@@ -391,9 +394,7 @@ def _addmm(to: Building, node: Node) -> Any:
 
 def _matmul(to: Building, node: Node) -> Any:
     """A matrix of the checkpoint times tokens that are columns, [N, K] · [B, K, Q]: each token's matmul with it."""
-    matrix, x = node.inputs
-    assert matrix is not None
-    assert x is not None
+    matrix, x = node.given
     if len(matrix.shape) != 2 or token_axes(matrix.shape) or token_axes(x.shape) != (0, 2) or len(x.shape) != 3:
         raise CompileError(f"a matmul of {matrix.shape} and {x.shape} has no OpenVINO lowering (at {node.out})")
     return ops.matmul(to.get(x), to.flat_matrix(matrix), False, True)
@@ -411,7 +412,7 @@ def _positions(to: Building, node: Node) -> Any:
 
 def _position_table(to: Building, node: Node) -> Any:
     """Rows of a table by each token's position, [T, D] or, for heads, [T, 1, D]; padding is limited to the last row."""
-    table, small = _source(node), to.constants.small
+    table, small = node.value(0), to.constants.small
     at = ops.minimum(_position_ids(to), small(int(table.shape[0]) - 1))
     rows = ops.gather(to.get(table), at, small(0))
     return ops.reshape(rows, small([-1, *others(node.out.shape, node.out)]), False)
@@ -422,8 +423,7 @@ def _experts(to: Building, node: Node) -> Any:
 
     The plugin has no operator that reads only the chosen experts and takes weights from a file.
     """
-    x, ids, shares, gate_up, down = node.inputs
-    assert down is not None
+    x, ids, shares, gate_up, down = node.given
     small, (count, hidden, features) = to.constants.small, (int(d) for d in down.shape)
     into = ops.matmul(to.get(x), to.flat_matrix(gate_up), False, True)
     into = ops.reshape(into, small([-1, count, 2 * features]), False)
@@ -440,13 +440,10 @@ def _experts(to: Building, node: Node) -> Any:
 
 def _expert_linear(to: Building, node: Node) -> Any:
     """[T, k, N]: matmuls with every expert's matrix, of which the chosen ones' results are kept."""
-    x, weight, bias, ids = (*node.inputs[:2], node.inputs[2] if len(node.inputs) > 3 else None, node.inputs[-1])
-    assert x is not None
-    assert weight is not None
-    small, turned = to.constants.small, bool(node.attrs.get("transposed"))
-    shape = [int(d) for d in weight.shape]
+    x, weight, *bias, ids = node.given
+    small, turned, shape = to.constants.small, bool(node.attrs.get("transposed")), shape_of(weight)
     rows, each = to.get(x), len(x.shape) == 3
-    flat = to.turned_matrix(weight) if turned else None
+    flat = to.weights.turned(to.graph.weights[weight], shape) if turned else None
     if flat is None:
         matrix = ops.reshape(to.flat_matrix(weight), small(shape), False)
         rows = ops.transpose(rows, small([1, 0, 2])) if each else ops.unsqueeze(rows, small([0]))
@@ -456,8 +453,8 @@ def _expert_linear(to: Building, node: Node) -> Any:
     else:  # one matmul, into which the plugin fuses the decompression
         built = ops.matmul(ops.reshape(rows, small([-1, shape[1]]), False), flat, False, True)
         built = ops.reshape(built, small([-1, int(x.shape[1]) if each else 1, shape[0], shape[2]]), False)
-    if bias is not None:
-        built = ops.add(built, to.get(bias))
+    if bias:
+        built = ops.add(built, to.get(bias[0]))
     chosen = ops.unsqueeze(to.get(ids), small([2]))
     if each:
         return ops.squeeze(ops.gather(built, chosen, small(2), batch_dims=2), small([2]))

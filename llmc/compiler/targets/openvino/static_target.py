@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib.util import find_spec
@@ -39,7 +39,6 @@ from llmc.compiler.targets.openvino.base_target import (
     GROUP_SIZE,
     KV_CACHE_DTYPE,
     OPENVINO,
-    Models,
     OpenVinoBase,
 )
 from llmc.compiler.weights.stage import weights_stage
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
     from llmc.compiler.targets.costs import Costs
     from llmc.compiler.targets.on_target import OnTargetCompiler
     from llmc.compiler.targets.openvino.finish import FinishedWeights
+    from llmc.compiler.targets.openvino.formats import Constants
     from llmc.compiler.verification.policy import VerificationPolicy
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.cache_shape import CacheShape
@@ -355,34 +355,23 @@ class OpenVinoStaticTarget(OpenVinoBase):
     def _lower(
         self, stages: Stages, programs: Sequence[Program], options: CompileOptions, sizes: Sequence[Sizes]
     ) -> Entry:
-        (program,) = programs
-        assert isinstance(program, GraphProgram)
-
-        def lower(folder: Path) -> Models:
+        def lower(program: GraphProgram, constants: Constants) -> Iterator[tuple[str, Any]]:
             from llmc.compiler.program.fuse import fuse
-            from llmc.compiler.targets.openvino.formats import Constants, format_for, to_xml
+            from llmc.compiler.targets.openvino.formats import format_for
             from llmc.compiler.targets.openvino.static import StaticModel
 
             graph = fuse(program.graph())
-            weights = format_for(str(options.quantize), options.dtype, GROUP_SIZE.of(options))(Constants())
-            models = {
-                _name(shape): to_xml(
-                    StaticModel(graph, weights, *shape, options.sample_top_k, states, cache).model, folder
-                )
-                for shape in sizes
-            }
-            return models, weights.constants
+            weights = format_for(str(options.quantize), options.dtype, GROUP_SIZE.of(options))(constants)
+            for shape in sizes:
+                yield _name(shape), StaticModel(graph, weights, *shape, options.sample_top_k, states, cache).model
 
         states = not stages.plan.limits.contexts
         cache = cache_for(self, stages, options)
-        rings = {"rings": json.dumps(cache.rewind.rings)} if cache.rewind.rings else {}
         form = {
-            "form": "static",
-            "shapes": " ".join(map(_name, sizes)),
-            **({"states": True} if states else {}),
-            **rings,
-        }
-        return self.lower_stage(stages, program, options, form, self._lower, lower)
+            "form": "static", "shapes": " ".join(map(_name, sizes)), **({"states": True} if states else {}),
+            **({"rings": json.dumps(cache.rewind.rings)} if cache.rewind.rings else {}),
+        }  # fmt: skip
+        return self.lower_stage(stages, programs, options, form, self._lower, lower)
 
     def _finish(self, stages: Stages, options: CompileOptions, names: Sequence[str], lowered: Entry) -> Entry:
         properties = self.plugin_settings(options)["properties"]

@@ -9,7 +9,7 @@ copy of the weights in memory: as many as the budget allows, hottest first.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,6 @@ from llmc.compiler.targets.openvino.base_target import (
     OPENVINO,
     SPECIALISE_MEMORY,
     STARTER,
-    Models,
     OpenVinoBase,
     budget,
 )
@@ -73,6 +72,7 @@ if TYPE_CHECKING:
     from llmc.compiler.targets.base import Deployment, Target
     from llmc.compiler.targets.costs import Costs
     from llmc.compiler.targets.openvino.finish import FinishedWeights
+    from llmc.compiler.targets.openvino.formats import Constants
     from llmc.runtime.cache_shape import CacheShape
     from llmc.runtime.executors.openvino.device import MappedWeights
 
@@ -262,30 +262,23 @@ class OpenVinoTarget(OpenVinoBase):
             **({"wide": True} if wide else {}), **({"rings": json.dumps(rings)} if any(rings) else {}),
             **({"eight": " ".join(sorted(eight))} if eight else {}), **({"lm_head": lm_head} if lm_head == 4 else {}),
         }  # fmt: skip
-        (program,) = programs
-        assert isinstance(program, GraphProgram)
 
-        def lower(folder: Path) -> Models:
+        def lower(program: GraphProgram, constants: Constants) -> Iterator[tuple[str, Any]]:
             from llmc.compiler.program.fuse import fuse
-            from llmc.compiler.targets.openvino.formats import Constants, format_for, to_xml
+            from llmc.compiler.targets.openvino.formats import format_for
             from llmc.compiler.targets.openvino.paged import PagedModel
 
             graph = fuse(program.graph(), adapted=True)
-            constants = Constants()
-            built = {}
             for name, rows in models.items():
                 group, _ = self._groups(options, rows)
-                weights = format_for(str(options.quantize), options.dtype, group, stored, halves, eight, lm_head)(
-                    constants
-                )
+                form = format_for(str(options.quantize), options.dtype, group, stored, halves, eight, lm_head)
                 paged = PagedModel(
-                    graph, weights, tokens=rows, rows=rows, top_k=options.sample_top_k, wide=wide, rings=rings
+                    graph, form(constants), tokens=rows, rows=rows, top_k=options.sample_top_k, wide=wide, rings=rings
                 )
-                built[name] = to_xml(paged.model, folder)
-                built[PLAIN] = json.dumps(paged.plain)
-            return built, constants
+                yield name, paged.model
+            yield PLAIN, json.dumps(paged.plain)
 
-        return self.lower_stage(stages, program, options, form, self._lower, lower)
+        return self.lower_stage(stages, programs, options, form, self._lower, lower)
 
     def _finish(
         self, stages: Stages, options: CompileOptions, models: Mapping[str, int | None], lowered: Entry
