@@ -61,10 +61,7 @@ OPTIONS = ("kernels", "dtype", "specialise")
 
 @dataclass(frozen=True)
 class CpuCase:
-    """The key of a measurement lookup: host, versions and model.
-
-    `options` maps each engine to its configured OPTIONS, and "quantize" where known.
-    """
+    """Host, versions and model of a lookup. `options`: each engine's configured OPTIONS, and "quantize" if known."""
 
     isa: Sequence[str]
     threads: int
@@ -123,7 +120,6 @@ class Measured:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """The key under which a newer record replaces an older one."""
         return self.isa, self.threads, self.model_type, self.parameters
 
 
@@ -173,9 +169,7 @@ PLAIN = "int8"
 
 @dataclass(frozen=True)
 class Wanted:
-    """The requirements of a bundle. `prompt_tokens` and `new_tokens` are the mean request's, 0 where only decode
-    counts.
-    """
+    """The requirements of a bundle. Token counts are the mean request's, 0 where only decode counts."""
 
     max_num_seqs: int
     quantize: str | None = None
@@ -216,10 +210,7 @@ def versions(engines: Sequence[str]) -> dict[str, str]:
 
 
 def configured(engine: str, options: CompileOptions, weights: Sequence[Weights] = ()) -> dict[str, Any]:
-    """Return an engine's performance-relevant options, and quantize, as a compile of such weights would set them.
-
-    Returns {} if the engine refuses the options.
-    """
+    """Return an engine's OPTIONS, and quantize, as a compile of such weights sets them; {} if it refuses them."""
     from llmc.buckets.limits import Limits
 
     try:
@@ -273,9 +264,7 @@ def choose(wanted: Wanted, measured: Sequence[Measured], case: CpuCase) -> Engin
 def _record(
     wanted: Wanted, measured: Sequence[Measured], case: CpuCase
 ) -> tuple[Measured | None, dict[str, str], list[tuple[str, Measured]]]:
-    """The first record that applies, the quantization that each engine is compared in, and why each other record does
-    not apply.
-    """
+    """The first record that applies, each engine's quantization in it, and why each other record does not apply."""
     plain = dict.fromkeys(case.options, wanted.quantize or PLAIN)
     own = {engine: str(options.get("quantize", plain[engine])) for engine, options in case.options.items()}
     for kinds in (own, plain):

@@ -91,13 +91,10 @@ class OnnxRuntimeCosts(Costs):
         return {**super().stage_costs(options, buckets), **more}
 
     def step_tokens(self, largest: int, options: CompileOptions) -> int:
-        """Long prompts run in chunks where any shape runs."""
         return min(largest, prompt_chunk(options))
 
     def graph_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
-        """ONNX Runtime's graph objects, and the matrices that it packs at open because the bundle has no
-        packed copy.
-        """
+        """Graph objects, and the matrices that ONNX Runtime packs at open where the bundle has no packed copy."""
         quantised = options.quantize != "none"
         packed = 0 if quantised or options.specialise else 4 * model.parameters
         return model.layers * SESSION_LAYER_BYTES[quantised] + packed

@@ -38,7 +38,6 @@ class OnnxRuntimeEncoderTarget(EncoderTarget):
         return bool(options.specialise)
 
     def toolchain(self) -> dict[str, str]:
-        """The runtime decides kernels; the other package writes the graph."""
         return {package: version_of(package) for package in ("onnxruntime", "onnx")}
 
     def lowered(

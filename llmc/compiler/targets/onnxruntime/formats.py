@@ -48,7 +48,6 @@ class MatrixFormat:
 
     @property
     def beside(self) -> int:
-        """The operator attribute for the values that accompany each block's scale."""
         return ZEROS if self.zeros else int(self.offsets)
 
 
@@ -87,7 +86,7 @@ class OnnxOptions:
 
     @property
     def components(self) -> dict[str, Any]:
-        """Return the components of a lowering's key: blocks, and everything that differs from float32 and int8."""
+        """Return the key components: blocks, and everything that differs from float32 and int8."""
         found: dict[str, Any] = {"block": self.block}
         if self.bits != 8:
             found |= {"bits": self.bits, "lm_head_bits": self.lm_head_bits}
@@ -111,7 +110,6 @@ class OnnxOptions:
         return next((b for b in reversed(GROUP_SIZES) if b <= most and width % b == 0), min(most, 32))
 
     def format(self, sources: Sequence[str], width: int, normed: bool = False, lm_head: bool = False) -> MatrixFormat:
-        """Return the format of the stacked matrix of `sources` with `width` inputs."""
         bits = self.lm_head_bits if lm_head or of_adapters(sources) else self.bits
         if not self.wide.isdisjoint(sources):
             bits = 8
@@ -151,7 +149,6 @@ class OnnxOptions:
 
 
 def _in_six(form: BlockForm) -> bool:
-    """Whether 6-bit panels can hold the form's quantized weights."""
     return (form.stored_bits or form.bits) <= _FEWER and form.offsets != "zeros" and form.block % _FEWER_BLOCK == 0
 
 

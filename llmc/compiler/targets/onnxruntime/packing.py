@@ -142,7 +142,6 @@ class _Matrix:
 def _fold(
     saved: ModelProto, file: Path, placements: Mapping[str, Mapping[str, Any]], folded: Mapping[str, str]
 ) -> None:
-    """Add offsets to the block sums of packed copies in `file`."""
     for node in saved.graph.node:
         if node.op_type != "MatMulNBits" or node.input[1] not in folded:
             continue

@@ -88,10 +88,7 @@ if TYPE_CHECKING:
 
 
 def with_cpus(options: CompileOptions, named: str) -> CompileOptions:
-    """Return `options` for the CPUs `named` behind the device's name; "" for none.
-
-    Raises InputError where --cpu names others.
-    """
+    """Return `options` for the CPUs behind the device's name, "" for none. Raises InputError if --cpu names others."""
     requested = CPU_OPTION.of(options)
     if not named or requested == named:
         return options
@@ -111,10 +108,7 @@ def sets_of(options: CompileOptions, here: Collection[str]) -> tuple[KernelSet, 
 
 
 def cache_default(sets: Collection[KernelSet], here: Collection[str]) -> str:
-    """Return the default KV cache precision: bf16 where all of these variants and this host are fast with it.
-
-    All variants then have the same results. `here`: the features of this host.
-    """
+    """Return bf16 where all of these variants and this host are fast with it, and have the same results."""
     own = {one.own_bf16_sums for one in sets}
     verifiable = own == {False} or any(one.runs_on(here) for one in sets)
     return BF16 if len(own) == 1 and verifiable and all(one.fast_bf16_attention for one in sets) else F16
@@ -197,12 +191,10 @@ class OnnxRuntimeTarget(Target):
     )  # fmt: skip
 
     def __init__(self, cpus: str = "") -> None:
-        """Create the target for the comma-separated CPUs behind the device's name; "" for none."""
         self._cpus = cpus
 
     @classmethod
     def of(cls, detail: str, settings: Settings) -> Self:
-        """`detail` names CPUs in the form of --cpu."""
         return cls(detail)
 
     @property
@@ -261,10 +253,7 @@ class OnnxRuntimeTarget(Target):
         return super().resolve(options, deployment)
 
     def recorded(self, options: CompileOptions) -> Recorded:
-        """llmc's kernels have another executor, since rows are packed, and record their KV cache precision and the
-        instruction set of their library, which is the same on any host. ONNX Runtime packs weights for all features of
-        this CPU.
-        """
+        """llmc's kernels have another executor, since rows are packed, and their libraries' instruction set."""
         if not ours(options):
             return Recorded(self.description.executor, host_features())
         kept = {KV_CACHE_DTYPE.name: F16} if kept_in(options) == F16 else {}
@@ -284,11 +273,9 @@ class OnnxRuntimeTarget(Target):
         return super().shapes([_runs_as(bucket) for bucket in buckets], options)
 
     def toolchain(self) -> dict[str, str]:
-        """The runtime decides layouts and kernels; the other package writes the graph."""
         return {package: version_of(package) for package in ("onnxruntime", "onnx")}
 
     def isa(self) -> tuple[str, ...]:
-        """The features that select llmc's kernels."""
         return cpu_features()
 
     def held_cache(self, cache: CacheShape, limits: Limits, options: CompileOptions) -> CacheShape:
@@ -307,7 +294,6 @@ class OnnxRuntimeTarget(Target):
         return cache.in_rings(step, limits.max_model_len, KEYS)
 
     def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
-        """One trace serves every shape and quantization."""
         return [traced_graph(stages)]
 
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
@@ -385,7 +371,6 @@ class OnnxRuntimeTarget(Target):
         return OnnxOptions(BLOCK, bits=bits, stored=kept, wide=wide, fold=fold, panels=panels)
 
     def _folds(self, stages: Stages) -> bool:
-        """Whether packed matrices can include offsets here."""
         components = {
             **toolchain(*self.toolchain()), "isa": " ".join(host_features()), "code": code_digest(self._folds),
         }  # fmt: skip

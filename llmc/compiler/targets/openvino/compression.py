@@ -110,9 +110,7 @@ def f16(names: Sequence[str], source: TensorSource, _: int) -> Parts:
 
 
 def quantise_i8(weight: Floats, group: int) -> tuple[NDArray[np.int8], Floats]:
-    """Quantize to symmetric 8 bits: [N, K] → [N, K/group, group] and scales [N, K/group, 1]; group 0: [N, K] and [N,
-    1].
-    """
+    """Quantize [N, K] → [N, K/group, group] and scales [N, K/group, 1]; group 0: [N, K] and [N, 1]."""
     height, width = weight.shape
     grouped = weight.reshape(height, width // group, group) if group else weight
     quantized, scale = np.empty(grouped.shape, np.int8), np.empty((*grouped.shape[:-1], 1), np.float32)

@@ -37,9 +37,7 @@ class OpenVinoCosts(Costs):
         return {**super().stage_costs(options, buckets), "finish": Timing(fixed=1.0, parameters=2.0)}
 
     def weight_bits(self, options: CompileOptions, weights: Weights) -> float:
-        """Quantized weights, and for each group a float32 zero point and a scale, which may have 16 bits in matmuls
-        (finish.py).
-        """
+        """Includes each group's float32 zero point, and its scale, which may have 16 bits in matmuls (finish.py)."""
         quantize = str(options.quantize)
         if quantize == "none":
             return super().weight_bits(options, weights)
@@ -71,7 +69,6 @@ class OpenVinoCpuCosts(OpenVinoCosts):
         return CACHE_BYTES[KV_CACHE_DTYPE.of(options) or "f32"]
 
     def step_tokens(self, largest: int, options: CompileOptions) -> int:
-        """Long prompts run in chunks."""
         return min(largest, RAGGED_PREFILL_BUDGET)
 
     def graph_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:

@@ -41,7 +41,6 @@ class OpenVinoEncoderTarget(EncoderTarget):
 
     @classmethod
     def of(cls, detail: str) -> Self:
-        """Accepts the CPU plugin's name."""
         return super().of("" if detail.upper() == "CPU" else detail)
 
     def default_dtype(self) -> str:
@@ -54,7 +53,6 @@ class OpenVinoEncoderTarget(EncoderTarget):
         return built
 
     def toolchain(self) -> dict[str, str]:
-        """OpenVINO decides operators, layouts and kernels."""
         return {"openvino": version_of("openvino", "openvino")}
 
     def lowered(

@@ -77,20 +77,13 @@ class FinishedWeights:
 
 
 def finish(model: ov.Model, properties: Mapping[str, str], weights: FinishedWeights) -> str:
-    """Return the XML of `model` in the CPU plugin's own operators, with its constants in `weights`.
-
-    Raises CompileError when OpenVINO cannot compile the model, or exports an unexpected form.
-    """
+    """Return the XML of `model` in the plugin's own operators, with constants in `weights`. Raises CompileError."""
     xml = _placed(_exported(model, properties), weights)
     return _renamed(_without_notes(xml), {parameter.get_friendly_name() for parameter in model.get_parameters()})
 
 
 def weightless(model: ov.Model, properties: Mapping[str, Any], weights: FinishedWeights) -> bytes:
-    """Compile `model` for this CPU, with its constants in `weights`; runtime/executors/openvino opens it with
-    open_blob.
-
-    Raises CompileError when OpenVINO cannot compile the model, or exports an unexpected form.
-    """
+    """Compile `model` for this CPU to a stream for open_blob, with constants in `weights`. Raises CompileError."""
     blob = _exported(model, properties)
     xml = _moved(blob, _without_notes(blob.model.decode()), weights)
     named = {node.get_friendly_name() for node in (*model.get_parameters(), *model.get_results())}
@@ -112,9 +105,7 @@ def _without_notes(xml: str) -> str:
 
 
 def _renamed(xml: str, kept: Collection[str]) -> str:
-    """Replace layer names, which depend on the process's earlier work, by numbers, except for inputs and outputs that
-    are looked up.
-    """
+    """Replace layer names, which depend on earlier work, by numbers, except those of inputs and outputs in `kept`."""
 
     def rename(match: re.Match[str]) -> str:
         number, name, kind = match.groups()
@@ -143,10 +134,7 @@ def _placed(blob: CpuBlob, weights: FinishedWeights) -> str:
 
 
 def _scales_of(xml: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Layers of a compiled model that output only scales: of matmuls, and of look-ups.
-
-    A look-up's result has the type of its scales.
-    """
+    """Layers that output only scales: of matmuls, and of look-ups, whose results have the type of their scales."""
     kinds = {number: kind for number, _, kind in _LAYER.findall(xml)}
     read = [(kinds[to], source) for source, to, port in _EDGE.findall(xml) if port == str(SCALES)]
     looked_up = frozenset(source for kind, source in read if kind == "GatherCompressed")
@@ -154,9 +142,7 @@ def _scales_of(xml: str) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def narrowed(data: memoryview) -> tuple[str, str, memoryview]:
-    """Narrow float32 numbers to float16 or bfloat16 where that is exact: the type in OpenVINO's XML, its name there as
-    a precision, and bytes.
-    """
+    """Narrow float32 to float16 or bfloat16 where that is exact: the type's two names in XML, and bytes."""
     values = np.frombuffer(data, np.float32)
     with np.errstate(over="ignore"):
         half = values.astype(np.float16)
@@ -169,8 +155,6 @@ def narrowed(data: memoryview) -> tuple[str, str, memoryview]:
 
 
 def _moved(blob: CpuBlob, xml: str, weights: FinishedWeights) -> str:
-    """The model's XML with its constants in `weights`."""
-
     def moved(match: re.Match[str]) -> str:
         head, kind, offset, size = match[1], match[2], int(match[3]), int(match[4])
         if kind == "dynamic" and size <= 1:  # an absent input

@@ -90,10 +90,7 @@ def to_xml(model: ov.Model, folder: Path) -> str:
 
 
 def set_placements(xml: str, placements: Mapping[str, Placement]) -> str:
-    """Write every constant's offset in the weights file into the model's XML.
-
-    Raises CompileError where a constant has no offset, or another size.
-    """
+    """Write all offsets in the weights file into a model's XML. Raises CompileError for an absent or other constant."""
 
     def placed(match: re.Match[str]) -> str:
         head, name, size = match.groups()
@@ -143,7 +140,6 @@ class WeightFormat:
         return self.constants.declare(Recipe(source, "dense", (source,)), ov.Type.f32, shape)
 
     def concatenated(self, sources: Sequence[str], shapes: Sequence[Shape]) -> Any:
-        """Return concatenated vectors."""
         if len(sources) == 1:
             return self.vector(sources[0], shapes[0])
         recipe = Recipe("+".join(sources), "dense", tuple(sources))
@@ -190,9 +186,7 @@ class Half(WeightFormat):
 
 @dataclass(frozen=True)
 class Held:
-    """The storage of a quantized matrix: recipe family (compression.py), and group that shares a scale, 0 for
-    the row.
-    """
+    """The storage of a matrix: recipe family (compression.py), and inputs that share a scale, 0 for the whole row."""
 
     family: str
     group: int
@@ -201,12 +195,10 @@ class Held:
 
     @property
     def type(self) -> ov.Type:
-        """The type of the quantized weights."""
         return {"i8": ov.Type.i8, "u8": ov.Type.u8, "u4": ov.Type.u4, "f4": ov.Type.f4e2m1}[self.family[:2]]
 
     @property
     def zeros(self) -> bool:
-        """Whether there are zero points."""
         return self.family[0] == "u"
 
 
@@ -219,7 +211,6 @@ class Compressed(WeightFormat):
     stored: Mapping[str, BlockForm] = MappingProxyType({})
 
     def holds_beside(self, width: int, more: int) -> bool:
-        """False by default: one may be quantized differently."""
         return False
 
     @abstractmethod
@@ -268,7 +259,6 @@ class Int8(Compressed):
         self.group = group
 
     def holds_beside(self, width: int, more: int) -> bool:
-        """True for whole groups."""
         return bool(self.group) and not width % self.group and not more % self.group
 
     def held(self, sources: Sequence[str], width: int) -> Held:
@@ -325,14 +315,12 @@ class Kept(Compressed):
         return super().matrix(sources, shapes, looked_up, reordered=reordered)
 
     def turned(self, source: str, shape: Shape) -> Any | None:
-        """For float4."""
         form, (experts, width, rows) = self.stored.get(source), shape
         if form is None or not form.turned:
             return None
         return self.decompressed(Held("f4kept", form.block), [source], experts * rows, width, reordered=True)
 
     def held(self, sources: Sequence[str], width: int) -> Held:
-        """By the forms of `sources`."""
         forms = [self.stored.get(s) for s in sources]
         held = [form for form in forms if form is not None]
         default = GROUPS["keep"][0]

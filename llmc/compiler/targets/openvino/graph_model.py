@@ -88,7 +88,6 @@ class GraphModel(Building):
         return query, key, value
 
     def sinks(self, node: Node) -> Any:
-        """Return an attention's sinks [Hq], or None."""
         given = node.optional(8)
         return None if given is None else self.get(given)
 

@@ -86,7 +86,6 @@ class OneLength:
         self.batch, self.query, self.context = ops.split(sizes, constants.small(0), 3).outputs()
 
     def shape(self, *sizes: int | str) -> Any:
-        """B and Q are known when a step runs."""
         known, small = {"B": self.batch, "Q": self.query}, self.constants.small
         return ops.concat([known[size] if isinstance(size, str) else small([size]) for size in sizes], 0)
 
@@ -408,7 +407,6 @@ def _unpaged(node: Node) -> str:
 
 
 def _cache(name: str, heads: int, size: int, plain: bool) -> Any:
-    """A paged cache in the device's layout, or in that of plain operators."""
     if plain:
         return parameter(name, [-1, heads, -1, size], ov.Type.f32)
     built = ops.parameter(ov.PartialShape([-1, -1, -1, -1]), ov.Type.dynamic, name=name)

@@ -134,7 +134,6 @@ class Arrays:
         self.small = constants.small
 
     def node(self, value: Any) -> Any:
-        """Return the model's node of a value, a constant if it has none yet."""
         if isinstance(value, GraphArray):
             return value.node
         array = np.asarray(value)
@@ -230,7 +229,6 @@ class StaticModel(GraphModel):
         return self._rows[ring]
 
     def _sized(self, value: Value) -> list[int]:
-        """Its static shape."""
         context, ring = self.sizes[2], self._rings.get(value)
         known = dict(zip("BQS", (*self.sizes[:2], context if ring is None else min(context, ring)), strict=True))
         return [known[dim[:1]] if isinstance(dim, str) else dim for dim in value.shape]
@@ -283,9 +281,7 @@ class Positions(TokenRows):
     def __init__(
         self, constants: Constants, past_lengths: Any, sizes: tuple[int, int, int], ring: int | None = None
     ) -> None:  # fmt: skip
-        """`ring`: cached tokens are in so many slots, fewer than the context; slot j holds the last token with p mod
-        `ring` = j.
-        """
+        """`ring`: slots of cached tokens, fewer than the context; slot j has the last token with p mod `ring` = j."""
         self._constants = constants
         batch, query, context = sizes
         self._sizes = batch, query, context if ring is None else ring
@@ -311,7 +307,6 @@ class Positions(TokenRows):
         self.of_keys = ops.concat([offsets, self.of_keys], -1)
 
     def shape(self, *sizes: int | str) -> Any:
-        """All sizes are static."""
         known = {"B": self._sizes[0], "Q": self._sizes[1]}
         return self._constants.small([known[size] if isinstance(size, str) else size for size in sizes])
 

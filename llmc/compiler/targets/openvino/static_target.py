@@ -68,11 +68,7 @@ DEV = Path("/dev")
 
 @dataclass(frozen=True)
 class DeviceCompiler:
-    """How this host compiles for `device`, as compile_model takes it.
-
-    It has OpenVINO's `properties`, the compiler's key components, and what the result is tied to
-    (runtime/executors/openvino/device.py).
-    """
+    """How this host compiles for `device`; `built_for`: what the result is tied to (device.py)."""
 
     device: str
     properties: Mapping[str, str]
@@ -80,10 +76,7 @@ class DeviceCompiler:
     built_for: Mapping[str, str]
 
     def compile(self, ir: bytes, weights: MappedWeights) -> bytes:
-        """Compile a model of fixed sizes to a file in the format of blobs.py.
-
-        Raises CompileError with OpenVINO's reason where its plugin refuses the model, or cannot export it.
-        """
+        """Compile a model of fixed sizes to a DeviceBlob. Raises CompileError with OpenVINO's reason."""
         from llmc.runtime.executors.openvino.blobs import DeviceBlob, reason_of
         from llmc.runtime.executors.openvino.device import kind_of, open_core, version
 
@@ -159,7 +152,6 @@ def _folder() -> Path | None:
 
 
 def _facts_here(device: str) -> dict[str, str] | None:
-    """Facts of the installed device; None if absent."""
     kind = device.partition(".")[0]
     if not any(True for pattern in _NODES[kind] for _ in DEV.glob(pattern)) or find_spec("openvino") is None:
         return None
@@ -293,7 +285,6 @@ class OpenVinoStaticTarget(OpenVinoBase):
         return _HOSTING.get(self.device.partition(".")[0], super().hosting(recorded))
 
     def toolchain(self) -> dict[str, str]:
-        """OpenVINO, and the device's compiler or driver."""
         compiler = self.compiler
         return {**super().toolchain(), **({} if compiler is None else compiler.toolchain)}
 
@@ -320,7 +311,6 @@ class OpenVinoStaticTarget(OpenVinoBase):
         return cache.in_blocks(limits.block_size, limits.max_model_len)
 
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
-        """Lower every shape, build the weights, and for the CPU compile every model over one weights file."""
         sizes = sorted({shape.sizes for shape in self.shapes(stages.plan.buckets, options)})
         names = [_name(s) for s in sizes]
         entry = self._lower(stages, programs, options, sizes)

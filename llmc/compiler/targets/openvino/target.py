@@ -160,9 +160,7 @@ class OpenVinoTarget(OpenVinoBase):
         return None if quantize == MIXED else super().default_group(quantize)
 
     def fixes(self, options: CompileOptions) -> Fixed:
-        """None: the executable for every shape is always there, and every fixed size holds another copy of
-        the weights.
-        """
+        """None: the executable for every shape is always there, and each fixed size is another copy of the weights."""
         if options.specialise:
             why = "one executable for all buckets, and as many of fixed decode batches as the memory budget allows"
             return Fixed((), why)
@@ -197,10 +195,7 @@ class OpenVinoTarget(OpenVinoBase):
         return replace(self.lowered(stages, finished["weights"], chosen, built.outputs, **beside), facts=mixed.facts)
 
     def _require_fitting(self, stages: Stages, options: CompileOptions, unpaged: str) -> None:
-        """Raise UnfitError for precisions that recurrent states, or attention in plain operators, do not support.
-
-        `unpaged`: why attention is in plain operators, or "".
-        """
+        """Raise UnfitError for precisions that recurrent states, or attention in plain operators (`unpaged`), lack."""
         instead = {}
         if unpaged and KV_CACHE_DTYPE.of(options) != "f32":
             instead["kv_cache_dtype"] = "f32"
@@ -219,9 +214,7 @@ class OpenVinoTarget(OpenVinoBase):
     def analyse(
         self, stages: Stages, lowered: Lowered, files: Sequence[Path], options: CompileOptions
     ) -> dict[str, Any]:
-        """Unfused operators with reasons, the share of the checkpoint's own blocks that was kept, and matrices in 8
-        bits for a bound.
-        """
+        """Unfused operators with reasons, the share of the checkpoint's own blocks, and matrices in 8 bits."""
         from llmc.compiler.weights.kept import kept_in
 
         plain = json.loads(lowered.inputs[PLAIN].read_bytes())

@@ -106,9 +106,7 @@ class RoundedTensors(Tensors):
 
 
 class CacheFormat(NamedTuple):
-    """A storage format.
-
-    Its fields are the array dtype, ONNX Runtime's name of it, the class that stores it, extra elements per line, and
+    """A storage format: array dtype, ONNX Runtime's name of it, the class that stores it, extra elements per line, and
     the narrowest dtype that represents its values exactly.
     """
 
@@ -168,7 +166,7 @@ class Executables:
         return sum(f.done() for f in self._sessions.values())
 
     def executable(self, step: Step) -> Executable:
-        """The manifest's executable for a step; raises ArtifactError if there is none."""
+        """The manifest's executable for a step. Raises ArtifactError."""
         if self._any is not None:
             return self._any
         return self._lookup(step.phase, step.batch, step.query, step.context)
@@ -214,7 +212,6 @@ class Executables:
             self._rest = []
 
     def _open_quietly(self, executable: Executable) -> None:
-        """Open in the background; an error is raised when the executable is needed."""
         if not self._closing:
             self.session(executable)
 
@@ -305,7 +302,7 @@ class OnnxExecutor(SlotCacheExecutor):
         return str(self._executables.executable(step))
 
     def warm(self, steps: list[tuple[str, int, int, int]]) -> None:
-        """Open the first named executable now, the other named ones in parallel, and the rest after the first step."""
+        """Open the first executable now, the other named ones in parallel, and the rest after the first step."""
         self._executables.open_first(steps)
 
     def open_all(self) -> None:
@@ -328,10 +325,7 @@ class OnnxExecutor(SlotCacheExecutor):
         return self._results["logits"][: step.live_tokens]
 
     def memory(self) -> dict[str, int]:
-        """Bytes of cache and results, and the number of open executables.
-
-        A slot counts with its longest content so far, the decode and prompt layouts with their largest.
-        """
+        """A slot counts with its longest content so far, the decode and prompt layouts with their largest."""
         return {
             "cache": self._cache.nbytes + self._staging.nbytes,
             "logits": sum(array.nbytes for array in self._results.values()),
@@ -401,10 +395,7 @@ class BoundSession:
             _bind(self._binding.bind_output, f"present_{entry}", present)
 
     def run(self, inputs: Mapping[str, NDArray[np.int64]], results: Mapping[str, NDArray[Any]]) -> None:
-        """Replay with those of `inputs` that the graph has.
-
-        The first rows of `results` receive the results for the tokens that LOGIT_ROWS selects.
-        """
+        """Replay with those of `inputs` that the graph has; the first rows of `results` receive LOGIT_ROWS' results."""
         for name, given in inputs.items():
             if name not in self._names:
                 continue

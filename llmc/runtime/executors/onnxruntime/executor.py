@@ -225,7 +225,6 @@ class OnnxRuntimeExecutor(OnnxExecutor):
         return kv | states
 
     def memory(self) -> dict[str, int]:
-        """Adds the bytes of the states that graphs read and write."""
         found = super().memory()
         states = sum(state.nbytes for state in (*self._given_states, *self._new_states))
         return {**found, "cache": found["cache"] + states}

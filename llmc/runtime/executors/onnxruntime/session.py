@@ -97,7 +97,6 @@ class Team:
             self._set_threads(threads)
 
     def close(self) -> None:
-        """Release the share and the library."""
         handle = self._library._handle
         with _teams_lock:
             _users[handle] -= 1

@@ -63,7 +63,7 @@ class CpuBlob:
 
     @classmethod
     def parse(cls, data: bytes) -> CpuBlob:
-        """Parse a stream; raises ValueError if it is invalid."""
+        """Parse a stream. Raises ValueError."""
         try:
             magic, number, length = _PREFIX.unpack_from(data)
             if magic != _MAGIC or number != _FORMAT or length > _LONGEST_METADATA:
@@ -91,7 +91,6 @@ class CpuBlob:
 
     @property
     def built_with(self) -> str:
-        """OpenVINO's version."""
         return self._stated("ov")
 
     @property
@@ -150,7 +149,7 @@ class DeviceBlob:
 
     @classmethod
     def parse(cls, data: bytes, source: str) -> DeviceBlob:
-        """Parse a file; raises ArtifactError naming `source` if it is invalid."""
+        """Parse a file. Raises ArtifactError naming `source`."""
         envelope = ExecutableFile.parse(data, source, FORM)
         device, built_for = (envelope.header.get(name) for name in ("device", "built_for"))
         facts = [*built_for.values()] if isinstance(built_for, dict) else [None]

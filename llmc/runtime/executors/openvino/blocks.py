@@ -34,10 +34,7 @@ Floats = NDArray[np.float32]
 
 
 class BlockCache:
-    """Keys and values: byte `tensors` [blocks, heads, rows, row bytes] in the order of `kept`, key and value in turn.
-
-    Memory is allocated as blocks are written.
-    """
+    """Keys and values in turn, as in `kept`: byte `tensors` [blocks, heads, rows, row bytes], allocated on write."""
 
     def __init__(self, precision: str, kept: Sequence[CacheTensor], blocks: int) -> None:
         self.precision = precision
@@ -49,7 +46,6 @@ class BlockCache:
         self.block_bytes = block_bytes(precision, kept)
 
     def copy(self, source: int, target: int) -> None:
-        """Copy a block."""
         for tensor in self.tensors:
             tensor[target] = tensor[source]
 

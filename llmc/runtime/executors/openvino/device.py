@@ -58,10 +58,7 @@ def version() -> str:
 
 
 def with_threads(threads: int) -> dict[str, Any]:
-    """The CPU plugin's properties for so many threads, pinned to CPUs unless the system should schedule them.
-
-    `cpus.may_pin` decides about pinning.
-    """
+    """The CPU plugin's properties for so many threads, pinned to CPUs if `cpus.may_pin`."""
     pinned: dict[str, Any] = {} if may_pin(threads) else {"ENABLE_CPU_PINNING": False}
     return {"INFERENCE_NUM_THREADS": threads} | pinned
 
@@ -109,7 +106,6 @@ class MappedWeights:
         self.tensor = ov.Tensor(np.frombuffer(self._map, np.uint8), shared_memory=True)
 
     def drop_pages(self) -> None:
-        """Drop the pages read so far; they are read again on demand."""
         if hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
 

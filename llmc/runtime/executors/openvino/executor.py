@@ -85,7 +85,6 @@ class PagedRequest:
 
     @property
     def one_length(self) -> bool:
-        """Whether all rows of a step must have one length."""
         return bool(self._outputs)
 
     def infer(self, rows: StepRows, wanted: Longs, top_k: int) -> tuple[Array, TopLogits | None]:
@@ -263,9 +262,8 @@ class PagedModels:
 
 
 def _layouts(model: Any, bundle: Bundle, precision: str, source: str) -> list[str]:
-    """The layouts of the model's states.
-
-    Raises ArtifactError if the model's sizes or precision differ from the manifest's: it would read beyond caches.
+    """The layouts of the model's states. Raises ArtifactError for sizes, which would read beyond caches, or precisions
+    that differ from the manifest's.
     """
     shape = bundle.cache_shape
     held = held_widths(precision, shape.kv)
@@ -340,7 +338,6 @@ class OpenVinoExecutor(Executor):
         return str(self.bundle.executable(*shape))
 
     def open_all(self) -> None:
-        """Open the rest: the model behind a starter, and the executables of fixed sizes."""
         self._leave_starter()
         self._models.open_fixed()
 
@@ -401,7 +398,6 @@ class OpenVinoExecutor(Executor):
         return logits
 
     def _infer_rows(self, step: Step, at: NDArray[np.int64], fixed: int, each: bool) -> tuple[Array, TopLogits | None]:
-        """Logits of some rows of a step, run together."""
         slots = [step.slots[row] for row in at]
         past, new = step.past_lengths[at], step.new_lengths[at]
         rows = StepRows.of(
@@ -464,7 +460,6 @@ class OpenVinoExecutor(Executor):
             self._models.states.nan_fill(slot, value)
 
     def memory(self) -> dict[str, int]:
-        """Bytes of used blocks and states, of the whole pool and all states, and the number of open executables."""
         states, cache = self._models.states, self._cache
         of_states = 0 if states is None else states.slot_bytes
         return {
@@ -522,10 +517,9 @@ class Starter:
         return np.concatenate(built)
 
     def hand_over(self, used: Sequence[int], rewind: Rewind, take: Callable[[int, int, list[Array]], None]) -> None:
-        """Wait until the other executor's models are open, and pass the tokens of every slot to `take`.
+        """Wait until the other's models are open, and pass the tokens of every slot to `take`.
 
-        Of ring buffers, it passes what any start that the other's `rewind` allows may see. Raises errors from opening
-        them.
+        Of ring buffers, those that any start that the other's `rewind` allows may see. Raises errors from opening them.
         """
         self.open_other()
         assert self._opened is not None

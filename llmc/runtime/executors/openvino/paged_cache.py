@@ -41,7 +41,7 @@ Longs = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RowBlocks:
-    """Inputs that locate the tokens of B rows in a pool, all int32.
+    """Inputs that locate the tokens of B rows in a pool.
 
     past [B]: tokens of each row in the pool; begins [B + 1]: where each row's blocks begin in `blocks`; longest []:
     tokens of the longest row including its new ones.
@@ -69,7 +69,6 @@ class RowBlocks:
         return cls(ints, ints, np.zeros(1, np.int32), np.array(1, np.int32))
 
     def filled(self, more: int, block: int) -> RowBlocks:
-        """Append `more` rows of one token, each in `block`."""
         ints, ones = np.zeros(more, np.int32), np.arange(1, more + 1, dtype=np.int32)
         return RowBlocks(
             np.append(self.past, ints), np.append(self.blocks, ints + np.int32(block)),
@@ -125,7 +124,6 @@ class StepRows:
 
     @property
     def past(self) -> Ints:
-        """Tokens of each row before the step, [B]."""
         return self.pools[0].past
 
     @property
@@ -134,9 +132,9 @@ class StepRows:
         return self.begins[1:].astype(np.int64) - 1
 
     def filled(self, rows: int, blocks: Sequence[int], slot: int) -> tuple[StepRows, Longs]:
-        """Append one-token padding rows up to `rows`; also returns each row's last token.
+        """Append one-token rows up to `rows`, in one of `blocks` of each pool, and with states from `slot` on.
 
-        They use one of `blocks` in each pool, and states from `slot` on.
+        Also returns each row's last token.
         """
         more = rows - len(self.past)
         if not more:
@@ -197,7 +195,6 @@ class BlockTables:
             table.append(self._take())
 
     def written(self, slot: int, end: int) -> None:
-        """Record that slot `slot` holds tokens 0 … end − 1, or those of them in the ring buffer."""
         if self._ring is not None:
             gone = max(0, (end - self._ring) // BLOCK - self.firsts[slot])
             for block in self.tables[slot][:gone]:
@@ -253,7 +250,7 @@ class BlockPool:
         self._nan_filled: float | None = None
 
     def read(self, slot: int, length: int) -> list[Floats]:
-        """The first `length` tokens of a slot, each tensor [heads, length, width]; zeros before a ring's window."""
+        """Zeros before a ring's window."""
         begin = self.tables.firsts[slot] * BLOCK
         found = self.cache.read(self.tables.tables[slot], max(0, length - begin))
         if self.ring is None:
@@ -335,14 +332,13 @@ class PagedCache:
         self.held.copied(source, target, length)
 
     def rows(self, slots: Sequence[int], past: Longs, new: Longs) -> list[RowBlocks]:
-        """Locations of a step's rows in each pool."""
         tables = [pool.tables for pool in self.pools]
         return [RowBlocks.of([t.tables[s] for s in slots], [t.firsts[s] for s in slots], past, new) for t in tables]
 
     def read(self, slot: int, length: int) -> list[Floats]:
-        """The first `length` tokens of a slot in float32: each tensor's, [heads, length, width], in the cache's order.
+        """The first `length` tokens of a slot in float32, [heads, length, width]; zeros before a ring's window.
 
-        Zeros before a ring buffer's window. Raises InputError if tokens are missing.
+        Raises InputError if tokens are missing.
         """
         self.held.require(slot, length)
         found = [tensor for pool in self.pools for tensor in pool.read(slot, length)]
@@ -364,7 +360,6 @@ class PagedCache:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the blocks that slots hold now."""
         return sum((pool.blocks - pool.tables.free_blocks) * pool.cache.block_bytes for pool in self.pools)
 
 
@@ -434,10 +429,7 @@ LAYOUTS: Mapping[str, _Layout] = {
 
 
 def layouts_of(rows: Mapping[str, Shape], shape: CacheShape) -> list[str]:
-    """The layout of each state of `shape`, by the model inputs that are tables and their row shapes.
-
-    Raises ValueError if these belong to other states.
-    """
+    """The layout of each state, by the row shapes of the model inputs that are tables. Raises ValueError for others."""
     found = {name: name.partition("_state.")[0] for name in rows}
     layouts = [next((n for n in found if n.endswith(f"_state.{i}")), "") for i in range(len(shape.states))]
     wanted = {
@@ -471,7 +463,6 @@ class StateTables:
             table[target] = table[source]
 
     def read(self, slot: int) -> list[Floats]:
-        """Copies of a slot's states, in their own shapes."""
         return [
             np.ascontiguousarray(layout.read(table[slot]))
             for layout, table in zip(self._layouts, self.tables, strict=True)
@@ -482,7 +473,6 @@ class StateTables:
             table[slot] = layout.written(state)
 
     def nan_fill(self, slot: int, value: float) -> None:
-        """Fill a slot's states and the rows that no slot owns."""
         for table in self.tables:
             table[slot] = value
             table[self.filler :] = value

@@ -77,10 +77,7 @@ class StaticModels:
         self._most = float("inf")
 
     def request(self, executable: Executable, serving: bool) -> StaticRequest:
-        """The request of an executable. `serving`: a step waits for it, so compiling it counts as such.
-
-        Raises ArtifactError if OpenVINO cannot open it.
-        """
+        """`serving`: a step waits for it, so compiling it counts as such. Raises ArtifactError."""
         key = executable.blob
         if key not in self._open:
             while len(self._open) >= self._most:
@@ -193,8 +190,7 @@ class StaticRequest:
     def infer(self, step: Step, past: Tensors | None, states: Sequence[Array]) -> tuple[Array, TopLogits | None]:
         """Logits [B, V] and, if the model returns them, the largest; both in the request's memory.
 
-        `past` has rows of the model's context, at least as many as its batch; None for a model without a context.
-        `states` are [≥ B, …].
+        `past` has rows of the model's context, at least as many as its batch, if it has any; `states` are [≥ B, …].
         """
         for name in _STEP:
             self._given[name][...] = getattr(step, name)
@@ -208,7 +204,6 @@ class StaticRequest:
         return logits, TopLogits(values, ids.astype(np.int64))
 
     def _bind(self, names: Sequence[str], arrays: Sequence[Array]) -> None:
-        """Bind the cache's inputs to `arrays`, unless their addresses are unchanged."""
         index = tuple((array.ctypes.data, array.shape) for array in arrays[: len(names)])
         if index != self._bound:
             for name, array in zip(names, arrays, strict=False):
@@ -265,7 +260,7 @@ class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
         return self._models.request(executable, serving=False)
 
     def run(self, step: Step) -> Array:
-        """Run a step at the model's shape. Dummy rows read other slots' tokens, and write nothing."""
+        """Dummy rows read other slots' tokens, and write nothing."""
         self._run(step)
         return self.logits()
 
@@ -296,7 +291,6 @@ class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
         return self._staging
 
     def memory(self) -> dict[str, int]:
-        """Bytes of homes, layouts and states, and the number of open models."""
         states = sum(state.nbytes for state in self._given_states)
         cache = self._cache.nbytes + self._staging.nbytes + states
         return {"cache": cache, "open_executables": len(self._models)}
@@ -321,10 +315,9 @@ class OpenVinoNpuExecutor(OpenVinoStaticExecutor):
 
 
 class ContextCache(SlotCache):
-    """The cached tokens of `slots` sequences. Models read exactly their context of it and do not write.
+    """Models read exactly their context of the cache, and the host writes the new tokens after each step.
 
-    The host writes the new tokens after each step. While decode steps keep one context and one set of slots, only new
-    tokens are copied.
+    While decode steps keep one context and one set of slots, only new tokens are copied.
     """
 
     def begin_decode(self, step: Step) -> Tensors:

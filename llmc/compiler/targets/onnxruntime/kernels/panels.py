@@ -157,9 +157,7 @@ def pkept4(names: Sequence[str], source: TensorSource, block: int) -> Panels:
 
 
 def pkept6(names: Sequence[str], source: TensorSource, block: int) -> Panels:
-    """Build the parts of family pkept6. Raises CheckpointError for a source without blocks of at most 6 bits of this
-    size.
-    """
+    """Build the parts of family pkept6. Raises CheckpointError for a source without such blocks of at most 6 bits."""
     return Panels(names, 6, *nbits.kept6_blocks(names, source, block))
 
 
