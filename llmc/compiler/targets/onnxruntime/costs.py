@@ -10,16 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from llmc.compiler.targets.calibration import LM_HEAD_BITS, calibration_costs
 from llmc.compiler.targets.costs import Costs, Timing
 from llmc.compiler.targets.onnxruntime.formats import panel_bits
-from llmc.compiler.targets.onnxruntime.options import (
-    BF16,
-    BLOCK,
-    GROUP_SIZE,
-    INT8,
-    keeps,
-    kept_in,
-    ours,
-    prompts_in,
-)
+from llmc.compiler.targets.onnxruntime.options import BF16, BLOCK, GROUP_SIZE, INT8, keeps, kept_in, ours, prompts_in
 from llmc.runtime.cache_shape import SCALE_BYTES
 from llmc.runtime.host import KERNELS_PROMPT_CHUNK, PROMPT_CHUNK
 

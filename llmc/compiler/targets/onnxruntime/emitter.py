@@ -60,6 +60,10 @@ class Emitter:
         self.nodes.append(helper.make_node(op, inputs, outputs, name=outputs[0], domain=domain, **attrs))
         return outputs[0]
 
+    def apply(self, op: str, node: Node, *more: str, domain: str = "", **attrs: Any) -> None:
+        """Add `op` over the node's first input and `more` ones, as the node's output."""
+        self.add(op, [self.name(node.inputs[0]), *more], [node.out.name], domain, **attrs)
+
     def const(self, values: Any, dtype: type = np.int64) -> str:
         """Return the name of a constant; equal values share one."""
         array: NDArray[Any] = np.asarray(values, dtype)

@@ -1,7 +1,7 @@
 """Encoders on ONNX Runtime's CPU provider: the traced program in ONNX operators, with its weights in a separate file.
 
-One model runs every shape; `--specialise` builds one a bucket (texts × tokens) over the same weights. int8: matrices in
-blocks of 64 with a scale each; the runtime quantizes activations in the same blocks.
+`--specialise` builds a model a bucket (texts × tokens) over the same weights. int8: the runtime quantizes activations
+in the same blocks as weights.
 """
 
 from __future__ import annotations

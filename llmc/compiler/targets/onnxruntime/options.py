@@ -1,10 +1,6 @@
 """This target's own options: kernels, CPUs, and precisions.
 
-With llmc's kernels, --quantize of a GGUF file in blocks defaults to its own blocks. They hold the model as the file
-does, in no more bytes than int8, and most types in fewer. Measured on SmolLM2-135M in Q4_1 (benchmarks/RESULTS.md),
-against int8: mean KL 0.0044 instead of 0.0065; decode steps of one sequence take 0.67 to 0.86 of the time, prefills of
-512 tokens 1.01 to 1.16. Checkpoints in other formats (gptq, awq …) were not measured.
-
+With llmc's kernels, --quantize of a GGUF file in blocks defaults to its own blocks (KEPT has the measurements).
 `require_heads` and `takes_experts` state which shapes the kernels take (source/attention.c, source/experts.c).
 """
 

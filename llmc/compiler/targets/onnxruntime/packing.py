@@ -1,15 +1,14 @@
 """Packs weights for ONNX Runtime's kernels into the plain weights file, for executables to share.
 
 Every session repacks matrices into its kernels' layout, in private memory. Saved prepacked, all sessions map them from
-one file: specialised bundles need that, a bundle with one executable does not. The layout belongs to an ONNX Runtime
-version and an instruction set, so both are in the key. The format is the runtime's own external data entry
-`prepacked_N` = key|offset;length;checksum….
+one file. The layout belongs to an ONNX Runtime version and an instruction set, so both are in the key. The format is
+the runtime's own external data entry `prepacked_N` = key|offset;length;checksum….
 
 Block offsets (nbits.py) cost nothing in the packed form on x86. There the kernels undo the weights' zero point by
 adding blocksum(x) · sumᵀ, where sum is −2^(bits − 1) · scale, and keep those sums after the packed weights (MLAS,
 qnbitgemm.h: codes, then [N/16 rounded up, K/block, 16] float32, then scales). `pack_weights` checks these sums, then
-adds the offsets to them. ONNX Runtime 1.32 packs again at open and refuses packed copies whose bytes differ from its
-own. There, and with other layouts, graphs add the offsets. `folds_offsets` tests the runtime.
+adds the offsets to them. ONNX Runtime 1.32 refuses packed copies whose bytes differ from its own. There, and with
+other layouts, graphs add the offsets. `folds_offsets` tests the runtime.
 """
 
 from __future__ import annotations

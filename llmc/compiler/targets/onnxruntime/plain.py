@@ -29,12 +29,13 @@ if TYPE_CHECKING:
     from llmc.compiler.targets.onnxruntime.formats import MatrixFormat
 
 
+MICROSOFT = "com.microsoft"
 _INT64_MAX = 2**63 - 1
 
 
 def _unary(op: str, **attrs: Any) -> Callable[[Emitter, Node], None]:
     def emit(to: Emitter, node: Node) -> None:
-        to.add(op, [to.name(node.inputs[0])], [node.out.name], **attrs)
+        to.apply(op, node, **attrs)
 
     return emit
 
@@ -65,10 +66,6 @@ def _not_equal(to: Emitter, node: Node) -> None:
     to.add("Not", [f"{node.out.name}_equal"], [node.out.name])
 
 
-def _square(to: Emitter, node: Node) -> None:
-    to.add("Mul", [to.name(node.inputs[0])] * 2, [node.out.name])
-
-
 def _clamp(to: Emitter, node: Node) -> None:
     """Bounds are numbers or tensors."""
     if len(node.inputs) > 1:
@@ -82,10 +79,6 @@ def _clamp(to: Emitter, node: Node) -> None:
     bounds = [node.attrs.get(name) for name in ("min", "max")]
     names = ["" if bound is None else _number(to, bound, node.inputs[0]) for bound in bounds]
     to.add("Clip", [to.name(node.inputs[0]), *names], [node.out.name])
-
-
-def _cast(to: Emitter, node: Node) -> None:
-    to.add("Cast", [to.name(node.inputs[0])], [node.out.name], to=ONNX_TYPES[node.out.dtype])
 
 
 def _where(to: Emitter, node: Node) -> None:
@@ -120,20 +113,12 @@ def _rsqrt(to: Emitter, node: Node) -> None:
     to.add("Reciprocal", [f"{node.out.name}_root"], [node.out.name])
 
 
-def _gelu(to: Emitter, node: Node) -> None:
-    to.add("Gelu", [to.name(node.inputs[0])], [node.out.name], approximate=node.attrs.get("approximate", "none"))
-
-
-def _silu(to: Emitter, node: Node) -> None:
-    to.add("QuickGelu", [to.name(node.inputs[0])], [node.out.name], "com.microsoft", alpha=1.0)
-
-
 def _reduced(op: str) -> Callable[[Emitter, Node], None]:
     def emit(to: Emitter, node: Node) -> None:
         dims = node.attrs.get("dim")
         axes = [] if dims is None else [to.const(dims if isinstance(dims, list) else [dims])]
         kept = int(node.attrs.get("keepdim", False))
-        to.add(op, [to.name(node.inputs[0]), *axes], [node.out.name], keepdims=kept)
+        to.apply(op, node, *axes, keepdims=kept)
 
     return emit
 
@@ -149,32 +134,20 @@ def _layer_norm(to: Emitter, node: Node) -> None:
     to.add("LayerNormalization", inputs, [node.out.name], axis=-1, epsilon=eps, stash_type=1)
 
 
-def _cat(to: Emitter, node: Node) -> None:
-    to.add("Concat", [to.name(v) for v in node.inputs], [node.out.name], axis=int(node.attrs.get("dim", 0)))
-
-
 def _slice(to: Emitter, node: Node) -> None:
     start, end = node.attrs.get("start") or 0, node.attrs.get("end")
     end = _INT64_MAX if end is None else end
     if not (isinstance(start, int) and isinstance(end, int)):
         raise CompileError(f"slice from {start} to {end} has no ONNX lowering (at {node.out})")
     bounds = [to.const([n]) for n in (start, end, node.attrs.get("dim", 0), node.attrs.get("step", 1))]
-    to.add("Slice", [to.name(node.inputs[0]), *bounds], [node.out.name])
+    to.apply("Slice", node, *bounds)
 
 
 def _transpose(to: Emitter, node: Node) -> None:
     order = list(range(len(node.value(0).shape)))
     a, b = node.attrs["dim0"], node.attrs["dim1"]
     order[a], order[b] = order[b], order[a]
-    to.add("Transpose", [to.name(node.inputs[0])], [node.out.name], perm=order)
-
-
-def _unsqueeze(to: Emitter, node: Node) -> None:
-    to.add("Unsqueeze", [to.name(node.inputs[0]), to.const([node.attrs["dim"]])], [node.out.name])
-
-
-def _softmax(to: Emitter, node: Node) -> None:
-    to.add("Softmax", [to.name(node.inputs[0])], [node.out.name], axis=int(node.attrs["dim"]))
+    to.apply("Transpose", node, perm=order)
 
 
 def _split(to: Emitter, node: Node) -> None:
@@ -186,21 +159,12 @@ def _split(to: Emitter, node: Node) -> None:
     to.add("Split", [to.name(node.inputs[0]), to.const(parts)], [o.name for o in node.outputs], axis=axis)
 
 
-def _permute(to: Emitter, node: Node) -> None:
-    rank = len(node.out.shape)
-    to.add("Transpose", [to.name(node.inputs[0])], [node.out.name], perm=[d % rank for d in node.attrs["dims"]])
-
-
 def _stack(to: Emitter, node: Node) -> None:
     axis = int(node.attrs.get("dim", 0)) % len(node.out.shape)
     names = [f"{node.out.name}_part{i}" for i in range(len(node.inputs))]
     for v, name in zip(node.inputs, names, strict=True):
         to.add("Unsqueeze", [to.name(v), to.const([axis])], [name])
     to.add("Concat", names, [node.out.name], axis=axis)
-
-
-def _expand(to: Emitter, node: Node) -> None:
-    to.add("Expand", [to.name(node.inputs[0]), to.sizes(node.out.shape)], [node.out.name])
 
 
 def _repeat_interleave(to: Emitter, node: Node) -> None:
@@ -212,11 +176,6 @@ def _repeat_interleave(to: Emitter, node: Node) -> None:
     wide = to.sizes([*source.shape[: axis + 1], count, *source.shape[axis + 1 :]])
     to.add("Expand", [f"{out.name}_apart", wide], [f"{out.name}_repeated"])
     to.add("Reshape", [f"{out.name}_repeated", to.sizes(out.shape)], [out.name])
-
-
-def _select(to: Emitter, node: Node) -> None:
-    at, axis = to.const(node.attrs["index"]), int(node.attrs["dim"])
-    to.add("Gather", [to.name(node.inputs[0]), at], [node.out.name], axis=axis)
 
 
 def _index(to: Emitter, node: Node) -> None:
@@ -236,11 +195,6 @@ def _index(to: Emitter, node: Node) -> None:
         raise CompileError(f"indexing by a mask, or along several dimensions, has no ONNX lowering (at {node.out})")
     axis, at = given[0]
     to.add("Gather", [to.name(source), to.name(at)], [node.out.name], axis=axis)
-
-
-def _gather(to: Emitter, node: Node) -> None:
-    names = [to.name(v) for v in node.inputs]
-    to.add("GatherElements", names, [node.out.name], axis=int(node.attrs["dim"]))
 
 
 def _scatter(to: Emitter, node: Node) -> None:
@@ -279,10 +233,6 @@ def _max(to: Emitter, node: Node) -> None:
     x, dim, kept = to.name(node.inputs[0]), int(node.attrs["dim"]), int(node.attrs.get("keepdim", False))
     to.add("ReduceMax", [x, to.const([dim])], [node.outputs[0].name], keepdims=kept)
     to.add("ArgMax", [x], [node.outputs[1].name], axis=dim, keepdims=kept)
-
-
-def _cumsum(to: Emitter, node: Node) -> None:
-    to.add("CumSum", [to.name(node.inputs[0]), to.const(node.attrs["dim"])], [node.out.name])
 
 
 def _arange(to: Emitter, node: Node) -> None:
@@ -327,27 +277,44 @@ def _position_table(to: Emitter, node: Node) -> None:
         to.add("Unsqueeze", [out, to.const([1 if node.out.shape[1] == 1 else 2])], [node.out.name])
 
 
+def _cast(to: Emitter, node: Node) -> None:
+    to.apply("Cast", node, to=ONNX_TYPES[node.out.dtype])
+
+
+def _cat(to: Emitter, node: Node) -> None:
+    to.add("Concat", [to.name(v) for v in node.inputs], [node.out.name], axis=int(node.attrs.get("dim", 0)))
+
+
 PLAIN: Mapping[str, Callable[[Emitter, Node], None]] = {
-    "add": _binary("Add"), "sub": _binary("Sub"), "mul": _binary("Mul"), "div": _binary("Div"), "pow": _binary("Pow"),
-    "rsub": _binary("Sub", turned=True), "eq": _binary("Equal"), "ne": _not_equal, "lt": _binary("Less"),
-    "le": _binary("LessOrEqual"), "gt": _binary("Greater"), "ge": _binary("GreaterOrEqual"),
-    "maximum": _binary("Max"), "minimum": _binary("Min"), "matmul": _binary("MatMul"), "bmm": _binary("MatMul"),
-    "addmm": _addmm, "baddbmm": _addmm, "logical_and": _binary("And"), "bitwise_and": _binary("And"),
-    "__and__": _binary("And"), "logical_not": _unary("Not"),
-    "bitwise_not": _unary("Not"), "neg": _unary("Neg"), "abs": _unary("Abs"), "tanh": _unary("Tanh"),
-    "sigmoid": _unary("Sigmoid"), "relu": _unary("Relu"), "exp": _unary("Exp"), "log": _unary("Log"),
-    "sin": _unary("Sin"), "cos": _unary("Cos"), "softplus": _unary("Softplus"), "sqrt": _unary("Sqrt"),
-    "reciprocal": _unary("Reciprocal"), "rsqrt": _rsqrt, "square": _square, "gelu": _gelu, "silu": _silu,
+    "add": _binary("Add"), "add_": _binary("Add"), "sub": _binary("Sub"), "rsub": _binary("Sub", turned=True),
+    "mul": _binary("Mul"), "div": _binary("Div"), "pow": _binary("Pow"), "maximum": _binary("Max"),
+    "minimum": _binary("Min"), "min": _binary("Min"), "max": _max, "matmul": _binary("MatMul"),
+    "bmm": _binary("MatMul"), "addmm": _addmm, "baddbmm": _addmm,
+    "eq": _binary("Equal"), "ne": _not_equal, "lt": _binary("Less"), "le": _binary("LessOrEqual"),
+    "gt": _binary("Greater"), "ge": _binary("GreaterOrEqual"), "logical_and": _binary("And"),
+    "bitwise_and": _binary("And"), "__and__": _binary("And"), "logical_not": _unary("Not"),
+    "bitwise_not": _unary("Not"),
+    "neg": _unary("Neg"), "abs": _unary("Abs"), "tanh": _unary("Tanh"), "sigmoid": _unary("Sigmoid"),
+    "relu": _unary("Relu"), "exp": _unary("Exp"), "log": _unary("Log"), "sin": _unary("Sin"), "cos": _unary("Cos"),
+    "softplus": _unary("Softplus"), "sqrt": _unary("Sqrt"), "reciprocal": _unary("Reciprocal"), "rsqrt": _rsqrt,
+    "square": lambda to, node: to.apply("Mul", node, to.name(node.inputs[0])),
+    "silu": _unary("QuickGelu", domain=MICROSOFT, alpha=1.0),
+    "gelu": lambda to, node: to.apply("Gelu", node, approximate=node.attrs.get("approximate", "none")),
     "clamp": _clamp, "clamp_min": _clamp, "clamp_max": _clamp, "to": _cast, "_to_copy": _cast, "type_as": _cast,
     "where": _where, "masked_fill": _masked_fill, "zeros_like": _filled(0), "ones_like": _filled(1),
-    "full_like": _filled(None), "mean": _reduced("ReduceMean"), "sum": _reduced("ReduceSum"),
-    "amax": _reduced("ReduceMax"), "layer_norm": _layer_norm, "cat": _cat, "concat": _cat, "slice": _slice,
-    "transpose": _transpose, "permute": _permute, "unsqueeze": _unsqueeze, "stack": _stack, "expand": _expand,
-    "softmax": _softmax, "repeat_interleave": _repeat_interleave, "select": _select, "index": _index, "gather": _gather,
-    "scatter": _scatter, "topk": _topk, "max": _max, "cumsum": _cumsum, "split": _split,
-    "split_with_sizes": _split,
-    "chunk": _split, "arange": _arange, "zeros": _constant(0), "new_ones": _constant(1), "add_": _binary("Add"),
-    "min": _binary("Min"), "unbind": _unbind, "position_table": _position_table, "positions": _positions,
+    "full_like": _filled(None), "zeros": _constant(0), "new_ones": _constant(1), "arange": _arange,
+    "mean": _reduced("ReduceMean"), "sum": _reduced("ReduceSum"), "amax": _reduced("ReduceMax"),
+    "softmax": lambda to, node: to.apply("Softmax", node, axis=int(node.attrs["dim"])),
+    "cumsum": lambda to, node: to.apply("CumSum", node, to.const(node.attrs["dim"])),
+    "layer_norm": _layer_norm, "topk": _topk, "cat": _cat, "concat": _cat, "stack": _stack, "slice": _slice,
+    "split": _split, "split_with_sizes": _split, "chunk": _split, "unbind": _unbind, "transpose": _transpose,
+    "permute": lambda to, node: to.apply("Transpose", node, perm=[d % len(node.out.shape) for d in node.attrs["dims"]]),
+    "unsqueeze": lambda to, node: to.apply("Unsqueeze", node, to.const([node.attrs["dim"]])),
+    "expand": lambda to, node: to.apply("Expand", node, to.sizes(node.out.shape)),
+    "repeat_interleave": _repeat_interleave, "index": _index, "scatter": _scatter,
+    "select": lambda to, node: to.apply("Gather", node, to.const(node.attrs["index"]), axis=int(node.attrs["dim"])),
+    "gather": lambda to, node: to.apply("GatherElements", node, to.name(node.inputs[1]), axis=int(node.attrs["dim"])),
+    "position_table": _position_table, "positions": _positions,
 }  # fmt: skip
 """Emitters by operator name in program/ir.py."""
 

@@ -1,16 +1,13 @@
-"""ONNX Runtime on this host's CPU.
+"""ONNX Runtime on this host's CPU: one executable for all buckets, or with `--specialise` one a bucket.
 
-Measured here (benchmarks/RESULTS.md): static shapes gain nothing on this runtime. One dynamic executable runs every
-shape as fast without padding, opens faster and holds less memory. The default is one executable for all buckets;
-`--specialise` builds one a bucket.
-
-Where the CPU supports llmc's operators (onnxruntime/kernels), quantized matrices use their panels, and the bundle holds
-their library. Elsewhere, or with `--kernels onnxruntime`, the runtime's own kernels run. The weights file then also
-holds their packed form, as in specialised bundles: executables share it, and a process need not pack weights before its
-first token.
+Static shapes gain nothing on this runtime (benchmarks/RESULTS.md). Where the CPU supports llmc's operators
+(onnxruntime/kernels), quantized matrices use their panels, and the bundle holds their library. Elsewhere, or with
+`--kernels onnxruntime`, the runtime's own kernels run. The weights file then also holds their packed form, as in
+specialised bundles: executables share it, and a process need not pack weights before its first token.
 
 Quantizations (formats.py): int8; keep, the checkpoint's own blocks exactly and 8 bits for matrices without blocks;
 int4, 4 bits with an offset for each block, and 8 for the embedding and lm_head. int4 keeps a checkpoint's 4-bit blocks.
+Only the libraries' keys contain the kernel sources, so their builder is imported on use.
 """
 
 from __future__ import annotations
@@ -65,13 +62,7 @@ from llmc.compiler.targets.onnxruntime.options import (
 from llmc.compiler.weights.stage import weights_stage
 from llmc.errors import CompileError, InputError
 from llmc.runtime.accelerators import CPU
-from llmc.runtime.host import (
-    PROMPT_CHUNK,
-    ROLLING_ROOM,
-    cpu_features,
-    host_features,
-    rolling_ring,
-)
+from llmc.runtime.host import PROMPT_CHUNK, ROLLING_ROOM, cpu_features, host_features, rolling_ring
 
 if TYPE_CHECKING:
     from llmc.artifacts.digest import Blob

@@ -36,14 +36,7 @@ from llmc.compiler.targets.onnxruntime.attention import (
     emit_recurrent_kernel,
     emit_whole_attention,
 )
-from llmc.compiler.targets.onnxruntime.emitter import (
-    DECODING,
-    LOGIT_ROWS,
-    ONNX_TYPES,
-    OWN,
-    ROWS,
-    Emitter,
-)
+from llmc.compiler.targets.onnxruntime.emitter import DECODING, LOGIT_ROWS, ONNX_TYPES, OWN, ROWS, Emitter
 from llmc.compiler.targets.onnxruntime.formats import FOLDED_BLOCK, TABLES, MatrixFormat, OnnxOptions
 from llmc.compiler.targets.onnxruntime.kernels.panels import line, panel_bytes, part_of
 from llmc.compiler.targets.onnxruntime.onnx_model import shorten

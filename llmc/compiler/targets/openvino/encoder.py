@@ -1,9 +1,8 @@
 """Encoders on OpenVINO's CPU plugin: the traced program with its weights, converted once, for every shape.
 
-OpenVINO reads torch's exported programs and fuses attention over padded batches; a mask marks padding. Weights are in a
-file next to the model (IR), which is portable: the plugin compiles it at open, in 0.2 s for 33 million parameters.
-int8: matmul weights in 8 bits with a scale a row; the plugin quantizes activations in groups (compression.py has the
-rule).
+OpenVINO fuses attention over padded batches; a mask marks padding. The model (IR) and its weights file are portable:
+the plugin compiles it at open, in 0.2 s for 33 million parameters. int8: matmul weights in 8 bits with a scale a row;
+the plugin quantizes activations in groups.
 """
 
 from __future__ import annotations

@@ -2,17 +2,13 @@
 
 Where the graph has [B, Q, …] the model has [T, …], T being all new tokens of the step; where it has [B, …] after
 `last_rows` it has [R, …], one for each requested row of logits. Rotary embedding and RMS norm are written in the forms
-that OpenVINO's plugins fuse. formats.py decides which weights are compressed, and how.
+that OpenVINO's plugins fuse. `attended` is attention in operators that every plugin has, over B rows of Q new tokens
+and a cache of S tokens each. `TokenRows` may have these sizes static or dynamic.
 
-Adapters that requests choose use the fewest nodes:
+Adapters that requests choose use the fewest nodes, where one format holds W and B (floats, and 8 bits in groups that
+end where W's columns do). On a CPU, starting each matmul takes time in a step of few rows:
 
     y = W x + bias + B (mask ⊙ A x) = [W B] [x; mask ⊙ A x] + bias
-
-The right side has one large matmul less, and no sum: on a CPU, starting each matmul takes time in a step of few rows.
-It is used where one format holds W and B: floats, and 8 bits in groups that end where W's columns do.
-
-`attended` is attention in operators that every plugin has, over cached and new tokens of rows of one length: B rows, Q
-new tokens of each, and a cache of S tokens of each. `TokenRows` may have these sizes static or dynamic.
 """
 
 from __future__ import annotations

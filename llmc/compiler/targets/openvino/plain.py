@@ -96,6 +96,7 @@ def beside(value: Value, out: Value, what: object) -> list[int] | None:
 
 _INT32_MAX = 2**31 - 1
 _TYPES = {"float32": ov.Type.f32, "int64": ov.Type.i64, "int32": ov.Type.i32, "bool": ov.Type.boolean}
+_GELU = {"none": "ERF", "tanh": "TANH"}
 
 
 def shape_of(value: Value) -> tuple[int, ...]:
@@ -177,10 +178,6 @@ def _clamp(to: Building, node: Node) -> Any:
     return built
 
 
-def _cast(to: Building, node: Node) -> Any:
-    return ops.convert(to.get(node.inputs[0]), _TYPES[node.out.dtype])
-
-
 def _where(to: Building, node: Node) -> Any:
     """Either side may be a number."""
     condition, *sides = node.inputs
@@ -207,27 +204,6 @@ def _filled(number: float | None) -> Emit:
     return emit
 
 
-def _silu(to: Building, node: Node) -> Any:
-    return ops.swish(to.get(node.inputs[0]), to.constants.small(1, np.float32))
-
-
-def _gelu(to: Building, node: Node) -> Any:
-    return ops.gelu(to.get(node.inputs[0]), "TANH" if node.attrs.get("approximate") == "tanh" else "ERF")
-
-
-def _rsqrt(to: Building, node: Node) -> Any:
-    return ops.divide(to.constants.small(1, np.float32), ops.sqrt(to.get(node.inputs[0])))
-
-
-def _reciprocal(to: Building, node: Node) -> Any:
-    return ops.divide(to.constants.small(1, np.float32), to.get(node.inputs[0]))
-
-
-def _square(to: Building, node: Node) -> Any:
-    x = to.get(node.inputs[0])
-    return ops.multiply(x, x)
-
-
 def _reduced(emit: Callable[..., Any]) -> Emit:
     def emitted(to: Building, node: Node) -> Any:
         dims = node.attrs.get("dim")
@@ -237,10 +213,6 @@ def _reduced(emit: Callable[..., Any]) -> Emit:
         return emit(to.get(node.inputs[0]), to.constants.small(axes), bool(node.attrs.get("keepdim", False)))
 
     return emitted
-
-
-def _softmax(to: Building, node: Node) -> Any:
-    return ops.softmax(to.get(node.inputs[0]), _along(node))
 
 
 def _layer_norm(to: Building, node: Node) -> Any:
@@ -278,10 +250,6 @@ def _transpose(to: Building, node: Node) -> Any:
     return _transposed(to, source, order, node)
 
 
-def _permute(to: Building, node: Node) -> Any:
-    return _transposed(to, node.value(0), list(node.attrs["dims"]), node)
-
-
 def _slice(to: Building, node: Node) -> Any:
     start, end = node.attrs.get("start") or 0, node.attrs.get("end")
     bounds = [start, _INT32_MAX if end is None else end]
@@ -298,10 +266,6 @@ def _split(to: Building, node: Node) -> Any:
     at = axis_of(node.value(0), axis, node.out)
     small = to.constants.small
     return list(ops.variadic_split(to.get(node.inputs[0]), small(at), small(parts)).outputs())
-
-
-def _cat(to: Building, node: Node) -> Any:
-    return ops.concat([to.get(v) for v in node.inputs], _along(node))
 
 
 def _stack(to: Building, node: Node) -> Any:
@@ -329,11 +293,6 @@ def _repeat_interleave(to: Building, node: Node) -> Any:
     return ops.gather(to.get(source), to.constants.small(ids), to.constants.small(axis))
 
 
-def _select(to: Building, node: Node) -> Any:
-    small = to.constants.small
-    return ops.gather(to.get(node.inputs[0]), small(node.attrs["index"]), small(_along(node)))
-
-
 def _unbind(to: Building, node: Node) -> Any:
     axis = to.constants.small(_along(node))
     return [ops.gather(to.get(node.inputs[0]), to.constants.small(at), axis) for at in range(len(node.outputs))]
@@ -345,10 +304,6 @@ def _index(to: Building, node: Node) -> Any:
     if len(node.inputs) != 2 or at is None or at.dtype == "bool" or token_axes(source.shape):
         raise CompileError(f"indexing along other axes than a table's first has no OpenVINO lowering (at {node.out})")
     return ops.gather(to.get(source), to.get(at), to.constants.small(0))
-
-
-def _gather(to: Building, node: Node) -> Any:
-    return ops.gather_elements(*(to.get(v) for v in node.inputs), _along(node))
 
 
 def _scatter(to: Building, node: Node) -> Any:
@@ -378,10 +333,6 @@ def _max(to: Building, node: Node) -> Any:
     )  # fmt: skip
     outputs = list(built.outputs())
     return outputs if node.attrs.get("keepdim") else [ops.squeeze(o, small([axis])) for o in outputs]
-
-
-def _cumsum(to: Building, node: Node) -> Any:
-    return ops.cum_sum(to.get(node.inputs[0]), to.constants.small(_along(node)))
 
 
 def _addmm(to: Building, node: Node) -> Any:
@@ -461,6 +412,22 @@ def _expert_linear(to: Building, node: Node) -> Any:
     return ops.gather(ops.squeeze(built, small([1])), to.get(ids), small(1), batch_dims=1)
 
 
+def _divided(to: Building, divisor: Any) -> Any:
+    return ops.divide(to.constants.small(1, np.float32), divisor)
+
+
+def _square(to: Building, node: Node) -> Any:
+    return ops.multiply(to.get(node.inputs[0]), to.get(node.inputs[0]))
+
+
+def _cast(to: Building, node: Node) -> Any:
+    return ops.convert(to.get(node.inputs[0]), _TYPES[node.out.dtype])
+
+
+def _cat(to: Building, node: Node) -> Any:
+    return ops.concat([to.get(v) for v in node.inputs], _along(node))
+
+
 PLAIN: Mapping[str, Emit] = {
     "add": _binary(ops.add), "sub": _binary(ops.subtract), "mul": _binary(ops.multiply), "div": _binary(ops.divide),
     "pow": _binary(ops.power), "rsub": _binary(ops.subtract, turned=True), "eq": _binary(ops.equal),
@@ -472,17 +439,28 @@ PLAIN: Mapping[str, Emit] = {
     "logical_not": _unary(ops.logical_not), "bitwise_not": _unary(ops.logical_not), "neg": _unary(ops.negative),
     "abs": _unary(ops.abs), "tanh": _unary(ops.tanh), "sigmoid": _unary(ops.sigmoid), "relu": _unary(ops.relu),
     "exp": _unary(ops.exp), "log": _unary(ops.log), "sin": _unary(ops.sin), "cos": _unary(ops.cos),
-    "softplus": _unary(ops.softplus), "sqrt": _unary(ops.sqrt), "reciprocal": _reciprocal, "rsqrt": _rsqrt,
-    "square": _square, "silu": _silu, "gelu": _gelu, "clamp": _clamp, "clamp_min": _clamp, "clamp_max": _clamp,
+    "softplus": _unary(ops.softplus), "sqrt": _unary(ops.sqrt), "square": _square,
+    "reciprocal": lambda to, node: _divided(to, to.get(node.inputs[0])),
+    "rsqrt": lambda to, node: _divided(to, ops.sqrt(to.get(node.inputs[0]))),
+    "silu": lambda to, node: ops.swish(to.get(node.inputs[0]), to.constants.small(1, np.float32)),
+    "gelu": lambda to, node: ops.gelu(to.get(node.inputs[0]), _GELU[node.attrs.get("approximate", "none")]),
+    "clamp": _clamp, "clamp_min": _clamp, "clamp_max": _clamp,
     "to": _cast, "_to_copy": _cast, "type_as": _cast, "where": _where, "masked_fill": _masked_fill,
     "zeros_like": _filled(0), "ones_like": _filled(1), "full_like": _filled(None),
     "mean": _reduced(ops.reduce_mean), "sum": _reduced(ops.reduce_sum), "amax": _reduced(ops.reduce_max),
-    "softmax": _softmax, "layer_norm": _layer_norm, "reshape": _reshape, "view": _reshape, "flatten": _reshape,
-    "unflatten": _reshape, "squeeze": _reshape, "unsqueeze": _reshape, "transpose": _transpose, "permute": _permute,
+    "softmax": lambda to, node: ops.softmax(to.get(node.inputs[0]), _along(node)),
+    "cumsum": lambda to, node: ops.cum_sum(to.get(node.inputs[0]), to.constants.small(_along(node))),
+    "gather": lambda to, node: ops.gather_elements(*map(to.get, node.inputs), _along(node)),
+    "permute": lambda to, node: _transposed(to, node.value(0), list(node.attrs["dims"]), node),
+    "layer_norm": _layer_norm, "reshape": _reshape, "view": _reshape, "flatten": _reshape,
+    "unflatten": _reshape, "squeeze": _reshape, "unsqueeze": _reshape, "transpose": _transpose,
     "slice": _slice, "split": _split, "split_with_sizes": _split, "chunk": _split, "cat": _cat,
     "concat": _cat, "stack": _stack,
-    "expand": _expand, "repeat_interleave": _repeat_interleave, "select": _select, "index": _index, "gather": _gather,
-    "scatter": _scatter, "topk": _topk, "cumsum": _cumsum, "addmm": _addmm, "matmul": _matmul, "positions": _positions,
+    "expand": _expand, "repeat_interleave": _repeat_interleave, "index": _index,
+    "select": lambda to, node: ops.gather(
+        to.get(node.inputs[0]), to.constants.small(node.attrs["index"]), to.constants.small(_along(node))
+    ),
+    "scatter": _scatter, "topk": _topk, "addmm": _addmm, "matmul": _matmul, "positions": _positions,
     "position_table": _position_table, "experts": _experts, "expert_linear": _expert_linear,
 }  # fmt: skip
 """Emitters by operator name in program/ir.py."""

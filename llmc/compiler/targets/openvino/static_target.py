@@ -1,18 +1,17 @@
 """Models of one shape for devices without paged attention: NPU and GPU, or the CPU on request.
 
-Executables are native where this host has a compiler for the device, and include the portable model. Else
-they are portable: each bucket's model as OpenVINO's IR, over one weights file, verified on this CPU. For the CPU they
-are native: compiled models without weights (finish.py), over one weights file.
+Executables are native where this host has a compiler for the device, and include the portable model. Else they are
+portable: each bucket's model as OpenVINO's IR, over one weights file, verified on this CPU. For the CPU they are
+compiled models without weights (finish.py).
 
     NPU   Intel's NPU compiler, next to OpenVINO's plugins, compiles for a named platform on any host (NPU_PLATFORM with
           NPU_COMPILER_TYPE=PLUGIN); an installed NPU's driver has another compiler, for that NPU only
     GPU   the plugin compiles kernels with the driver of an installed GPU, and there is no other way
 
-OpenVINO 2026.4.1's wheels have the NPU plugin without that compiler (openvino#36374). The plugin looks for
-libopenvino_intel_npu_compiler_loader.so in its own folder (src/plugins/intel_npu, vcl_api.cpp), which opens
-libopenvino_intel_npu_compiler.so next to it; Intel's archives of OpenVINO have both (openvino#33129). Its output for a
-platform runs with every driver released for that platform, except for 3720, whose older drivers refuse it
-(src/plugins/intel_npu/README.md of 08d1b43): for an NPU 3720, its own driver compiles.
+OpenVINO 2026.4.1's wheels have the NPU plugin without that compiler (openvino#36374); Intel's archives of OpenVINO have
+it (openvino#33129). The plugin looks for the first of LIBRARIES in its own folder (src/plugins/intel_npu,
+vcl_api.cpp), which opens the other. Its output for a platform runs with every driver released for it, except for 3720,
+whose older drivers refuse it (src/plugins/intel_npu/README.md of 08d1b43): for an NPU 3720, its own driver compiles.
 """
 
 from __future__ import annotations

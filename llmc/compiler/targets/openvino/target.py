@@ -1,9 +1,7 @@
-"""OpenVINO: on CPU one paged-attention model for all buckets, compiled ahead of time for the CPU plugin.
+"""OpenVINO: on CPU one paged-attention model for all buckets, compiled ahead of time for the CPU plugin (finish.py).
 
-Four cached stages build the shared parts: the lowered models (XML without weights), their weights by recipe, and the
-compiled models with their common weights file (targets/openvino/finish.py). One executable runs every step without
-padding. `--specialise` adds executables for a fixed number of decode rows, which are faster and hold their own packed
-copy of the weights in memory: as many as the budget allows, hottest first.
+One executable runs every step without padding. `--specialise` adds executables for a fixed number of decode rows, which
+are faster and hold their own packed copy of the weights: as many as the memory budget allows, hottest first.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
 """OpenVINO with paged attention: one executable for every shape of step, and the cache in blocks.
 
-A step's rows are packed, so nothing is padded, and prefill and decode share steps (`ragged`). Each slot has a block
-table. Slots with a common prefix share blocks, which are copied when one of them writes. Layers with windows have their
-own tables, and free blocks (paged_cache.py). Recurrent states have a row for each slot. If the model needs rows of one
-length, rows of equal length run together, one length after another.
+A step's rows are packed, so nothing is padded, and prefill and decode share steps (`ragged`). Slots with a common
+prefix share blocks, which are copied when one of them writes (paged_cache.py). If the model needs rows of one length,
+rows of equal length run together, one length after another. Executables of a fixed number of tokens, if the bundle has
+them, run the decode steps that they fit; a slightly smaller step is padded with rows in a block that no slot owns.
 
 Opening a model creates OpenVINO's primitives and packs weights. This counts as a compilation of the toolchain
 (CompilationCounter.opened), and no step ever waits for it.
-
-Executables of a fixed number of tokens, if the bundle has them, run the decode steps that they fit. A slightly smaller
-step is padded with rows in a block that no slot owns.
 """
 
 from __future__ import annotations
