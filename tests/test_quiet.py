@@ -107,7 +107,7 @@ def test_the_check_sees_what_it_is_there_for(world: Path) -> None:
 def test_openvino_s_converter_has_no_telemetry(world: Path) -> None:
     pytest.importorskip("openvino")
     reported = run(world, "-c", (
-        "import llmc.runtime.executors.openvino.importing, sys, openvino.tools.ovc.convert_impl as c; "
+        "import llmc.runtime.executors.openvino, sys, openvino.tools.ovc.convert_impl as c; "
         "print(c.tm.__name__, sys.modules['openvino_telemetry'])"
     ))  # fmt: skip
     assert reported.split() == ["openvino.tools.ovc.telemetry_stub", "None"]

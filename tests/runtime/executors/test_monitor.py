@@ -94,7 +94,7 @@ def test_a_session_that_anybody_makes_is_seen(request: pytest.FixtureRequest) ->
 
 
 def test_a_model_that_openvino_compiles_or_imports_is_seen(request: pytest.FixtureRequest) -> None:
-    from llmc.runtime.executors.openvino.importing import import_light
+    from llmc.runtime.executors.openvino import import_light
 
     import_light()
     import openvino as ov

@@ -87,22 +87,17 @@ class OnnxOptions:
     @property
     def components(self) -> dict[str, Any]:
         """Return the key components: blocks, and everything that differs from float32 and int8."""
-        found: dict[str, Any] = {"block": self.block}
-        if self.bits != 8:
-            found |= {"bits": self.bits, "lm_head_bits": self.lm_head_bits}
+        plain, found = OnnxOptions(self.block), dict[str, Any](block=self.block)
+        for name in ("bits", "fold", "panels", "rolls", "activations", "cache", "prompts", "normed"):
+            if getattr(self, name) != getattr(plain, name):
+                found[name] = getattr(self, name)
+        if "bits" in found:
+            found["lm_head_bits"] = self.lm_head_bits
         if self.stored:
             found["stored"] = forms_in_key(self.stored)
         if self.wide:
             found["wide"] = " ".join(sorted(self.wide))
-        if not self.activations:
-            found["activations"] = False
-        if self.cache != F16:
-            found["cache"] = self.cache
-        if self.prompts != INT8:
-            found["prompts"] = self.prompts
-        if self.normed != NORMED_BLOCK:
-            found["normed"] = self.normed
-        return found | {name: True for name in ("fold", "panels", "rolls") if getattr(self, name)}
+        return found
 
     def block_for(self, width: int, normed: bool = False) -> int:
         """Return the block size for `width` inputs: the largest allowed power of two that needs no padding."""

@@ -363,27 +363,17 @@ class _Model(Emitter):
         self.add("Add", [f"{stem}_codes", f"{stem}_offsets"], [stem])
 
     def _rms_norm(self, node: Node) -> None:
+        """Of one input, or of the sum of two, which is the second output."""
         self.normed.add(node.out)
+        names, outputs, eps = [self.name(v) for v in node.inputs], [o.name for o in node.outputs], node.attrs["eps"]
         if self.options.panels:
-            x, weight = (self.name(v) for v in node.inputs)
-            self.add("AddNorm", [x, "", weight], [node.out.name], OWN, eps=node.attrs["eps"])
-            return
-        self.add(
-            "SimplifiedLayerNormalization", [self.name(v) for v in node.inputs], [node.out.name],
-            axis=-1, epsilon=node.attrs["eps"], stash_type=1,
-        )  # fmt: skip
-
-    def _skip_rms_norm(self, node: Node) -> None:
-        self.normed.add(node.out)
-        if self.options.panels:
-            names = [self.name(v) for v in node.inputs]
-            self.add("AddNorm", names, [o.name for o in node.outputs], OWN, eps=node.attrs["eps"])
-            return
-        outputs = [node.outputs[0].name, "", "", node.outputs[1].name]
-        self.add(
-            "SkipSimplifiedLayerNormalization", [self.name(v) for v in node.inputs], outputs, MICROSOFT,
-            epsilon=node.attrs["eps"],
-        )  # fmt: skip
+            added = names if len(outputs) == 2 else [names[0], "", names[1]]
+            self.add("AddNorm", added, outputs, OWN, eps=eps)
+        elif len(outputs) == 2:
+            outputs[1:1] = ["", ""]
+            self.add("SkipSimplifiedLayerNormalization", names, outputs, MICROSOFT, epsilon=eps)
+        else:
+            self.add("SimplifiedLayerNormalization", names, outputs, axis=-1, epsilon=eps, stash_type=1)
 
     def _gqa(self, node: Node) -> None:
         if not self.options.panels:
@@ -434,7 +424,7 @@ _FUSED = {
     "experts": emit_experts, "expert_linear": emit_expert_linear, "scaled_dot_product_attention": emit_whole_attention,
     "adapted": emit_adapted,
     "embedding": _Model._embedding, "linear": _Model._linear, "gated_linear": _Model._linear,
-    "rms_norm": _Model._rms_norm, "skip_rms_norm": _Model._skip_rms_norm, "gqa": _Model._gqa,
+    "rms_norm": _Model._rms_norm, "skip_rms_norm": _Model._rms_norm, "gqa": _Model._gqa,
     "last_rows": _Model._last_rows, "split": _Model._split, "reshape": _Model._reshape, "view": _Model._reshape,
     "flatten": _Model._reshape, "unflatten": _Model._reshape, "squeeze": _Model._reshape,
 }  # fmt: skip

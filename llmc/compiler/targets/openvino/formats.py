@@ -153,14 +153,8 @@ class WeightFormat:
         """Whether a matrix of `width` inputs keeps its format with one of `more` inputs appended."""
         return True
 
-    def matrix(
-        self, sources: Sequence[str], shapes: Sequence[Shape], looked_up: bool = False, *, reordered: bool = False
-    ) -> Any:
-        """Return stacked matrices [N, K] as float32.
-
-        `looked_up`: rows are gathered from it (an embedding), which a tied lm_head shares. `reordered`: its input is in
-        the order of `inputs`.
-        """
+    def matrix(self, sources: Sequence[str], shapes: Sequence[Shape], *, reordered: bool = False) -> Any:
+        """Return stacked matrices [N, K] as float32; `reordered`: its input is in the order of `inputs`."""
         rows, width = stacked(shapes)
         recipe = Recipe("+".join(sources), "dense", tuple(sources))
         return self.constants.declare(recipe, ov.Type.f32, (rows, width))
@@ -177,9 +171,7 @@ class Half(WeightFormat):
         super().__init__(constants)
         self._transform, self._type = ("bf16", ov.Type.bf16) if dtype == "bf16" else ("f16_data", ov.Type.f16)
 
-    def matrix(
-        self, sources: Sequence[str], shapes: Sequence[Shape], looked_up: bool = False, *, reordered: bool = False
-    ) -> Any:
+    def matrix(self, sources: Sequence[str], shapes: Sequence[Shape], *, reordered: bool = False) -> Any:
         recipe = Recipe(f"{'+'.join(sources)}.{self._type.get_type_name()}", self._transform, tuple(sources))
         return kept_conversion(self.constants.declare(recipe, self._type, stacked(shapes)))
 
@@ -224,11 +216,9 @@ class Compressed(WeightFormat):
         order = self.constants.table(f"order_of_{'+'.join(sources)}", np.array(held.order, np.int32))
         return ops.gather(x, order, self.constants.small(-1))
 
-    def matrix(
-        self, sources: Sequence[str], shapes: Sequence[Shape], looked_up: bool = False, *, reordered: bool = False
-    ) -> Any:
+    def matrix(self, sources: Sequence[str], shapes: Sequence[Shape], *, reordered: bool = False) -> Any:
         if stay_floats(sources, self.stored):
-            return super().matrix(sources, shapes, looked_up, reordered=reordered)
+            return super().matrix(sources, shapes, reordered=reordered)
         rows, width = stacked(shapes)
         held = self.held(sources, width)
         if held.order and not reordered:
@@ -307,12 +297,10 @@ class Kept(Compressed):
         super().__init__(constants)
         self.stored, self.halves = stored, halves
 
-    def matrix(
-        self, sources: Sequence[str], shapes: Sequence[Shape], looked_up: bool = False, *, reordered: bool = False
-    ) -> Any:
+    def matrix(self, sources: Sequence[str], shapes: Sequence[Shape], *, reordered: bool = False) -> Any:
         if all(source in self.halves for source in sources):
             return Half(self.constants, "f16").matrix(sources, shapes)
-        return super().matrix(sources, shapes, looked_up, reordered=reordered)
+        return super().matrix(sources, shapes, reordered=reordered)
 
     def turned(self, source: str, shape: Shape) -> Any | None:
         form, (experts, width, rows) = self.stored.get(source), shape

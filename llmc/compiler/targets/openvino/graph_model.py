@@ -112,7 +112,7 @@ class GraphModel(Building):
 
     def _op_embedding(self, node: Node) -> Any:
         weight, ids = node.given
-        matrix = self.weights.matrix([self.graph.weights[weight]], [shape_of(weight)], looked_up=True)
+        matrix = self.weights.matrix([self.graph.weights[weight]], [shape_of(weight)])
         at = self._built[ids] if ids in self._built else self.inputs["input_ids"]
         return ops.gather(matrix, at, self.constants.small(0))
 

@@ -34,7 +34,7 @@ class Given(WeightFormat):
     def vector(self, source: str, shape: tuple[int, ...]) -> Any:
         return self.constants.table(source, weight_of(source, shape))
 
-    def matrix(self, sources: Any, shapes: Any, looked_up: bool = False) -> Any:
+    def matrix(self, sources: Any, shapes: Any, *, reordered: bool = False) -> Any:
         (source,), (shape,) = sources, shapes
         return self.vector(source, shape)
 

@@ -39,7 +39,7 @@ def test_an_openvino_that_is_there_already_is_left_alone() -> None:
     code = """
 import sys, openvino
 before = openvino.convert_model
-import llmc.runtime.executors.openvino.importing
+import llmc.runtime.executors.openvino
 print(openvino.convert_model is before, sys.modules["openvino.tools.ovc"] is not None)
 """
     assert child(code) == ["True", "True"]
@@ -49,7 +49,7 @@ def test_it_may_be_missing() -> None:
     code = """
 import sys
 sys.modules["openvino"] = None
-import llmc.runtime.executors.openvino.importing
+import llmc.runtime.executors.openvino
 print("openvino.tools.ovc" in sys.modules)
 """
     assert child(code) == ["False"]

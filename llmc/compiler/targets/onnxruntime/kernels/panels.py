@@ -24,6 +24,7 @@ They are symmetric, with a scale for each line (weights/rows.py), so that no ada
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -56,8 +57,28 @@ CODEBOOKS = {"iq4": IQ4_VALUES, "float4": E2M1_VALUES}
 PARTS = ("panels", "gated", "panels+offsets", "gated+offsets", "panels+zeros", "gated+zeros")
 
 
-class Panels(Mapping[str, NDArray[Any]]):
-    """The parts of a matrix, each computed on access.
+class _Parts(Mapping[str, QuantizedArray]):
+    """PARTS, each computed on access."""
+
+    def __getitem__(self, part: str) -> QuantizedArray:
+        if part not in PARTS:
+            raise KeyError(part)
+        layout, _, once = part.partition("+")
+        return self.packed(gated=layout == "gated", once=once)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(PARTS)
+
+    def __len__(self) -> int:
+        return len(PARTS)
+
+    @abstractmethod
+    def packed(self, *, gated: bool, once: str) -> QuantizedArray:
+        """Return the bytes; `once`: what accompanies each block's scale, "offsets", "zeros" or nothing."""
+
+
+class Panels(_Parts):
+    """The parts of a matrix.
 
     `quantized` uint8 [N, B, block] of `bits` each; w = scales · (code − 2^(bits − 1)) + offsets, both float32 [N, B].
     `names` is for messages.
@@ -66,27 +87,10 @@ class Panels(Mapping[str, NDArray[Any]]):
     def __init__(
         self, names: Sequence[str], bits: int, quantized: QuantizedArray, scales: Array, offsets: Array
     ) -> None:
-        self.names, self.bits, self.quantized, self.scales, self.offsets = (
-            "+".join(names),
-            bits,
-            quantized,
-            scales,
-            offsets,
-        )
+        self.names, self.bits = "+".join(names), bits
+        self.quantized, self.scales, self.offsets = quantized, scales, offsets
 
-    def __getitem__(self, part: str) -> QuantizedArray:
-        if part not in PARTS:
-            raise KeyError(part)
-        layout, _, once = part.partition("+")
-        return self._packed(gated=layout == "gated", once=once)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(PARTS)
-
-    def __len__(self) -> int:
-        return len(PARTS)
-
-    def _packed(self, *, gated: bool, once: str) -> QuantizedArray:
+    def packed(self, *, gated: bool, once: str) -> QuantizedArray:
         rows, blocks, block = self.quantized.shape
         order = _in_turn(rows) if gated else np.arange(rows)
         lines = -(-rows // LANES) * LANES
@@ -196,8 +200,8 @@ def _in_turn(rows: int) -> NDArray[np.int64]:
 _Make = Callable[[Sequence[str], TensorSource, int], Panels]
 
 
-class ExpertPanels(Mapping[str, NDArray[np.uint8]]):
-    """The parts of one tensor of experts, each computed on access, one expert at a time."""
+class ExpertPanels(_Parts):
+    """The parts of one tensor of experts, one expert at a time."""
 
     def __init__(
         self, make: _Make, names: Sequence[str], source: TensorSource, block: int, *, turned: bool = False
@@ -205,17 +209,9 @@ class ExpertPanels(Mapping[str, NDArray[np.uint8]]):
         (self.name,) = names
         self.make, self.source, self.block, self.turned = make, source, block, turned
 
-    def __getitem__(self, part: str) -> NDArray[np.uint8]:
-        if part not in PARTS:
-            raise KeyError(part)
+    def packed(self, *, gated: bool, once: str) -> QuantizedArray:
         each = each_expert(self.name, self.source, turned=self.turned)
-        return np.concatenate([self.make([one.name], one, self.block)[part] for one in each])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(PARTS)
-
-    def __len__(self) -> int:
-        return len(PARTS)
+        return np.concatenate([self.make([one.name], one, self.block).packed(gated=gated, once=once) for one in each])
 
 
 eachpq8 = partial(ExpertPanels, pq8)
