@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from llmc.bench.worker import Worker, command
 from llmc.compiler.model_size import weights_of
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.targets.cpu.target import OPTIONS, PLAIN, configured, versions
+from llmc.compiler.targets.cpu import OPTIONS, PLAIN, configured, versions
 from llmc.runtime.accelerators import cpu_name
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.host import cpu_features

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from llmc.bench.texts import TextBench
     from llmc.buckets.cost.bench import Bench
     from llmc.compiler.checkpoint.base import Checkpoint
-    from llmc.compiler.targets.cpu.target import Measured
+    from llmc.compiler.targets.cpu import Measured
     from llmc.runtime.bundle import Bundle
     from llmc.settings import Settings
 
@@ -232,7 +232,7 @@ def cpu(
     from llmc.bench.cpu_engines import record
     from llmc.cli.interrupts import end_incomplete
     from llmc.compiler.checkpoint import open_checkpoint
-    from llmc.compiler.targets.cpu.target import OWN, Measured, added, installed
+    from llmc.compiler.targets.cpu import OWN, Measured, added, installed
     from llmc.files import write_text
     from llmc.settings import Settings
 
@@ -294,7 +294,7 @@ def _engine_table(found: Figures) -> list[str]:
 
 def _choices(measured: Measured) -> list[str]:
     """The engine that --device cpu would choose for each of its batch sizes, and why."""
-    from llmc.compiler.targets.cpu.target import CpuCase, Wanted, choose
+    from llmc.compiler.targets.cpu import CpuCase, Wanted, choose
 
     last = {engine: list(kinds.items())[-1] for engine, kinds in measured.engines.items()}
     options = {engine: {"quantize": kind, **one["options"]} for engine, (kind, one) in last.items()}

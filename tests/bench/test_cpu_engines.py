@@ -15,7 +15,7 @@ from llmc.bench.cpu_engines import MEMORY, PROMPT, START, Amount, Figures, decod
 from llmc.bench.worker import EngineError
 from llmc.cli.interrupts import sigterm_interrupts
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.targets.cpu.target import PLAIN, Measured
+from llmc.compiler.targets.cpu import PLAIN, Measured
 from llmc.testing.toy import write_toy
 
 FAKE = Path(__file__).with_name("fake_engine.py")

@@ -12,7 +12,7 @@ import pytest
 from llmc.bench import bucket_times, cpu_engines
 from llmc.buckets.cost.bench import Bench
 from llmc.cli.bench import INTERRUPTED
-from llmc.compiler.targets.cpu.target import OWN, load
+from llmc.compiler.targets.cpu import OWN, load
 from llmc.runtime.bundle import Bundle
 from llmc.testing.toy import write_toy
 from tests.cli.helpers import Llmc, Ran

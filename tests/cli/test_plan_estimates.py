@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc.compiler.targets.cpu import target as cpu_target
+from llmc.compiler.targets import cpu as cpu_target
 from tests.cli.helpers import Llmc
 from tests.compiler.checkpoint.writers import write_gguf
 

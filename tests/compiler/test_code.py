@@ -132,7 +132,7 @@ def test_every_file_that_comes_with_the_package_and_shapes_results_counts() -> N
     """Files that are no Python: those of the kernels, and the measurements that choose an engine, are seen."""
     for module, name in (
         ("llmc.compiler.targets.onnxruntime.kernels.build", "linear.c"),
-        ("llmc.compiler.targets.cpu.target", "measurements.json"),
+        ("llmc.compiler.targets.cpu", "cpu_measurements.json"),
     ):
         path = code._path(module)
         assert name in {file.name for file in code._files_beside(path, facts(path.read_bytes()).files)}

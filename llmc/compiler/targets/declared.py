@@ -18,7 +18,7 @@ TARGETS = Registry(
     "device",
     "llmc.targets",
     {
-        "cpu": "llmc.compiler.targets.cpu.target:CpuTarget",
+        "cpu": "llmc.compiler.targets.cpu:CpuTarget",
         "onnxruntime": "llmc.compiler.targets.onnxruntime.target:OnnxRuntimeTarget",
         "openvino": "llmc.compiler.targets.openvino.target:OpenVinoTarget",
         "hpu": "llmc.compiler.targets.hpu.target:HpuTarget",

@@ -45,9 +45,10 @@ def pack_weights(
     `folded` maps matrices whose packed copies include offsets to the tensors with those offsets. Raises CompileError
     when ONNX Runtime cannot pack, or packs in a layout that offsets cannot be added to.
     """
-    (folder / "weights").hardlink_to(weights) if _same_device(weights, folder) else shutil.copyfile(
-        weights, folder / "weights"
-    )
+    if weights.stat().st_dev == folder.stat().st_dev:
+        (folder / "weights").hardlink_to(weights)
+    else:
+        shutil.copyfile(weights, folder / "weights")
     placed = folder / "placed.onnx"
     placed.write_bytes(set_placements(load_model(model), "weights", placements).SerializeToString())
     saved = _save_packed(placed, folder)
@@ -97,9 +98,7 @@ def folds_offsets() -> bool:
             file, placements = pack_weights(
                 model.SerializeToString(), weights, placements, folder, {"codes": "offsets"}
             )
-            got = _run(
-                set_placements(model, file.name, placements), file.parent, np.ones((1, matrix.width), np.float32)
-            )
+            got = _run(set_placements(model, file.name, placements), file.parent, matrix.width)
         except CompileError:
             return False
     values = np.stack([quantized & 15, quantized >> 4], -1).reshape(rows, blocks, -1).astype(np.float32) - 8
@@ -107,14 +106,15 @@ def folds_offsets() -> bool:
     return bool(np.allclose(got[0], wanted, rtol=1e-3, atol=1e-3 * np.abs(wanted).max()))
 
 
-def _run(model: ModelProto, folder: Path, x: NDArray[np.float32]) -> NDArray[np.float32]:
+def _run(model: ModelProto, folder: Path, width: int) -> NDArray[np.float32]:
+    """The results for inputs of 1."""
     from llmc.runtime.executors.onnxruntime.session import open_session
 
     try:
         session = open_session(
             model.SerializeToString(), session__model_external_initializers_file_folder_path=str(folder)
         )
-        built: NDArray[np.float32] = session.run(None, {"x": x})[0]
+        built: NDArray[np.float32] = session.run(None, {"x": np.ones((1, width), np.float32)})[0]
     except Exception as e:
         raise CompileError(f"ONNX Runtime does not run packed weights with offsets: {e}") from e
     return built
@@ -164,10 +164,6 @@ def _fold(
 def _read(file: Path, at: Mapping[str, Any], matrix: _Matrix) -> NDArray[np.float32]:
     count = matrix.rows * matrix.blocks
     return np.fromfile(file, np.float32, count, offset=int(at["offset"])).reshape(matrix.rows, matrix.blocks)
-
-
-def _same_device(a: Path, b: Path) -> bool:
-    return a.stat().st_dev == b.stat().st_dev
 
 
 def _save_packed(model: Path, folder: Path) -> Any:

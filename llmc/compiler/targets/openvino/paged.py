@@ -315,7 +315,8 @@ class PagedModel(GraphModel):
         if width != 1 or write is None or write.shape[2] != 1:
             raise CompileError(f"a scan of columns over {state.shape} has no OpenVINO lowering (at {node.out})")
         self._count_plain("states", "no OpenVINO operator decays each column at its own rate; a loop takes tokens")
-        small, rows = self.constants.small, self._rows_of_one_length()
+        small = self.constants.small
+        self._one_length = rows = self._one_length or OneLength(self.constants, self._of_pool("step_sizes", None))
 
         def apart(value: Any, *sizes: int) -> Any:
             return ops.reshape(value, rows.shape("B", -1, *sizes), False)
@@ -356,11 +357,6 @@ class PagedModel(GraphModel):
         """The step inputs that follow a table in OpenVINO's operators."""
         rows, begins, interval = (self._input(name, [-1]) for name in OF_STATES)
         return [self.inputs["subsequence_begins"], rows, begins, self.inputs["past_lens"], interval]
-
-    def _rows_of_one_length(self) -> OneLength:
-        if self._one_length is None:
-            self._one_length = OneLength(self.constants, self._of_pool("step_sizes", None))
-        return self._one_length
 
     def _ring(self, pair: int) -> int | None:
         return self._rings[pair] if self._rings else None

@@ -174,12 +174,6 @@ class Arrays:
 STEP_INPUTS = ("token_ids", "past_lengths", "new_lengths")
 
 
-def step_parameters(batch: int, query: int) -> dict[str, Any]:
-    """Create the inputs of STEP_INPUTS by name."""
-    shapes = ((batch, query), (batch,), (batch,))
-    return {name: parameter(name, shape, ov.Type.i32) for name, shape in zip(STEP_INPUTS, shapes, strict=True)}
-
-
 class StaticModel(GraphModel):
     """Builds `model` from a fused `graph` for `batch` rows of `query` new tokens over a cache of `context` tokens.
 
@@ -196,7 +190,8 @@ class StaticModel(GraphModel):
         held = caches_of(graph)
         self._rings = {} if cache is None else {v: t.ring for v, t in zip(held, cache, strict=True)}
         self._arrays = Arrays(self.constants)
-        self._step = step = step_parameters(batch, query)
+        shapes = zip(STEP_INPUTS, ((batch, query), (batch,), (batch,)), strict=True)
+        self._step = step = {name: parameter(name, shape, ov.Type.i32) for name, shape in shapes}
         self._rows: dict[int | None, Positions] = {}
         self._new: dict[Value, Any] = {}
         taken = [v for v in held if context or (states and not grows(v))]

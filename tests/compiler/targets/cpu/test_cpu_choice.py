@@ -16,8 +16,8 @@ from llmc.compiler.checkpoint.gguf_types import BLOCK_TYPES
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.pipeline.resolve import CompileJob
-from llmc.compiler.targets.cpu import target as cpu_target
-from llmc.compiler.targets.cpu.target import (
+from llmc.compiler.targets import cpu as cpu_target
+from llmc.compiler.targets.cpu import (
     KEPT,
     OWN,
     SIZES,

@@ -16,10 +16,10 @@ from llmc.compiler.checkpoint.gguf_types import BLOCK_TYPES
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.dry_run import dry_run
 from llmc.compiler.pipeline.resolve import CompileJob
+from llmc.compiler.targets import cpu as cpu_target
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Deployment
-from llmc.compiler.targets.cpu import target as cpu_target
-from llmc.compiler.targets.cpu.target import EngineChoice
+from llmc.compiler.targets.cpu import EngineChoice
 from llmc.compiler.targets.onnxruntime.options import KEPT, in_gguf_blocks
 from llmc.testing.toy import toy_plan
 from tests.compiler.checkpoint.writers import write_blocks, write_gguf

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 SCHEMA = 2
-KEPT = Path(__file__).with_name("measurements.json")
+KEPT = Path(__file__).with_name("cpu_measurements.json")
 OWN = Path("measurements", "cpu.json")
 """The user's own measurements, in the cache folder."""
 
@@ -125,11 +125,15 @@ class Measured:
 
 def load(path: Path) -> list[Measured]:
     """Read the records of a file. Raises InputError, naming the file, for another format."""
+    return [measured for _, measured in _records(path)]
+
+
+def _records(path: Path) -> list[tuple[Mapping[str, Any], Measured]]:
     try:
         data = json.loads(path.read_bytes())
         if data["schema"] != SCHEMA:
             raise ValueError(f"schema {data['schema']}")
-        return [Measured.of(one) for one in data["measured"]]
+        return [(one, Measured.of(one)) for one in data["measured"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise InputError(f"{path}: not a file of measurements ({e}); make one with `llmc bench cpu`") from e
 
@@ -138,11 +142,10 @@ def added(path: Path, record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the file's document with `record` added, replacing one of the same key. An invalid file is replaced."""
     new = Measured.of(record)
     try:
-        load(path)
-        old = json.loads(path.read_bytes())["measured"]
+        kept = [one for one, old in _records(path) if old.key != new.key]
     except InputError:
-        old = []
-    return {"schema": SCHEMA, "measured": [record, *(one for one in old if Measured.of(one).key != new.key)]}
+        kept = []
+    return {"schema": SCHEMA, "measured": [record, *kept]}
 
 
 def measurements(cache_dir: Path) -> list[Measured]:
@@ -240,12 +243,9 @@ def choose(wanted: Wanted, measured: Sequence[Measured], case: CpuCase) -> Engin
         return EngineChoice("openvino", f"only openvino offers dtype {wanted.dtype}")
     record, kinds, unfit = _record(wanted, measured, case)
     if record is None:
-        tried = (
-            "; ".join(dict.fromkeys(f"{one.model} was measured {why}" for why, one in unfit)) or "nothing was measured"
-        )
-        return EngineChoice(
-            ENGINES[0], f"no measurement of {_said(kinds)} holds here ({tried}): run `llmc bench cpu MODEL`"
-        )
+        reasons = dict.fromkeys(f"{one.model} was measured {why}" for why, one in unfit) or ["nothing was measured"]
+        why = f"no measurement of {_said(kinds)} holds here ({'; '.join(reasons)}): run `llmc bench cpu MODEL`"
+        return EngineChoice(ENGINES[0], why)
     found = {engine: record.engines[engine][kinds[engine]] for engine in here}
     scale = case.parameters / record.parameters
     kept = {e: one for e, one in found.items() if _keeps(one, wanted, scale)}
