@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from llmc.compiler.code import code_digest
@@ -198,9 +199,11 @@ class OpenVinoBase(Target):
         return [traced_graph(stages)]
 
     def lowered(
-        self, stages: Stages, weights: Blob, models: Mapping[str, Blob], forms: Mapping[str, Blob], **inputs: Blob
-    ) -> Lowered:
-        """Combine models by name with the weights file; `forms` are their XML, `inputs` further compile inputs."""
+        self, stages: Stages, names: Iterable[str], built: Mapping[str, Blob], weights: Blob, forms: Mapping[str, Blob],
+        inputs: Mapping[str, Blob] = MappingProxyType({}),
+    ) -> Lowered:  # fmt: skip
+        """Combine `names` of `built` with the weights file; `forms` are their XML, `inputs` further compile inputs."""
+        models = {name: built[name] for name in names}
         return Lowered(
             files={"weights": weights.digest},
             components={"weights": weights.digest, **{name: blob.digest for name, blob in models.items()}},

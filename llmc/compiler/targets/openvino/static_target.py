@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from llmc.artifacts.digest import digest_file
 from llmc.compiler.options import CompileOptions
@@ -42,7 +42,7 @@ from llmc.compiler.targets.openvino.base_target import (
 )
 from llmc.compiler.weights.stage import weights_stage
 from llmc.errors import CompileError, DeviceError, InputError
-from llmc.runtime.accelerators import CPU, INTEL_GPU, INTEL_NPU
+from llmc.runtime.accelerators import CPU, INTEL_GPU, INTEL_NPU, Accelerator
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
@@ -61,8 +61,9 @@ if TYPE_CHECKING:
 
 LIBRARIES = ("openvino_intel_npu_compiler_loader", "openvino_intel_npu_compiler")
 OWN_DRIVER_ONLY = "3720"
-_NODES = {"NPU": ("accel/accel*",), "GPU": ("dri/renderD*", "dxg")}
 DEV = Path("/dev")
+_NODES = {"NPU": ("accel/accel*",), "GPU": ("dri/renderD*", "dxg")}
+_digest = cache(digest_file)
 
 
 @dataclass(frozen=True)
@@ -163,11 +164,6 @@ def _named(facts: Mapping[str, str]) -> dict[str, str]:
     return {f"device_{name.replace(' ', '_')}": value for name, value in facts.items()}
 
 
-@cache
-def _digest(library: Path) -> str:
-    return digest_file(library)
-
-
 class _BlobCompiler(EachExecutable):
     """Compiles for `device`, "GPU", "GPU.1", "NPU" or "NPU.4000"."""
 
@@ -202,17 +198,27 @@ class NpuBlobCompiler(_BlobCompiler):
     executor: ClassVar[str] = "openvino-npu"
 
 
-_HOSTING = {
-    "GPU": Hosting(extra="openvino", resources={"gpu.intel.com/i915": 1}, devices=("/dev/dri",)),
-    "NPU": Hosting(extra="openvino", resources={"npu.intel.com/accel": 1}, devices=("/dev/accel",)),
-}
-"""Intel's device plug-ins (intel/intel-device-plugins-for-kubernetes). Most devices use the host's memory."""
+class _Kind(NamedTuple):
+    """Facts of a kind of device; `hosting`: Intel's device plug-ins (intel/intel-device-plugins-for-kubernetes)."""
 
-_REMAINING = {
-    "GPU": "the GPU's host compiles each model, with the plugin and OpenCL driver there",
-    "NPU": "the NPU's host compiles each model, with the compiler in its driver",
-}
+    accelerator: Accelerator
+    compiler: type[_BlobCompiler]
+    hosting: Hosting
+    remaining: str
 
+
+_KINDS = {
+    "GPU": _Kind(
+        INTEL_GPU, GpuBlobCompiler,
+        Hosting(extra="openvino", resources={"gpu.intel.com/i915": 1}, devices=("/dev/dri",)),
+        "the GPU's host compiles each model, with the plugin and OpenCL driver there",
+    ),
+    "NPU": _Kind(
+        INTEL_NPU, NpuBlobCompiler,
+        Hosting(extra="openvino", resources={"npu.intel.com/accel": 1}, devices=("/dev/accel",)),
+        "the NPU's host compiles each model, with the compiler in its driver",
+    ),
+}  # fmt: skip
 Sizes = tuple[int, int, int]
 
 
@@ -229,9 +235,9 @@ class OpenVinoStaticTarget(OpenVinoBase):
 
     def __init__(self, device: str = "CPU") -> None:
         self.device = device
-        kinds = {"GPU": INTEL_GPU, "NPU": INTEL_NPU}
-        kind = kinds.get(device.partition(".")[0], CPU)
-        self.description = replace(OpenVinoStaticTarget.description, accelerators=(kind,))
+        self._kind = _KINDS.get(device.partition(".")[0])
+        accelerator = CPU if self._kind is None else self._kind.accelerator
+        self.description = replace(OpenVinoStaticTarget.description, accelerators=(accelerator,))
 
     @property
     def costs(self) -> Costs:
@@ -281,7 +287,7 @@ class OpenVinoStaticTarget(OpenVinoBase):
         return None if self.device == "CPU" else compiler_for(self.device)
 
     def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
-        return _HOSTING.get(self.device.partition(".")[0], super().hosting(recorded))
+        return super().hosting(recorded) if self._kind is None else self._kind.hosting
 
     def toolchain(self) -> dict[str, str]:
         compiler = self.compiler
@@ -292,9 +298,9 @@ class OpenVinoStaticTarget(OpenVinoBase):
         return super().isa() if self.device == "CPU" else ()
 
     def remaining(self) -> str:
-        if self.device == "CPU" or self.compiler is not None:
+        if self._kind is None or self.compiler is not None:
             return ""
-        return f"{_REMAINING[self.device.partition('.')[0]]}; here it lacks {lacking(self.device)}"
+        return f"{self._kind.remaining}; here it lacks {lacking(self.device)}"
 
     def plugin_settings(self, options: CompileOptions) -> dict[str, Any]:
         """On the CPU, float32 throughout is exact; with other weights activations have 8 bits."""
@@ -313,13 +319,12 @@ class OpenVinoStaticTarget(OpenVinoBase):
         sizes = sorted({shape.sizes for shape in self.shapes(stages.plan.buckets, options)})
         names = [_name(s) for s in sizes]
         entry = self._lower(stages, programs, options, sizes)
-        forms = entry.outputs
         if self.device == "CPU":
             built = self._finish(stages, options, names, entry).outputs
-            return self.lowered(stages, built["weights"], {name: built[name] for name in names}, forms)
+            return self.lowered(stages, names, built, built["weights"], entry.outputs)
         weights = weights_stage(stages, entry.outputs["recipes"], entry.outputs["tables"]).outputs
-        chosen = {name: forms[name] for name in names}
-        return self.lowered(stages, weights["weights"], chosen, forms, placements=weights["placements"])
+        placements = {"placements": weights["placements"]}
+        return self.lowered(stages, names, entry.outputs, weights["weights"], entry.outputs, placements)
 
     def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
         """The model of that shape: compiled, or its IR with its weights' offsets, or both."""
@@ -338,8 +343,7 @@ class OpenVinoStaticTarget(OpenVinoBase):
         return CompiledExecutable(data, self.state)
 
     def on_target(self) -> OnTargetCompiler | None:
-        built = {"GPU": GpuBlobCompiler, "NPU": NpuBlobCompiler}.get(self.device.partition(".")[0])
-        return None if built is None else built(self.device)
+        return None if self._kind is None else self._kind.compiler(self.device)
 
     def _lower(
         self, stages: Stages, programs: Sequence[Program], options: CompileOptions, sizes: Sequence[Sizes]

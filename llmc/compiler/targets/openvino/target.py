@@ -188,9 +188,9 @@ class OpenVinoTarget(OpenVinoBase):
         plain = json.loads(stages.store.get_bytes(built.outputs[PLAIN].digest))
         self._require_fitting(stages, options, plain.get("attention", [0, ""])[1])
         finished = self._finish(stages, options, models, built).outputs
-        chosen = {name: finished[name] for name in models}
         beside = {name: built.outputs[name] for name in (PLAIN, "recipes")}
-        return replace(self.lowered(stages, finished["weights"], chosen, built.outputs, **beside), facts=mixed.facts)
+        lowered = self.lowered(stages, models, finished, finished["weights"], built.outputs, beside)
+        return replace(lowered, facts=mixed.facts)
 
     def _require_fitting(self, stages: Stages, options: CompileOptions, unpaged: str) -> None:
         """Raise UnfitError for precisions that recurrent states, or attention in plain operators (`unpaged`), lack."""
