@@ -29,7 +29,7 @@ from llmc.compiler.architectures.shared.block_form import BlockForm
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.base import Checkpoint, stored_forms
 from llmc.compiler.program.ir import Graph
-from llmc.compiler.targets.openvino.formats import Constants, format_for, index, to_xml
+from llmc.compiler.targets.openvino.formats import Constants, format_for, set_placements, to_xml
 from llmc.compiler.targets.openvino.paged import PagedModel
 from llmc.compiler.targets.openvino.precision import properties
 from llmc.compiler.verification.divergence import log_softmax
@@ -148,7 +148,7 @@ def build(graph: Graph, checkpoint: Checkpoint, variant: Variant, folder: Path) 
     model = PagedModel(graph, format_for(*variant.weights, stored_forms(checkpoint))(constants)).model
     with (folder / "weights").open("wb") as out:
         placed = write_weights(constants.recipes, checkpoint, constants.tables, out)
-    return index(to_xml(model, folder), placed).encode(), folder / "weights"
+    return set_placements(to_xml(model, folder), placed).encode(), folder / "weights"
 
 
 def run(checkpoint: Checkpoint, chosen: list[Variant], rounds: int, steps: int, threads: int) -> dict[str, dict]:

@@ -40,7 +40,7 @@ class Variant:
     busy = False
 
     def __init__(self, name: str, graph: Graph, checkpoint, options: OnnxOptions, folder: Path, **edits) -> None:
-        from llmc.compiler.targets.onnxruntime.onnx_model import index
+        from llmc.compiler.targets.onnxruntime.onnx_model import set_placements
         from llmc.compiler.targets.onnxruntime.packing import pack_weights
         from llmc.compiler.targets.onnxruntime.to_onnx import to_onnx
         from llmc.compiler.weights.recipes import write_weights
@@ -60,7 +60,7 @@ class Variant:
             file, offsets = pack_weights(
                 lowered.model.SerializeToString(), file, offsets, folder / "work", lowered.folded
             )
-        model = index(lowered.model, file.name, offsets)
+        model = set_placements(lowered.model, file.name, offsets)
         where = {"session__model_external_initializers_file_folder_path": str(file.parent)}
         self.session = open_session(model.SerializeToString(), 1 if self.busy else None, **where)
         self.bytes = step_bytes(model)

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 
 _LARGEST, _LEAST = np.float32(127), np.float32(1e-30)
-_NO_NUMBER = 0x7FC00000
+_SIGN, _INFINITE, _NOT_A_NUMBER = 0x8000, 0x7F80, 0x7FC0
+"""Bits of bfloat16."""
 
 
 def encoded(numbers: NDArray[np.float32]) -> NDArray[np.uint8]:
@@ -47,21 +48,20 @@ def encoded(numbers: NDArray[np.float32]) -> NDArray[np.uint8]:
     """
     finite = np.isfinite(numbers).all(-1, keepdims=True)
     numbers = np.where(finite, numbers, 0).astype(np.float32)
-    bits = (np.abs(numbers).max(-1, keepdims=True) / _LARGEST).view(np.uint32)
-    bits = (bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)
-    scales = bits.view(np.float32)
+    held = to_bfloat16(np.abs(numbers).max(-1, keepdims=True) / _LARGEST)
+    scales = from_bfloat16(held)
     kept = scales >= _LEAST
     inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=kept)
-    bits = np.where(finite, np.where(kept, bits, 0), _NO_NUMBER) >> 16
     quantized = np.rint(numbers * inverse).astype(np.int8).view(np.uint8)
-    return np.concatenate([quantized, bits.astype("<u2").view(np.uint8)], -1)
+    held = np.where(finite, np.where(kept, held, 0), _NOT_A_NUMBER)
+    return np.concatenate([quantized, held.astype("<u2").view(np.uint8)], -1)
 
 
 def decoded(lines: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Dequantize lines to values [.., width]."""
     quantized = np.ascontiguousarray(lines[..., :-SCALE_BYTES]).view(np.int8)
-    bits = np.ascontiguousarray(lines[..., -SCALE_BYTES:]).view("<u2").astype(np.uint32) << 16
-    return quantized.astype(np.float32) * bits.view(np.float32)
+    scales = from_bfloat16(np.ascontiguousarray(lines[..., -SCALE_BYTES:]).view("<u2"))
+    return quantized.astype(np.float32) * scales
 
 
 class CodedTensors(Tensors):
@@ -75,9 +75,6 @@ class CodedTensors(Tensors):
 
     def filling(self, part: TensorPart, value: float) -> NDArray[Any]:
         return encoded(np.full(part.like.shape[1] - SCALE_BYTES, value, np.float32))
-
-
-_SIGN, _INFINITE, _NOT_A_NUMBER = 0x8000, 0x7F80, 0x7FC0
 
 
 def rounded(numbers: NDArray[np.float32]) -> NDArray[np.uint16]:

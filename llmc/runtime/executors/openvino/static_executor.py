@@ -57,12 +57,9 @@ class StaticModels:
     initially free memory; `keep_all` ends that.
     """
 
-    def __init__(
-        self, bundle: Bundle, device: str, threads: int, top_k: int, compilations: CompilationCounter
-    ) -> None:  # fmt: skip
+    def __init__(self, bundle: Bundle, device: str, threads: int, compilations: CompilationCounter) -> None:
         self._bundle = bundle
         self._device = device
-        self._top_k = top_k
         self._compilations = compilations
         self._weights = MappedWeights(bundle.files.path("weights"))
         self._properties = with_threads(threads) | WHOLE_SHAPES if device == "CPU" else {}
@@ -111,7 +108,7 @@ class StaticModels:
             if compiled.output("logits").shape[-1] != self._bundle.size("vocab_size"):
                 raise ValueError("its logits are not as many as the manifest's vocabulary")
             states = not self._bundle.plan.limits.contexts
-            return StaticRequest(compiled, self._bundle.cache_shape, *shape, states, self._top_k)
+            return StaticRequest(compiled, self._bundle.cache_shape, *shape, states, self._bundle.sample_top_k)
         except ValueError as e:
             raise ArtifactError(f"{source} is not a model of that shape: {e}; compile again: {again}") from e
 
@@ -250,7 +247,7 @@ class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
         self._staging = Tensors(parts_of(shape), max(staged, default=0))
         most = max(b.batch for b in buckets)
         self._given_states = [np.zeros(t.size(most, 0), np.float32) for t in shape.states]
-        self._models = StaticModels(bundle, self.device, threads, bundle.sample_top_k, self.compilations)
+        self._models = StaticModels(bundle, self.device, threads, self.compilations)
 
     def open_all(self) -> None:
         self._models.keep_all()
