@@ -185,28 +185,28 @@ POOL = {
     "block_tables": (-1, -1), "step_sizes": (3,),
 }  # fmt: skip
 """Inputs that locate rows in a pool of blocks, and their shapes."""
-PER_TOKEN = ("input_ids", "position_ids", ADAPTERS)
-PER_ROW = ("rows",)
+PER_TOKEN = ("input_ids", "position_ids", "rows", ADAPTERS)
+"""Inputs with a value for each token of a decode step."""
 OF_STATES = ("state_rows", "state_begins", "state_interval")
 KEY_VALUE = ("key", "value")
 
 
 class PagedModel(GraphModel):
-    """Builds `model` from `graph` for `tokens` tokens and `rows` rows of logits, None for any number.
+    """Builds `model` from `graph` for `rows` decode rows, None for any rows and tokens.
 
     `wide`: values are as wide as keys in the cache (runtime/executors/openvino/blocks.py in u8). `rings`: the
     ring-buffer slots of each pair of keys and values, None where it holds all tokens.
     """
 
     def __init__(
-        self, graph: Graph, weights: WeightFormat, *, tokens: int | None = None, rows: int | None = None,
-        top_k: int = 0, wide: bool = False, rings: Sequence[int | None] = (),
+        self, graph: Graph, weights: WeightFormat, *, rows: int | None = None, top_k: int = 0, wide: bool = False,
+        rings: Sequence[int | None] = (),
     ) -> None:  # fmt: skip
-        fixed = dict.fromkeys(PER_TOKEN, tokens) | dict.fromkeys(PER_ROW, rows)
-        inputs = {name: parameter(name, [fixed.get(name) or d for d in shape], dtype) for name, shape, dtype in INPUTS}
+        fixed = dict.fromkeys(PER_TOKEN, rows or -1)
+        inputs = {name: parameter(name, [fixed.get(name, d) for d in shape], dtype) for name, shape, dtype in INPUTS}
         there: dict[Value, Any] = {}
         if ADAPTERS in graph.inputs:
-            inputs[ADAPTERS] = there[graph.inputs[ADAPTERS]] = parameter(ADAPTERS, [tokens or -1], np.int64)
+            inputs[ADAPTERS] = there[graph.inputs[ADAPTERS]] = parameter(ADAPTERS, [fixed[ADAPTERS]], np.int64)
         super().__init__(graph, weights)
         self._wide = wide
         self._rings = rings

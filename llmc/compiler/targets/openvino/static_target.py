@@ -155,9 +155,9 @@ def _facts_here(device: str) -> dict[str, str] | None:
     kind = device.partition(".")[0]
     if not any(True for pattern in _NODES[kind] for _ in DEV.glob(pattern)) or find_spec("openvino") is None:
         return None
-    from llmc.runtime.executors.openvino.device import facts_here, has_device, plugin_name
+    from llmc.runtime.executors.openvino.device import facts_here, has_device
 
-    return facts_here(device) if has_device(plugin_name(device)) else None
+    return facts_here(device) if has_device(device) else None
 
 
 def _named(facts: Mapping[str, str]) -> dict[str, str]:
@@ -248,11 +248,10 @@ class OpenVinoStaticTarget(OpenVinoBase):
     @property
     def verification(self) -> VerificationPolicy:
         """Limits of float16 where a GPU or NPU is here to run its own precision."""
-        from llmc.runtime.executors.openvino.device import has_device, plugin_name
+        from llmc.runtime.executors.openvino.device import has_device
 
         def computed_in(options: CompileOptions) -> str:
-            here = self.device != "CPU" and has_device(plugin_name(self.device))
-            return "f16" if here else options.dtype
+            return "f16" if self.device != "CPU" and has_device(self.device) else options.dtype
 
         return replace(super().verification, dtype=computed_in)
 

@@ -262,10 +262,9 @@ class OpenVinoTarget(OpenVinoBase):
             graph = fuse(program.graph(), adapted=True)
             for name, rows in models.items():
                 group, _ = self._groups(options, rows)
-                form = format_for(str(options.quantize), options.dtype, group, stored, halves, eight, lm_head)
-                paged = PagedModel(
-                    graph, form(constants), tokens=rows, rows=rows, top_k=options.sample_top_k, wide=wide, rings=rings
-                )
+                weights = format_for(str(options.quantize), options.dtype, group, stored, halves, eight, lm_head)
+                top_k = options.sample_top_k
+                paged = PagedModel(graph, weights(constants), rows=rows, top_k=top_k, wide=wide, rings=rings)
                 yield name, paged.model
             yield PLAIN, json.dumps(paged.plain)
 

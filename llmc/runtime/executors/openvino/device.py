@@ -76,7 +76,8 @@ _KEPT = "keep_const_precision_0"
 
 
 def has_device(name: str) -> bool:
-    """Whether `name` ("CPU", "GPU", "GPU.1", "NPU") is available."""
+    """Whether `name` ("CPU", "GPU", "GPU.1", "NPU.4000") is available."""
+    name = plugin_name(name)
     return any(name in (device, device.split(".")[0]) for device in open_core().available_devices)
 
 

@@ -238,7 +238,7 @@ class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
         decode = [(b.batch, b.context) for b in buckets if b.phase == "decode"] or [(0, 0)]
         staged = [b.batch * b.context for b in buckets if b.phase == "prompt"]
         wanted = str(bundle.manifest.options.get(DEVICE, "CPU"))
-        here = not bundle.settings.open_portable and has_device(plugin_name(wanted))
+        here = not bundle.settings.open_portable and has_device(wanted)
         self.device = wanted if here else "CPU"
         self.compilations.monitors.append(compilation_monitor())
         self.capabilities = replace(self.capabilities, in_place_of="" if wanted == self.device else wanted)

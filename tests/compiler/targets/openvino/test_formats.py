@@ -40,7 +40,7 @@ class Built:
     def __init__(self, factory: Factory, source: Source, names: list[str], folder: Path) -> None:
         constants = Constants()
         shapes = [source.tensor(n).shape for n in names]
-        matrix = factory(constants).matrix(names, shapes, looked_up=True)
+        matrix = factory(constants).matrix(names, shapes)
         x = ops.parameter([-1, shapes[0][1]], np.float32, name="x")
         ids = ops.parameter([-1], np.int64, name="ids")
         outputs = [ops.matmul(x, matrix, False, True), ops.gather(matrix, ids, constants.small(0))]
@@ -180,7 +180,7 @@ def test_what_keep_does_not_find_in_blocks_is_in_eight_bits() -> None:
 def test_a_matrix_that_is_used_twice_is_declared_once(quantize: str) -> None:
     constants = Constants()
     built = format_for(quantize)(constants)
-    built.matrix([HEAD], [(ROWS, WIDTH)], looked_up=True)
+    built.matrix([HEAD], [(ROWS, WIDTH)])
     count = len(constants.recipes)
     built.matrix([HEAD], [(ROWS, WIDTH)])
     assert len(constants.recipes) == count
