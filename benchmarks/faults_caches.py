@@ -106,7 +106,7 @@ class DiskCache:
 
 def left_by_llmc(root: Path) -> int:
     """Temporaries that a sweep leaves a minute after their makers died."""
-    from llmc.artifacts.store.orphans import DEAD_SECONDS, Remover, sweep
+    from llmc.artifacts.store.audit import DEAD_SECONDS, Remover, sweep
     from llmc.artifacts.store.store import Store
 
     layout = Store(root).layout

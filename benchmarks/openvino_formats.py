@@ -32,7 +32,7 @@ from llmc.compiler.program.ir import Graph
 from llmc.compiler.targets.openvino.formats import Constants, format_for, set_placements, to_xml
 from llmc.compiler.targets.openvino.paged import PagedModel
 from llmc.compiler.targets.openvino.precision import properties
-from llmc.compiler.verification.divergence import log_softmax
+from llmc.compiler.verification.accuracy import log_softmax
 from llmc.compiler.weights.recipes import write_weights
 from llmc.runtime.cache_shape import CacheShape
 from llmc.runtime.executors.openvino.device import MappedWeights, open_core, read_paged

@@ -182,7 +182,7 @@ def cuda_visible_devices(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def token_hosts(environ: Mapping[str, str] = os.environ) -> frozenset[str]:
-    """The hosts in LLMC_TOKEN_HOSTS, in the form that artifacts/oci/login.py compares."""
+    """The hosts in LLMC_TOKEN_HOSTS, in the form that artifacts/oci/registry.py compares."""
     return frozenset(filter(None, (host.strip().lower() for host in environ.get("LLMC_TOKEN_HOSTS", "").split(","))))
 
 

@@ -28,8 +28,8 @@ from typing import Any
 from unittest.mock import patch
 
 import llmc
+from llmc.artifacts.bundle.manifest import SCHEMA as MANIFEST_SCHEMA
 from llmc.artifacts.bundle.manifest import read_manifest
-from llmc.artifacts.bundle.manifest_schema import SCHEMA as MANIFEST_SCHEMA
 from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.bundle.stored import add_bundle
 from llmc.artifacts.oci import push_image

@@ -56,7 +56,7 @@ AREAS = {
     "sampling": ("llmc/runtime/engine/sampling/",),
     "key": (
         "llmc/artifacts/key.py", "llmc/compiler/pipeline/compilation.py", "llmc/compiler/code.py",
-        "llmc/compiler/source.py",
+        "llmc/compiler/code.py",
     ),
 }  # fmt: skip
 """Files and folders of each area."""

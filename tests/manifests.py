@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from llmc.artifacts.bundle.manifest_schema import CHECKSUM_NAME, FILE_NAME, checksum_line
+from llmc.artifacts.bundle.manifest import CHECKSUM_NAME, FILE_NAME, checksum_line
 from llmc.artifacts.digest import digest_bytes
 
 

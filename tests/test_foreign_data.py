@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from llmc.artifacts.bundle.manifest import Manifest, read_manifest
-from llmc.artifacts.bundle.native import code_of_bundle, code_of_entry
+from llmc.artifacts.bundle.trust import code_of_bundle, code_of_entry
 from llmc.artifacts.bundle.writer import write_bundle
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import canonical_json

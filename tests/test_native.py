@@ -1,4 +1,4 @@
-"""What counts as native code (bundle/native.py), against every target, stage and executor that there is."""
+"""What counts as native code (bundle/trust.py), against every target, stage and executor that there is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import llmc
-from llmc.artifacts.bundle.native import (
+from llmc.artifacts.bundle.trust import (
     CODE_FILES,
     DATA_EXECUTORS,
     DATA_KINDS,

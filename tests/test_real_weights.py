@@ -21,7 +21,7 @@ from llmc.artifacts.store.store import Store
 from llmc.buckets.plan import Plan
 from llmc.compiler.checkpoint import demo_path, open_checkpoint
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.pipeline.dry_run import dry_run
+from llmc.compiler.pipeline.compile import dry_run
 from llmc.compiler.pipeline.resolve import CompileJob
 from llmc.compiler.stages import Stages
 from llmc.compiler.verification.transformers_reference import TransformersReference

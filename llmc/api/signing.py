@@ -71,8 +71,7 @@ def signature_status(files: BundleFiles) -> tuple[dict[str, Any], list[str]]:
 
     `{"status": "trusted" | "unknown" | "invalid" | "none", "keys": [id, …], "name": name of the trusted key | None}`
     """
-    from llmc.artifacts.bundle.native import code_of_bundle
-    from llmc.artifacts.bundle.trust import UntrustedError
+    from llmc.artifacts.bundle.trust import UntrustedError, code_of_bundle
     from llmc.artifacts.signing.keyring import Keyring, Verdict
     from llmc.settings import Settings
 

@@ -222,8 +222,7 @@ class CompileCommand(DeviceOptions, PlanningFlags):
 
     def _disaggregated(self, model: str | None, options: CompileOptions, settings: Settings) -> None:
         from llmc.artifacts.local.opening import open_store
-        from llmc.compiler.pipeline.compilation import stem_of
-        from llmc.compiler.pipeline.disaggregated import compile_disaggregated
+        from llmc.compiler.pipeline.compilation import compile_disaggregated, stem_of
 
         prefill, decode = self.prefill_device, self.decode_device
         resumed = self.resume and not (model or self.config)
@@ -260,7 +259,7 @@ class CompileCommand(DeviceOptions, PlanningFlags):
 
 def _trim(store: Store, max_size: int) -> None:
     """Trim the store to LLMC_CACHE_MAX_SIZE. An error here never fails a finished compile."""
-    from llmc.artifacts.gc.collect import collect
+    from llmc.artifacts.gc import collect
     from llmc.cli.cache.space import did_something, summary
 
     try:

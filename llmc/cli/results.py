@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from llmc.artifacts.digest import parse
 from llmc.buckets.render.text import counted
 from llmc.cli.output import echo
-from llmc.compiler.estimates.estimate import Estimate
+from llmc.compiler.estimates.footprint import Estimate
 from llmc.files import write_text
 from llmc.settings import Settings
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from llmc.artifacts.bundle.reader import BundleFiles
     from llmc.artifacts.key import Key
     from llmc.artifacts.store.store import Store
+    from llmc.compiler.pipeline.compilation import DisaggregatedResult
     from llmc.compiler.pipeline.compile import CompileResult
-    from llmc.compiler.pipeline.disaggregated import DisaggregatedResult
 
 
 def print_estimate(found: dict[str, Any], as_json: bool) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from llmc.compiler.estimates.estimate import ServerEstimate
+from llmc.compiler.estimates.footprint import ServerEstimate
 from llmc.compiler.targets.hosting import Hosting
 from llmc.deploy.quoting import label
 from llmc.errors import ArtifactError, InputError
@@ -95,7 +95,7 @@ class BundleFacts:
     @property
     def native(self) -> bool:
         """Whether the bundle has native code, which other hosts only accept with a trusted signature."""
-        from llmc.artifacts.bundle.native import code_of_bundle
+        from llmc.artifacts.bundle.trust import code_of_bundle
 
         return code_of_bundle(self.manifest) is not None
 

@@ -73,7 +73,7 @@ def cost_of(requested: FleetEntry, settings: Settings) -> Cost:
 
 def _of_bundle(requested: FleetEntry, settings: Settings) -> Cost:
     from llmc.artifacts.local.references import resolve
-    from llmc.artifacts.oci.layers import split
+    from llmc.artifacts.oci.image import split
     from llmc.deploy.facts import BundleFacts
     from llmc.runtime.bundle import Bundle
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from llmc.artifacts.third_party.base import Fact
-from llmc.artifacts.third_party.tree import Tree
+from llmc.artifacts.third_party.contents import Tree
 from llmc.cpus import CPUINFO, listed_features
 
 NVIDIA = Path("/proc/driver/nvidia/gpus")

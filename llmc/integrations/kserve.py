@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from llmc.artifacts.third_party.base import ImageForm
-from llmc.artifacts.third_party.tree import Tree
+from llmc.artifacts.third_party.contents import Tree
 
 HOME = "/home/kserve/.cache"
 """KServe's cache folder in containers, used in a label where a tree does not record its own."""

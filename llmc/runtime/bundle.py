@@ -19,8 +19,7 @@ from llmc.runtime.text.chat_format import CHAT_FORMAT, ChatFormat
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
-    from llmc.artifacts.bundle.manifest import Manifest
-    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.artifacts.bundle.manifest import Executable, Manifest
     from llmc.buckets.encoding import EncodePlan
     from llmc.runtime.text.tokenizer import Tokenizer
 
@@ -318,7 +317,7 @@ class Bundle:
 
 def require_signature(files: BundleFiles, settings: Settings) -> None:
     """Raise UntrustedError unless a trusted key signed the manifest. The manifest lists every blob's digest."""
-    from llmc.artifacts.bundle.native import code_of_bundle
+    from llmc.artifacts.bundle.trust import code_of_bundle
     from llmc.artifacts.signing.keyring import Keyring
 
     manifest = files.manifest

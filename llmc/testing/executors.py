@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmc.artifacts.bundle.native import HEAD_BYTES, code_in, code_of_bundle
 from llmc.artifacts.bundle.reader import BundleFiles
+from llmc.artifacts.bundle.trust import HEAD_BYTES, code_in, code_of_bundle
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.lookup import prefill_path
 from llmc.errors import InputError
@@ -314,7 +314,7 @@ class ExecutorContract:
     def test_everything_that_it_opens_is_declared_and_code_makes_the_bundle_native(
         self, opened: Open, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """These declarations decide which bundles and results need a signature (artifacts/bundle/native.py)."""
+        """These declarations decide which bundles and results need a signature (artifacts/bundle/trust.py)."""
         files = BundleFiles.open(opened().bundle.path)
         manifest, seen = files.manifest, set[str]()
         originals = {verb: getattr(BundleFiles, verb) for verb in ("path", "read", "within")}

@@ -28,7 +28,7 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("LLMC_TRUSTED_KEYS", str(tmp_path / "no keys"))
-    monkeypatch.setattr("llmc.artifacts.third_party.unpacking.versions", lambda _: iter(()))
+    monkeypatch.setattr("llmc.artifacts.third_party.packing.versions", lambda _: iter(()))
     monkeypatch.setattr("llmc.artifacts.third_party.packing.versions", lambda _: iter(()))
 
 
@@ -99,11 +99,11 @@ def test_another_model_version_or_gpu_is_refused_each_by_name(store: Store, tmp_
 
 
 def test_a_version_that_is_installed_here_counts(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmc.artifacts.third_party.facts import VERSION, Fact
+    from llmc.artifacts.third_party.base import VERSION, Fact
 
     key = pack(store, "jax", make_jax(tmp_path / "c"), "--fact", "version.jax=0.10.2")
     monkeypatch.setattr(
-        "llmc.artifacts.third_party.unpacking.versions", lambda _: iter([Fact(f"{VERSION}jax", "0.11.0")])
+        "llmc.artifacts.third_party.packing.versions", lambda _: iter([Fact(f"{VERSION}jax", "0.11.0")])
     )
     found = str(error(store, "unpack", key, "-o", tmp_path / "place"))
     assert "not unpacked: version.jax is 0.10.2 in the cache, 0.11.0 here" in found

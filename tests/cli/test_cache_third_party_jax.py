@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 from llmc.artifacts.store.store import Store
-from llmc.artifacts.third_party.packing import pack
-from llmc.artifacts.third_party.unpacking import unpack
+from llmc.artifacts.third_party.packing import pack, unpack
 from llmc.integrations import compile_cache
 from tests.tiers import full
 

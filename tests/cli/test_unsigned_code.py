@@ -23,7 +23,7 @@ from llmc.artifacts.bundle.stored import checkout, publish_bundle
 from llmc.artifacts.oci import push_image
 from llmc.artifacts.oci.archive import export_images
 from llmc.artifacts.remotes.folder import FolderRemote
-from llmc.artifacts.remotes.push import push
+from llmc.artifacts.remotes.transfer import push
 from llmc.artifacts.store.entries import Entry
 from llmc.artifacts.store.store import Store
 from llmc.compiler.options import CompileOptions
@@ -190,8 +190,8 @@ def test_it_would_run_where_unsigned_code_is_allowed(
 def test_a_loader_refuses_code_in_a_bundle_that_counts_as_data(
     llmc: Llmc, marker: Path, tmp_path: Path, sound: BundleFiles, library: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from llmc.artifacts.bundle import native
     from llmc.artifacts.bundle import reader as bundle
+    from llmc.artifacts.bundle import trust
 
     theirs = Store(tmp_path / "theirs")
     command = by_archive(theirs, beside_a_portable_executable(theirs, sound, library), tmp_path / "far")
@@ -199,7 +199,7 @@ def test_a_loader_refuses_code_in_a_bundle_that_counts_as_data(
     monkeypatch.setattr(bundle, "code_of_bundle", lambda _: None)
     assert f"{KERNELS_FILE} is native code in a bundle that counts as portable" in llmc(*command).failed(5)
     assert not marker.exists()
-    assert native.code_of_bundle(sound.manifest) is not None
+    assert trust.code_of_bundle(sound.manifest) is not None
 
 
 @pytest.mark.parametrize("kind", ["slots", "kernels", "finish", "starter", "a-new-stage"])

@@ -15,8 +15,8 @@ import llmc
 from llmc.artifacts.key import Difference, Key, changed_code, describe
 from llmc.artifacts.store.store import Store
 from llmc.compiler import code
+from llmc.compiler.code import facts
 from llmc.compiler.pipeline import verification
-from llmc.compiler.source import facts
 from llmc.compiler.targets.base import Target
 from llmc.compiler.targets.fake import FakeTarget
 from llmc.compiler.verification.verify import Verification

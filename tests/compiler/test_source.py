@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from llmc.compiler import source
-from llmc.compiler.source import Facts, facts
+from llmc.compiler import code as source
+from llmc.compiler.code import Facts, facts
 
 BASE = '''"""A module."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from llmc.compiler.estimates.estimate import BASE_BYTES
+from llmc.compiler.estimates.footprint import BASE_BYTES
 from llmc.deploy.facts import LEAST_BUDGET_S, MARGIN
 from llmc.errors import InputError
 from tests.deploy.bundles import facts, files, on

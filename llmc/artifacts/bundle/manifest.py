@@ -17,46 +17,200 @@ reading one raises only ArtifactError, and no name in it can leave the bundle.
 from __future__ import annotations
 
 import json
+import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
-from llmc.artifacts.bundle.manifest_schema import (
-    CHECKSUM_NAME,
-    FILE_NAME,
-    KIND,
-    MAX_BYTES,
-    SCHEMA,
-    Check,
-    Executable,
-    checksum_line,
-)
-from llmc.artifacts.digest import digest_bytes, open_regular
+from llmc.artifacts.digest import digest_bytes, is_digest, open_regular, parse
 from llmc.artifacts.key import Value, canonical_json
 from llmc.errors import ArtifactError
 from llmc.paths import is_dir
 from llmc.strict_json import AmbiguousError, loads
+
+SCHEMA = 1
+KIND = "llmc-bundle"
+FILE_NAME = "manifest.json"
+STARTER_NAME = "starter.json"
+"""Bundle file: the manifest of a second bundle over the same blobs (executors/openvino/starting.py)."""
+
+PORTABLE_NAME = "portable.json"
+"""File of a bundle compiled on the target: the manifest of its portable source, over the same blobs."""
+
+BUILT_FOR = "built_for"
+"""Option of a bundle compiled on the target: what its executables are tied to, by name (GPU, driver, compiler)."""
+
+CHECKSUM_NAME = "manifest.sha256"
+SIGNATURE_NAME = "signature.json"
+MAX_BYTES = 64 << 20
+MAX_BLOB_BYTES = 1 << 50
+MAX_DIMENSION = 1 << 40
+STATES = ("portable", "native")
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
+_OBJECTS = ("model", "options", "plan", "toolchain", "verification", "provenance", "summary")
+_STRINGS = ("llmc", "device", "target", "executor")
+
+
+def checksum_line(digest: str) -> bytes:
+    """Return the content of "manifest.sha256" for a manifest digest: one line that `sha256sum -c` reads."""
+    return f"{parse(digest)}  {FILE_NAME}\n".encode()
+
+
+class Executable(NamedTuple):
+    """One compiled graph. A dimension of None is dynamic. `buckets` counts the buckets it serves."""
+
+    phase: str
+    batch: int | None
+    query: int | None
+    context: int | None
+    state: str
+    blob: str
+    buckets: int
+    key: str
+
+    def __str__(self) -> str:
+        sizes = ((name, getattr(self, name)) for name in ("batch", "query", "context"))
+        return " ".join([self.phase, *(f"{name}={size}" for name, size in sizes if size is not None)])
+
+
+class _Check:
+    """Checks for one manifest. Each returns the checked value or raises ArtifactError naming file and member."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+
+    def fail(self, problem: str) -> NoReturn:
+        raise ArtifactError(f"{self.source}: {problem}; compile the bundle again with `llmc compile`")
+
+    def document(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        if data.get("kind") != KIND:
+            self.fail(f'not a manifest of a bundle ("kind" is not {KIND!r})')
+        self.schema(data.get("schema"))
+        for name in _STRINGS:
+            if not isinstance(data.get(name), str):
+                self.fail(f"{name!r} must be a string")
+        for name in _OBJECTS:
+            if not isinstance(data.get(name, {}), Mapping):
+                self.fail(f"{name!r} must be an object")
+        for name, version in data.get("toolchain", {}).items():
+            if not isinstance(version, str):
+                self.fail(f"toolchain[{name!r:.80}] must be a string")
+        isa = data.get("isa", [])
+        if not isinstance(isa, str) and not (isinstance(isa, list) and all(isinstance(x, str) for x in isa)):
+            self.fail("'isa' must be a string or a list of strings")
+        try:
+            json.dumps(data, ensure_ascii=False, allow_nan=False).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            self.fail(f"cannot be written as JSON ({error})")
+        return dict(data)
+
+    def schema(self, found: object) -> None:
+        if type(found) is not int:
+            self.fail("'schema' must be an integer")
+        if found > SCHEMA:
+            raise ArtifactError(
+                f"{self.source}: bundle schema {found} is newer than schema {SCHEMA}, which this llmc reads; "
+                f"upgrade llmc, or compile the bundle again with this version of `llmc compile`"
+            )
+        if found < SCHEMA:
+            self.fail(f"bundle schema {found} is older than schema {SCHEMA}, which this llmc reads")
+
+    def blobs(self, data: Mapping[str, Any]) -> Mapping[str, int]:
+        blobs = self.mapping(data, "blobs")
+        for digest, size in blobs.items():
+            if not is_digest(digest):
+                self.fail(f"blobs[{digest!r:.100}] is not named by a digest (sha256:<64 hex digits>)")
+            self.integer(size, f"blobs[{digest!r}]", MAX_BLOB_BYTES)
+        return dict(blobs)
+
+    def files(self, data: Mapping[str, Any], blobs: Mapping[str, int]) -> Mapping[str, str]:
+        files = self.mapping(data, "files")
+        for name, digest in files.items():
+            if not isinstance(name, str) or not _FILE.fullmatch(name):
+                self.fail(f"files[{name!r:.100}] is not a plain file name")
+            self.blob(digest, f"files[{name!r}]", blobs)
+        return dict(files)
+
+    def executables(self, data: Mapping[str, Any], blobs: Mapping[str, int]) -> tuple[Executable, ...]:
+        items = data.get("executables")
+        if not isinstance(items, list):
+            self.fail("'executables' must be a list")
+        return tuple(self.executable(item, f"executables[{at}]", blobs) for at, item in enumerate(items))
+
+    def executable(self, item: object, where: str, blobs: Mapping[str, int]) -> Executable:
+        if not isinstance(item, Mapping):
+            self.fail(f"{where} must be an object")
+        phase = item.get("phase")
+        if not isinstance(phase, str) or not phase:
+            self.fail(f"{where}.phase must be a non-empty string")
+        for name in ("batch", "query", "context"):
+            if item.get(name) is not None:
+                self.integer(item[name], f"{where}.{name}", MAX_DIMENSION)
+        if item.get("state") not in STATES:
+            self.fail(f"{where}.state must be one of {', '.join(STATES)}")
+        self.integer(item.get("buckets"), f"{where}.buckets", MAX_DIMENSION)
+        self.blob(item.get("blob"), f"{where}.blob", blobs)
+        if not is_digest(item.get("key")):
+            self.fail(f"{where}.key is not a digest (sha256:<64 hex digits>)")
+        fields: dict[str, Any] = {name: item.get(name) for name in Executable._fields}
+        return Executable(**fields)
+
+    def mapping(self, data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+        found = data.get(name)
+        if not isinstance(found, Mapping):
+            self.fail(f"{name!r} must be an object")
+        return found
+
+    def integer(self, value: object, where: str, largest: int) -> None:
+        if type(value) is not int or not 0 <= value <= largest:
+            self.fail(f"{where} must be an integer from 0 to {largest}")
+
+    def blob(self, digest: object, where: str, blobs: Mapping[str, int]) -> None:
+        if not is_digest(digest):
+            self.fail(f"{where} is not a digest (sha256:<64 hex digits>)")
+        if digest not in blobs:
+            self.fail(f"{where} names {digest}, which is not in 'blobs'")
+
 
 MAX_CHECKSUM_BYTES = 256
 ATTEMPTS = 5
 
 
 class Manifest:
-    """A validated manifest. Treat the values of its attributes as read-only.
+    """A validated manifest; its attributes are the members of the format. Treat their values as read-only.
 
-    `source` names the file in errors. Raises ArtifactError naming `source` and the invalid member.
+    `source` names the file in errors. `llmc` is the version that wrote the manifest, `device` the --device that the
+    bundle was compiled for, `target` the compiler target, and `executor` the runtime executor that loads the
+    executables. `isa` lists the instruction sets or the chip that native code requires; empty if it requires none in
+    particular. Raises ArtifactError naming `source` and the invalid member.
     """
 
-    __slots__ = ("_data", "blobs", "executables", "files", "source")
+    __slots__ = (
+        "_data", "blobs", "device", "executables", "executor", "files", "isa", "llmc", "model", "options", "plan",
+        "provenance", "source", "summary", "target", "toolchain", "verification",
+    )  # fmt: skip
 
     def __init__(self, data: Mapping[str, Any], source: str | Path = FILE_NAME) -> None:
-        check = Check(str(source))
+        check = _Check(str(source))
         self.source = str(source)
         self._data = check.document(data)
         self.blobs: Mapping[str, int] = check.blobs(data)
         self.files: Mapping[str, str] = check.files(data, self.blobs)
         self.executables: tuple[Executable, ...] = check.executables(data, self.blobs)
+        self.llmc: str = data["llmc"]
+        self.device: str = data["device"]
+        self.target: str = data["target"]
+        self.executor: str = data["executor"]
+        self.model: Mapping[str, Any] = data.get("model", {})
+        self.options: Mapping[str, Any] = data.get("options", {})
+        self.plan: Mapping[str, Any] = data.get("plan", {})
+        self.toolchain: Mapping[str, str] = data.get("toolchain", {})
+        self.verification: Mapping[str, Any] = data.get("verification", {})
+        self.provenance: Mapping[str, Any] = data.get("provenance", {})
+        self.summary: Mapping[str, Any] = data.get("summary", {})
+        isa = data.get("isa", [])
+        self.isa: tuple[str, ...] = (isa,) if isinstance(isa, str) else tuple(isa)
 
     @classmethod
     def create(cls, *, llmc: str, device: str, target: str, executor: str, **members: Any) -> Manifest:
@@ -72,7 +226,7 @@ class Manifest:
     @classmethod
     def from_bytes(cls, data: bytes, source: str | Path = FILE_NAME) -> Manifest:
         """Parse and validate a manifest file. Raises only ArtifactError."""
-        check = Check(str(source))
+        check = _Check(str(source))
         if len(data) > MAX_BYTES:
             check.fail(f"larger than {MAX_BYTES} bytes")
         try:
@@ -114,67 +268,6 @@ class Manifest:
         return digest_bytes(self.to_bytes())
 
     @property
-    def llmc(self) -> str:
-        """The version of llmc that wrote the manifest."""
-        return str(self._data["llmc"])
-
-    @property
-    def device(self) -> str:
-        """The --device that the bundle was compiled for."""
-        return str(self._data["device"])
-
-    @property
-    def target(self) -> str:
-        """Name of the compiler target."""
-        return str(self._data["target"])
-
-    @property
-    def executor(self) -> str:
-        """Name of the runtime executor that loads the executables."""
-        return str(self._data["executor"])
-
-    @property
-    def model(self) -> Mapping[str, Any]:
-        """The checkpoint's name, architecture and sizes."""
-        return self._object("model")
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """Options of the target."""
-        return self._object("options")
-
-    @property
-    def plan(self) -> Mapping[str, Any]:
-        """The bucket plan as JSON."""
-        return self._object("plan")
-
-    @property
-    def toolchain(self) -> Mapping[str, str]:
-        """Names and versions of the compilers used."""
-        return self._object("toolchain")
-
-    @property
-    def isa(self) -> tuple[str, ...]:
-        """Instruction sets or chip that native code requires; empty if it requires none in particular."""
-        isa = self._data.get("isa", [])
-        return (isa,) if isinstance(isa, str) else tuple(isa)
-
-    @property
-    def verification(self) -> Mapping[str, Any]:
-        """How the executables compared with the reference model."""
-        return self._object("verification")
-
-    @property
-    def provenance(self) -> Mapping[str, Any]:
-        """How the bundle was built."""
-        return self._object("provenance")
-
-    @property
-    def summary(self) -> Mapping[str, Any]:
-        """Counts, sizes and times for display."""
-        return self._object("summary")
-
-    @property
     def size(self) -> int:
         """Total bytes of all blobs."""
         return sum(self.blobs.values())
@@ -189,10 +282,6 @@ class Manifest:
         uses = [name for name, found in self.files.items() if found == digest]
         uses += [f"executable {item}" for item in self.executables if item.blob == digest]
         return ", ".join(uses) or "listed under blobs"
-
-    def _object(self, name: str) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self._data.get(name, {})
-        return found
 
 
 def read_manifest(path: str | Path) -> Manifest:

@@ -13,14 +13,16 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from llmc.artifacts.bundle.manifest import Manifest, read_manifest
-from llmc.artifacts.bundle.manifest_schema import FILE_NAME, PORTABLE_NAME, SIGNATURE_NAME
-from llmc.artifacts.bundle.native import code_of_bundle
+from llmc.artifacts.bundle.manifest import FILE_NAME, PORTABLE_NAME, SIGNATURE_NAME, Manifest, read_manifest
+from llmc.artifacts.bundle.trust import code_of_bundle
 from llmc.artifacts.digest import digest_bytes, digest_file, is_digest, open_regular, parse
+from llmc.artifacts.folder_swap import siblings
+from llmc.artifacts.log import logger
 from llmc.artifacts.ownership import Exposed, exposed, owners
 from llmc.artifacts.verified_files import VerifiedFiles, signature
 from llmc.errors import ArtifactError
@@ -29,6 +31,7 @@ from llmc.paths import exists, is_dir
 if TYPE_CHECKING:
     from llmc.artifacts.store.leases import Lease
     from llmc.settings import Settings
+
 
 BLOBS = Path("blobs", "sha256")
 SAVE_STAMPS_FROM = 8 << 20
@@ -73,14 +76,12 @@ class BundleFiles:
     def open(cls, path: str | Path, settings: Settings | None = None) -> BundleFiles:
         """Open a bundle folder; reads only its manifest. `settings` name trusted folders (default: none).
 
-        First restores a bundle whose replacement was interrupted between two renames (bundle/recovery.py). Raises
+        First restores a bundle whose replacement was interrupted between two renames. Raises
         ArtifactError for an invalid bundle or an unknown schema.
         """
         folder = Path(path)
         lease = _lease(folder)
         if not exists(folder):
-            from llmc.artifacts.bundle.recovery import recover
-
             recover(folder)
         manifest = read_manifest(folder)
         if not is_dir(folder):
@@ -175,7 +176,7 @@ class BundleFiles:
     def require_native(self, what: str) -> None:
         """Raise ArtifactError unless `what` may be loaded as code. Call this before loading it.
 
-        The bundle must count as native (native.py), because one received as data needed no signature. No other user may
+        The bundle must count as native (trust.py), because one received as data needed no signature. No other user may
         be able to change it.
         """
         self._require_judged_native(what)
@@ -203,7 +204,7 @@ class BundleFiles:
     def portable_half(self) -> BundleFiles:
         """Return the portable source of a bundle compiled on the target; otherwise the bundle itself.
 
-        Raises ArtifactError if the source is not data (native.py): nothing of it may be loaded as code.
+        Raises ArtifactError if the source is not data (trust.py): nothing of it may be loaded as code.
         """
         if PORTABLE_NAME not in self.manifest.files:
             return self
@@ -231,7 +232,6 @@ class BundleFiles:
         return errors
 
     def _stat(self, path: Path, digest: str) -> os.stat_result:
-        """Return the status of a blob, which must be a regular file of the listed size."""
         try:
             seen = path.stat()
         except FileNotFoundError as error:
@@ -251,3 +251,19 @@ class BundleFiles:
             f"{self.folder}: blob {digest} ({self.manifest.use_of(digest)}) {problem}; "
             f"compile into this folder again with `{remedy}`"
         ) from cause
+
+
+def recover(folder: Path) -> bool:
+    """Restore a bundle whose replacement was interrupted between the two renames; return whether there was one.
+
+    This can happen only where the system cannot exchange names. A live writer then finds the path occupied and retries.
+    """
+    if folder.exists():
+        return False
+    old = [Path(item.path) for item in siblings(folder, "old") if (Path(item.path) / FILE_NAME).is_file()]
+    for path in sorted(old, key=lambda path: path.stat().st_mtime, reverse=True):
+        with suppress(OSError):
+            path.rename(folder)
+            logger().warning("%s: restored after an interrupted replacement", folder)
+            return True
+    return False

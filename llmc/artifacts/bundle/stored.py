@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmc.artifacts.atomic_write import UnwritableError
-from llmc.artifacts.bundle.manifest import Manifest
-from llmc.artifacts.bundle.manifest_schema import FILE_NAME, SIGNATURE_NAME
+from llmc.artifacts.bundle.manifest import FILE_NAME, SIGNATURE_NAME, Manifest
 from llmc.artifacts.bundle.writer import write_bundle
 from llmc.artifacts.digest import Blob, digest_bytes
 from llmc.artifacts.key import Key

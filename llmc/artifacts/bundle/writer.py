@@ -22,17 +22,16 @@ from llmc.artifacts.atomic_write import (
     write_atomic,
     writing,
 )
-from llmc.artifacts.bundle.manifest import Manifest
-from llmc.artifacts.bundle.manifest_schema import (
+from llmc.artifacts.bundle.manifest import (
     CHECKSUM_NAME,
     FILE_NAME,
     KIND,
     MAX_BYTES,
     SIGNATURE_NAME,
+    Manifest,
     checksum_line,
 )
-from llmc.artifacts.bundle.reader import BLOBS, BundleFiles, blob_path
-from llmc.artifacts.bundle.recovery import recover
+from llmc.artifacts.bundle.reader import BLOBS, BundleFiles, blob_path, recover
 from llmc.artifacts.digest import BUFFER, PREFIX, open_regular
 from llmc.artifacts.folder_swap import FolderSwap
 from llmc.artifacts.store.blobs import BlobMissingError

@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from llmc.artifacts.bundle.native import code_of_entry
 from llmc.artifacts.bundle.stored import KIND
+from llmc.artifacts.bundle.trust import code_of_entry
 from llmc.artifacts.log import logger
 from llmc.artifacts.ownership import Exposed, exposed, owners
 from llmc.artifacts.store.layout import Layout

@@ -113,7 +113,6 @@ def remember(store: Store, manifest: Manifest, origin: Origin) -> None:
 
 
 def _note_of(store: Store, manifest: Manifest) -> Entry | None:
-    """Read the note on a bundle and mark it as used."""
     entries, key = Entries(store.layout), own_key(bundle_key(manifest))
     if (found := entries.read(key)) is not None:
         entries.touch(key)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmc.artifacts.atomic_write import UnwritableError
-from llmc.artifacts.bundle.manifest_schema import SIGNATURE_NAME
+from llmc.artifacts.bundle.manifest import SIGNATURE_NAME
 from llmc.artifacts.bundle.reader import BundleFiles, blob_path
 from llmc.artifacts.bundle.stored import KIND, bundle_key, checkout
 from llmc.artifacts.digest import PREFIX, Blob, digest_bytes, is_digest

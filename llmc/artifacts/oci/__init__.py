@@ -1,15 +1,12 @@
 """Bundles and packed caches as OCI images in registries and image layouts, which Kubernetes can mount as image volumes.
 
     reference.py  names: oci://host/name:tag, oci-layout:folder:tag
-    tar.py        the tar format of layers
-    layers.py     which blobs share a layer
-    stored_gzip.py   layers as gzip files
-    image.py      image manifest and config
-    subjects.py   the content of an image
+    tar.py        the tar and gzip formats of layers
+    image.py      manifest, config, layers, and the content of an image
     base.py       the contract of an image location; verification
     layout.py     a folder
-    registry.py, login.py    a registry
-    push.py, pull.py
+    registry.py   a registry
+    transfer.py   pushing and pulling
     archive.py    a layout as one tar file
 
 An image has one layer for every big blob and 16 for the small ones. Their digests depend only on the blobs, so bundles
@@ -29,7 +26,7 @@ from llmc.artifacts.remotes.base import JOBS
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.trust import Trust
     from llmc.artifacts.remotes.base import Meter, TransferReport
-    from llmc.artifacts.remotes.push import Signs
+    from llmc.artifacts.remotes.transfer import Signs
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.store import Store
 
@@ -48,7 +45,7 @@ def push_image(
     entry, RemoteError if the registry fails or refuses, CapacityError or UnwritableError for a layout that cannot be
     written, DeviceError for missing packages.
     """
-    from llmc.artifacts.oci.push import push
+    from llmc.artifacts.oci.transfer import push
 
     location = parse_reference(reference)
     with closing(_open(location)) as images:
@@ -72,7 +69,7 @@ def pull_image(
     verified. Received blobs are kept when a later one fails, so pulling again moves only the rest. Raises as
     `push_image` does, ArtifactError for anything but an llmc image, and UntrustedError.
     """
-    from llmc.artifacts.oci.pull import pull
+    from llmc.artifacts.oci.transfer import pull
 
     location = parse_reference(reference)
     with closing(_open(location)) as images:

@@ -26,10 +26,9 @@ from llmc.artifacts.oci import tar
 from llmc.artifacts.oci.base import Content, read_small
 from llmc.artifacts.oci.image import MANIFEST_TYPE, MAX_MANIFEST_BYTES, Descriptor, describe, read_descriptor
 from llmc.artifacts.oci.layout import LAYOUT_FILE, new_index, read_index
-from llmc.artifacts.oci.pull import receive
-from llmc.artifacts.oci.push import build
+from llmc.artifacts.oci.transfer import build, receive
 from llmc.artifacts.remotes.base import JOBS, Meter, TransferReport
-from llmc.artifacts.remotes.transfers import Mover
+from llmc.artifacts.remotes.mover import Mover
 from llmc.artifacts.temporaries import temporary_folder
 from llmc.errors import ArtifactError, InputError
 
@@ -157,7 +156,6 @@ class ImageArchive:
         return [read_descriptor(item, (MANIFEST_TYPE,), MAX_MANIFEST_BYTES, self.name) for item in items]
 
     def read(self, blob: Descriptor) -> Generator[bytes, None, None]:
-        """Yield the unverified content of a blob. Raises ArtifactError if it is missing."""
         name = BLOBS + parse(blob.digest)
         if name not in self._locations:
             self._fail(f"{name}, which is named in it, is missing")
@@ -179,7 +177,6 @@ class ImageArchive:
             yield piece
 
     def _find(self, file: BinaryIO) -> dict[str, tuple[int, int]]:
-        """Return the offset and size in bytes of each file's content."""
         locations: dict[str, tuple[int, int]] = {}
         try:
             file.seek(0)

@@ -72,13 +72,10 @@ class ImageLayout:
         self.name = f"{LAYOUT}{folder}"
 
     def close(self) -> None:
-        """Do nothing: there are no connections."""
+        pass
 
     def manifest(self, reference: Reference) -> bytes | None:
-        """Return the image manifest that a tag or digest names, or None.
-
-        Without a tag: the only image, or else the one tagged `latest`.
-        """
+        """Without a tag, return the only image, or else the one tagged `latest`."""
         index = self._index()
         if index is None:
             return None
@@ -104,7 +101,6 @@ class ImageLayout:
         return True
 
     def read(self, blob: Descriptor) -> Generator[bytes, None, None]:
-        """Yield the unverified content of a blob. Raises ArtifactError if it cannot be read."""
         path = self._path(blob.digest)
         try:
             with _open_regular(path, blob.size) as file:
@@ -114,7 +110,6 @@ class ImageLayout:
             raise ArtifactError(f"{path}: cannot be read ({error.strerror}); {MEND}") from error
 
     def add(self, blob: Descriptor, content: Content) -> None:
-        """Store a blob, whole or not at all. Raises CapacityError or UnwritableError if that fails."""
         with writing(self._folder, blob.size, REMEDY):
             self._prepare()
             with self._new() as (fd, temporary):
@@ -130,10 +125,7 @@ class ImageLayout:
                 self._install(fd, temporary, self._path(blob.digest))
 
     def publish(self, reference: Reference, manifest: bytes) -> bool:
-        """Point the reference's tag at a manifest; return False if it did before.
-
-        Any number of processes may publish at once: no tag is lost.
-        """
+        """Any number of processes may publish at once: no tag is lost."""
         blob = describe(MANIFEST_TYPE, manifest)
         tag = reference.tag or (None if reference.digest else LATEST)
         if self.has(blob) and self._is_published(blob, tag):
@@ -171,7 +163,6 @@ class ImageLayout:
         return read_index(data, str(path))
 
     def _prepare(self) -> None:
-        """Create the folders and the oci-layout file, and sweep what dead writers left."""
         if not self._blobs.is_dir() or not (self._folder / "oci-layout").is_file():
             if self._folder.is_dir() and not (self._folder / "index.json").exists() and self._holds_others():
                 raise ArtifactError(f"{self._folder}: neither empty nor an image layout; {REMEDY}")
@@ -203,7 +194,6 @@ class ImageLayout:
 
     @contextmanager
     def _new(self) -> Iterator[tuple[int, Path]]:
-        """Yield a new temporary file, open for writing and locked; removed at the end unless it was installed."""
         temporary = self._folder / f".{secrets.token_hex(8)}.new"
         fd = create_exclusive(temporary)
         try:

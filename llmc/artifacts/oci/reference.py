@@ -76,7 +76,6 @@ def parse_reference(text: str) -> Reference:
 
 
 def _version(text: str) -> tuple[str, str | None, str | None]:
-    """Split a text into name, tag and digest."""
     location, at, digest = text.rpartition("@")
     if at and is_digest(digest):
         before, colon, tag = location.rpartition(":")

@@ -1,12 +1,19 @@
-"""Images in a registry: OCI distribution-spec 1.1, with requests, logged in by login.py.
+"""Images in a registry: OCI distribution-spec 1.1, with requests, logged in with oras.
 
-The oras library is used only for logging in: its transfers hold a whole blob in memory, do not resume, and wait up to
-two minutes before they give up on a wrong password.
+The oras library is used only for logging in (docker's configuration, credential helpers, bearer tokens): its transfers
+hold a whole blob in memory, do not resume, and wait up to two minutes before they give up on a wrong password.
+
+A `WWW-Authenticate` challenge is answered with the account that `docker login` stored in ~/.docker/config.json, or with
+none, for an anonymous token. Credentials go to the registry, and to the token service that it names if that is on the
+registry's own host, on a host of a parent domain, or on a host that the setting LLMC_TOKEN_HOSTS names. They go over
+HTTPS, or over plain HTTP on this machine. They never appear in an error or a log.
 """
 
 from __future__ import annotations
 
 import json
+import re
+import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -17,13 +24,99 @@ from urllib.parse import urljoin, urlsplit
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.oci.base import MEND, Content
 from llmc.artifacts.oci.image import MANIFEST_TYPE, MAX_MANIFEST_BYTES, Descriptor
-from llmc.artifacts.oci.login import Login
-from llmc.artifacts.oci.reference import LATEST, REGISTRY, Reference
+from llmc.artifacts.oci.reference import LATEST, REGISTRY, Reference, is_loopback
 from llmc.artifacts.oci.tar import PIECE
 from llmc.artifacts.remotes.base import RemoteError
 from llmc.artifacts.remotes.retry import PATIENT, Patience, again, http_status
 from llmc.errors import ArtifactError
 from llmc.platforms import missing
+from llmc.settings import token_hosts
+
+_KNOWN_PAIRS = frozenset(
+    {(registry, "auth.docker.io") for registry in ("docker.io", "index.docker.io", "registry-1.docker.io")}
+)
+"""Registries whose token service is on a host of its own (Docker Hub)."""
+_REALM = re.compile(r'\brealm="(https?)://([^/"?#]+)[^"]*"', re.IGNORECASE)
+
+
+class Login:
+    """The login to one repository of one registry; safe for threads."""
+
+    def __init__(self, host: str, session: Any, *, plain_http: bool) -> None:
+        try:
+            from oras.auth import get_auth_backend
+            from oras.container import Container
+        except ImportError:
+            raise missing("oras") from None
+        self._host = host
+        self._plain_http = plain_http
+        self._lock = threading.Lock()
+        self.header: str | None = None
+        """The value of the Authorization header, once known."""
+        container = Container("bundle", registry=host)
+        self._backends = {}
+        try:
+            for scheme, name in (("basic", "basic"), ("bearer", "token")):
+                backend = get_auth_backend(name, session, insecure=plain_http)
+                backend.load_configs(container)
+                self._backends[scheme] = backend
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RemoteError(
+                f"{host}: ~/.docker/config.json or its credential helper does not work ({type(error).__name__}); "
+                f"log in again with `docker login {host}`"
+            ) from None
+
+    def answer(self, refused: Any, sent: str | None) -> bool:
+        """Whether there is another header to try, after a response that `refused` the header `sent`.
+
+        Raises what `requests` raises if the token service fails.
+        """
+        with self._lock:
+            if self.header != sent:
+                return True
+            self.header = self._log_in(refused)
+            return self.header is not None
+
+    def _log_in(self, refused: Any) -> str | None:
+        challenge = refused.headers.get("WWW-Authenticate", "")
+        scheme = challenge.partition(" ")[0].lower()
+        backend = self._backends.get(scheme)
+        if backend is None or (scheme == "basic" and not _has_account(backend)):
+            return None
+        if scheme == "bearer":
+            self._require_own(challenge, has_account=bool(getattr(backend, "_basic_auth", None)))
+        headers, changed = backend.authenticate_request(refused, {}, refresh=True)
+        found = headers.get("Authorization")
+        return str(found) if changed and found else None
+
+    def _require_own(self, challenge: str, *, has_account: bool) -> None:
+        """Raise RemoteError for a token service that may receive nothing, or no account."""
+        realm = _REALM.search(challenge)
+        if realm is None or not (realm[1].lower() == "https" or (self._plain_http and is_loopback(realm[2]))):
+            raise RemoteError(f"{self._host}: its token service is not reached by HTTPS, so nothing is sent there")
+        location = realm[2].lower()
+        own = location == self._host.lower() or (_host(self._host), _host(location)) in _KNOWN_PAIRS
+        own = own or (is_loopback(self._host) and is_loopback(location))
+        parent = _host(self._host).endswith(f".{_host(location)}") and "." in _host(location)
+        if has_account and not (own or parent or _host(location) in token_hosts()):
+            raise RemoteError(
+                f"{self._host}: the registry names a token service on another host, {location:.200}, so the account of "
+                f"`docker login {self._host}` is not sent there; if that host is the registry's: "
+                f"LLMC_TOKEN_HOSTS={_host(location):.200}"
+            )
+
+
+def _host(location: str) -> str:
+    return re.sub(r":\d+$", "", location.rpartition("@")[2].lower())
+
+
+def _has_account(backend: Any) -> bool:
+    """Whether a Basic backend found an account; without one its header is missing or says None."""
+    try:
+        return bool(backend.get_auth_header() != {"Authorization": "Basic None"})
+    except AttributeError:
+        return False
+
 
 TIMEOUT = (10.0, 60.0)
 """Timeouts in seconds, for connecting and for silence."""
@@ -56,15 +149,9 @@ class RegistryImages:
         self.name = f"{REGISTRY}{self._host}/{reference.name}"
 
     def close(self) -> None:
-        """Close the connections."""
         self._session.close()
 
     def manifest(self, reference: Reference) -> bytes | None:
-        """Return the image manifest that a tag or digest names, verified by its digest, or None.
-
-        Raises ArtifactError for a manifest that is damaged or too large.
-        """
-
         def get() -> tuple[bytes | None, str]:
             with self._send("GET", self._manifest_url(reference), (_OK, _MISSING), {"Accept": MANIFEST_TYPE}) as answer:
                 if answer.status_code == _MISSING:
@@ -86,8 +173,6 @@ class RegistryImages:
         return data
 
     def has(self, blob: Descriptor) -> bool:
-        """Whether the registry has the blob."""
-
         def head() -> bool:
             with self._send("HEAD", self._blob_url(blob), (_OK, _MISSING)) as answer:
                 return bool(answer.status_code == _OK)
@@ -130,7 +215,6 @@ class RegistryImages:
         self._check_stored(blob.digest, self._again(f"send {blob.digest} to", put))
 
     def publish(self, reference: Reference, manifest: bytes) -> bool:
-        """Point the reference's tag at a manifest; return False if it did before."""
         from requests import HTTPError
 
         digest = digest_bytes(manifest)
@@ -203,7 +287,6 @@ class RegistryImages:
         raise HTTPError(f"status {status}{reason}", response=answer)
 
     def _again(self, what: str, call: Callable[[], T]) -> T:
-        """Call with retries for temporary failures. Raises RemoteError if it never works."""
         from requests import RequestException
         from requests.exceptions import SSLError
 
@@ -220,7 +303,6 @@ class RegistryImages:
             raise RemoteError(f"{self.name}: cannot {what} the registry ({reason}); {remedy}") from None
 
     def _upload_url(self, answer: Any, blob: Descriptor) -> str:
-        """Return the upload URL for a blob, from the response's `Location` header."""
         try:
             url = urljoin(answer.url, answer.headers.get("Location", ""))
             parts = urlsplit(url)
@@ -258,7 +340,7 @@ class _Body:
 
 
 def _session(*, proxies: bool) -> Any:
-    """Create a session with timeouts and without cookies; login.py sets the Authorization header.
+    """Create a session with timeouts and without cookies; `Login` sets the Authorization header.
 
     Without `proxies`, the environment's proxies are ignored: they do not know this machine's registries.
     """
@@ -280,7 +362,6 @@ def _session(*, proxies: bool) -> Any:
 
 
 def _reason(answer: Any) -> str:
-    """Return the code of the registry's first error, if it has the specification's form."""
     with suppress(ValueError, KeyError, IndexError, TypeError, OSError):  # requests' errors are OSError
         code = json.loads(answer.raw.read(LONGEST_REASON))["errors"][0]["code"]
         if isinstance(code, str) and code.replace("_", "").isalnum():

@@ -24,7 +24,7 @@ def draw(path: Path, survey: Survey, keyring: Keyring, describe: Callable[[Entry
     """
     check(path)
     from llmc.artifacts.overview import pictures, tables
-    from llmc.artifacts.overview.bundles import bundles
+    from llmc.artifacts.overview.survey import bundles
     from llmc.buckets.render import page
 
     held = bundles(survey, keyring)

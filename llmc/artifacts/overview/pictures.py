@@ -7,9 +7,7 @@ from functools import partial
 
 from matplotlib.figure import FigureBase
 
-from llmc.artifacts.overview import disk
-from llmc.artifacts.overview.bundles import HeldBundle
-from llmc.artifacts.overview.survey import Survey
+from llmc.artifacts.overview.survey import HeldBundle, Survey, ages, kinds, unnamed
 from llmc.buckets.render.figure import FAINT, MARK, PADDING, REAL, Plot
 from llmc.buckets.render.text import UNITS, printable, shortened, size_text
 
@@ -36,7 +34,7 @@ def plots(survey: Survey, held: Sequence[HeldBundle]) -> list[Plot]:
         _bars("Where the bytes are", _locations(survey), ("in no bundle", "in bundles too")),
         _bars(
             "Blobs by the time since they were used: less than …",
-            [(age.name, age.free, age.kept) for age in disk.ages(survey)],
+            [(age.name, age.free, age.kept) for age in ages(survey)],
             ("may be collected", "pinned or in use"),
             (REAL, MARK),
         ),
@@ -50,12 +48,12 @@ def plots(survey: Survey, held: Sequence[HeldBundle]) -> list[Plot]:
 
 
 def _locations(survey: Survey) -> list[Bar]:
-    kinds = [kind for kind in disk.kinds(survey) if kind.size]
-    bars: list[Bar] = [(kind.name, kind.apart, kind.bundled) for kind in kinds[:MOST_BARS]]
-    if rest := kinds[MOST_BARS:]:
+    found = [kind for kind in kinds(survey) if kind.size]
+    bars: list[Bar] = [(kind.name, kind.apart, kind.bundled) for kind in found[:MOST_BARS]]
+    if rest := found[MOST_BARS:]:
         bars.append(("other kinds", sum(kind.apart for kind in rest), sum(kind.bundled for kind in rest)))
     others = (
-        ("blobs that no entry names", disk.unnamed(survey)),
+        ("blobs that no entry names", unnamed(survey)),
         ("the entries themselves", survey.usage.entry_bytes),
         ("bundle folders alone", survey.usage.bundle_bytes),
         ("quarantine and temporaries", survey.usage.other_bytes),

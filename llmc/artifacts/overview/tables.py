@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from llmc.artifacts.gc.collect import GRACE_SECONDS
-from llmc.artifacts.gc.gc_policy import CollectionStage, RetentionLimits, decide, size_of, stages
-from llmc.artifacts.overview import disk
-from llmc.artifacts.overview.bundles import MOST_READ, HeldBundle
-from llmc.artifacts.overview.survey import Listed, Survey
+from llmc.artifacts.gc import GRACE_SECONDS, CollectionStage, RetentionLimits, decide, size_of, stages
+from llmc.artifacts.overview.survey import DAY, MOST_READ, HeldBundle, Listed, Survey, devices, kinds, unnamed
 from llmc.artifacts.store.entries import Entry
-from llmc.artifacts.store.pins import pins
-from llmc.artifacts.store.publish_lock import is_of_one_machine
+from llmc.artifacts.store.leases import pins
+from llmc.artifacts.store.locks import is_local
 from llmc.buckets.render.page import Section, Table, columns
 from llmc.buckets.render.text import UNITS, percent, printable, size_text
 from llmc.paths import is_dir
@@ -60,7 +57,7 @@ def _tried(size: int) -> Iterator[tuple[str, int | None, float | None]]:
 
 
 def _limits(survey: Survey, max_size: int | None, max_age: float | None) -> RetentionLimits:
-    alone = is_dir(survey.layout.base) and is_of_one_machine(survey.layout)
+    alone = is_dir(survey.layout.base) and is_local(survey.layout.base)
     return RetentionLimits(max_size, max_age, GRACE_SECONDS, survey.now, alone)
 
 
@@ -89,7 +86,7 @@ class _Form:
         return f"{count / self.bytes:,.2f}"
 
     def days(self, moment: float) -> str:
-        return f"{max(0.0, self.now - moment) / disk.DAY:,.2f}"
+        return f"{max(0.0, self.now - moment) / DAY:,.2f}"
 
 
 def sections(survey: Survey, held: Sequence[HeldBundle], describe: Describe) -> list[Section]:
@@ -106,10 +103,10 @@ def sections(survey: Survey, held: Sequence[HeldBundle], describe: Describe) -> 
 
 
 def _disk(survey: Survey, form: _Form) -> Section:
-    usage, unnamed = survey.usage, disk.unnamed(survey)
+    usage, left = survey.usage, unnamed(survey)
     locations = (
-        ("blobs that entries name", usage.blob_bytes - unnamed),
-        ("blobs that no entry names", unnamed),
+        ("blobs that entries name", usage.blob_bytes - left),
+        ("blobs that no entry names", left),
         ("entries", usage.entry_bytes),
         ("bundle folders, without what are blobs too", usage.bundle_bytes),
         ("quarantine and temporaries", usage.other_bytes),
@@ -123,8 +120,8 @@ def _disk(survey: Survey, form: _Form) -> Section:
         )
     ]
     for heading, what, groups in (
-        ("Blobs by kind of entry", "kind", disk.kinds(survey)),
-        ("Executables by device", "device", disk.devices(survey)),
+        ("Blobs by kind of entry", "kind", kinds(survey)),
+        ("Executables by device", "device", devices(survey)),
     ):
         names = (what, "entries", form.unit, "in no bundle", "in bundles too", "days unused")
         rows = [
@@ -182,7 +179,8 @@ def _entries(survey: Survey, describe: Describe, form: _Form) -> Section:
         return _table(_counted(heading, chosen), names, 4, rows, "own: what no other entry has.")
 
     largest = sorted(survey.entries, key=lambda one: -one.share.size)
-    return Section("Entries", [table("The largest", largest), table("Not used for longest", _by_use(survey.entries))])
+    oldest = sorted(survey.entries, key=lambda one: one.used)
+    return Section("Entries", [table("The largest", largest), table("Not used for longest", oldest)])
 
 
 def _freeing(survey: Survey, describe: Describe, form: _Form) -> Section:
@@ -219,10 +217,6 @@ def _pins(survey: Survey, describe: Describe, form: _Form) -> Section:
         rows.append(_cells(pin.kind, pin.hex[:12], what, form.size(size), form.days(pin.since)))
     names = ("kind", "key", "what", form.unit, "days pinned")
     return Section("Pins", [_table(_counted("Kept whatever the limits are", found), names, 3, rows)])
-
-
-def _by_use(entries: Iterable[Listed]) -> list[Listed]:
-    return sorted(entries, key=lambda one: one.used)
 
 
 def _state(listed: Listed) -> str:

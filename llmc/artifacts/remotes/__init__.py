@@ -1,11 +1,12 @@
 """Remote tiers of a store: folders elsewhere and whatever fsspec reaches, behind one small interface.
 
-base.py       the contract of a remote
+base.py       the contract of a remote, and its URL
 folder.py     a folder: a mount, another disk
 fsspec_remote.py   s3, gs, hf, memory … with fsspec
 retry.py      what is retried, and how often
-ingest.py     adding received results to a store; downloads resume
-push.py, pull.py   moving what is missing
+mover.py      concurrent transfers
+ingest.py     judging a remote's entries and adding them to a store; downloads resume
+transfer.py   pushing and pulling what is missing
 read_through.py   asking a remote before a build
 """
 
@@ -24,7 +25,7 @@ def open_remote(url: str, patience: Patience | None = None) -> Remote:
     Credentials in the URL are used and never shown. Raises InputError for an invalid URL, DeviceError for a missing
     package.
     """
-    from llmc.artifacts.remotes.urls import address
+    from llmc.artifacts.remotes.base import address
 
     location = address(url)
     if location.scheme in ("", "file"):

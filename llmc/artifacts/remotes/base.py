@@ -1,4 +1,4 @@
-"""The contract of a remote: objects by name, in a location that may be far, slow, wrong, or gone.
+"""The contract of a remote: objects by name, in a location that may be far, slow, wrong, or gone. Also its URL.
 
 Names are those of the store's layout below its root ("v1/blobs/sha256/ab/…", "v1/entries/<kind>/<hex>.json"). So the
 folder of a `file:` remote is a store, and a store can be a remote. A remote does not verify content; callers do.
@@ -6,13 +6,15 @@ folder of a `file:` remote is a store, and a store can be a remote. A remote doe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
+from urllib.parse import unquote, urlsplit
 
 from llmc.artifacts.key import Key
 from llmc.artifacts.store.layout import Layout
-from llmc.errors import ArtifactError
+from llmc.errors import ArtifactError, InputError
 
 Progress = Callable[[int], None]
 """Called with the number of bytes moved since the last call; negative if bytes must be moved again."""
@@ -116,3 +118,57 @@ def temporaries_prefix() -> str:
 
 def _name(path: Path) -> str:
     return path.relative_to(_LAYOUT.root).as_posix()
+
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
+_HIDDEN = "***"
+_IN_TEXT = (
+    (re.compile(r"(://)[^/\s@]*@"), r"\1"),
+    (re.compile(r"(?i)\b((?:X-Amz-[A-Za-z-]+|sig|signature|token|password|secret)=)[^&\s'\"]+"), rf"\1{_HIDDEN}"),
+    (re.compile(r"(?i)(authorization['\"]?[:=]\s*['\"]?)[^'\"\r\n,}]+"), rf"\1{_HIDDEN}"),
+)
+
+
+class Address(NamedTuple):
+    """A parsed URL: its scheme ("" for a path), its full text, the part that may be printed, and its secrets."""
+
+    scheme: str
+    full: str
+    shown: str
+    secrets: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"Address({self.shown!r})"
+
+    def clean(self, text: str) -> str:
+        """Remove this URL's secrets, and text that looks like credentials of another, from a text."""
+        for secret in sorted(self.secrets, key=len, reverse=True):
+            text = text.replace(secret, _HIDDEN)
+        for pattern, shown in _IN_TEXT:
+            text = pattern.sub(shown, text)
+        return " ".join(text.split())
+
+
+def address(url: str) -> Address:
+    """Parse a URL. Raises InputError, without the URL's secrets, if it cannot be read or has no //."""
+    match = _SCHEME.match(url)
+    if match is None:
+        return Address("", url, url, ())
+    scheme = match[1].lower()
+    if scheme == "file":
+        return Address(scheme, url, url, ())
+    if (
+        scheme != "oci-layout" and "::" not in url and not url[len(match[0]) :].startswith("//")
+    ):  # fsspec takes it as a file
+        raise InputError(
+            f"{scheme}:… is not a remote: write {scheme}://LOCATION/FOLDER, oci-layout:FOLDER for images in a folder, "
+            f"or ./{scheme}:… for a folder of that name"
+        )
+    try:
+        parts = urlsplit(url)
+        secrets = [parts.query, parts.password or "", unquote(parts.password or "")]
+        login, _, host = parts.netloc.rpartition("@")
+    except ValueError:
+        raise InputError(f"the {scheme} URL cannot be read; write it as {scheme}://LOCATION/FOLDER") from None
+    shown = f"{scheme}://{host}{parts.path}" if url[len(match[0]) :].startswith("//") else url
+    return Address(scheme, url, shown.rstrip("/"), tuple({item for item in (login, *secrets) if item}))

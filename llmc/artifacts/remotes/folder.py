@@ -33,7 +33,6 @@ class FolderRemote:
         return f"FolderRemote({self.url!r})"
 
     def size(self, name: str) -> int | None:
-        """Return the bytes of an object, or None if it is missing."""
         with self._failing(name):
             try:
                 status = (self._root / name).stat()
@@ -43,7 +42,6 @@ class FolderRemote:
             return status.st_size if stat.S_ISREG(status.st_mode) else None
 
     def read(self, name: str, limit: int) -> bytes | None:
-        """Return a small object, or None if it is missing. Raises ObjectError if it is larger than `limit` bytes."""
         size = self.size(name)
         if size is None:
             return None
@@ -54,7 +52,6 @@ class FolderRemote:
         return data
 
     def download(self, name: str, start: int, size: int) -> Iterator[bytes]:
-        """Yield the content of an object from byte `start`. Raises ObjectError if it is missing or has another size."""
         found = self.size(name)
         if found != size:
             problem = "is missing" if found is None else f"has {found} bytes, expected {size}"
@@ -66,7 +63,6 @@ class FolderRemote:
                 yield piece
 
     def upload(self, name: str, source: Path | bytes, progress: Progress) -> None:
-        """Store an object, whole or not at all, replacing an existing one."""
         final = self._root / name
         with self._failing(name):
             self._require_mount()
@@ -76,7 +72,7 @@ class FolderRemote:
             write_atomic(final, _pieces(source, progress), self._layout.temporaries, mode=mode)
 
     def list(self, prefix: str) -> Iterator[str]:
-        """Yield the names in the folder `prefix`, in no order. Raises RemoteError if the remote's folder is missing."""
+        """Raises RemoteError if the remote's folder is missing."""
         with self._failing(prefix):
             if not self._root.is_dir():
                 raise RemoteError(f"{self.url}: no such folder; is it mounted?")
@@ -85,7 +81,6 @@ class FolderRemote:
                 yield (Path(folder) / file).relative_to(self._root).as_posix()
 
     def delete(self, name: str) -> None:
-        """Remove an object if it exists."""
         with self._failing(name):
             (self._root / name).unlink(missing_ok=True)
 
@@ -95,7 +90,6 @@ class FolderRemote:
 
     @contextmanager
     def _failing(self, name: str) -> Iterator[None]:
-        """Convert OSError to RemoteError."""
         try:
             yield
         except OSError as error:

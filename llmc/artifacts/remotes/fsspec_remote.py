@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from llmc.artifacts.remotes.base import (
+    Address,
     ObjectError,
     Progress,
     RemoteError,
@@ -23,7 +24,6 @@ from llmc.artifacts.remotes.base import (
     temporaries_prefix,
 )  # fmt: skip
 from llmc.artifacts.remotes.retry import Patience, again, http_status
-from llmc.artifacts.remotes.urls import Address
 from llmc.errors import DeviceError, InputError, LlmcError
 from llmc.platforms import missing
 
@@ -71,19 +71,17 @@ class FsspecRemote:
         return f"FsspecRemote({self.url!r})"
 
     def size(self, name: str) -> int | None:
-        """Return the bytes of an object, or None if it is missing."""
         found = self._ask(name, lambda: self._fs.info(self._path(name)))
         return None if found is None or found.get("type") == "directory" else int(found["size"])
 
     def read(self, name: str, limit: int) -> bytes | None:
-        """Return a small object, or None if it is missing. Raises ObjectError if it is larger than `limit` bytes."""
         data: bytes | None = self._ask(name, lambda: self._fs.cat_file(self._path(name), start=0, end=limit + 1))
         if data is not None and len(data) > limit:
             raise ObjectError(f"{self.url}: {name} is larger than {limit} bytes; delete it there")
         return data
 
     def download(self, name: str, start: int, size: int) -> Iterator[bytes]:
-        """Yield the content of an object from byte `start`; pieces are requested in parallel, and each is retried."""
+        """Pieces are requested in parallel, and each is retried."""
         starts = range(start, size, PIECE)
         if len(starts) <= 1:
             yield from (self._piece(name, at, size) for at in starts)
@@ -101,7 +99,6 @@ class FsspecRemote:
                 pool.shutdown(wait=False, cancel_futures=True)
 
     def upload(self, name: str, source: Path | bytes, progress: Progress) -> None:
-        """Store an object, whole or not at all, replacing an existing one."""
         put = self._put if self._protocol in WHOLE_PUTS else self._put_aside
         try:
             self._do(name, lambda: put(source, self._path(name), progress))
@@ -109,14 +106,12 @@ class FsspecRemote:
             self._fail(name, error)
 
     def list(self, prefix: str) -> Iterator[str]:
-        """Yield the names in the folder `prefix`, in no order; none if there is no such folder."""
         base = self._path("")
         for path in self._ask(prefix, lambda: self._fs.find(self._path(prefix))) or ():
             if path.startswith(base):
                 yield path[len(base) :]
 
     def delete(self, name: str) -> None:
-        """Remove an object if it exists."""
         self._ask(name, lambda: self._fs.rm_file(self._path(name)))
 
     def _open(self) -> tuple[Any, str]:
@@ -214,7 +209,6 @@ class FsspecRemote:
             return None
 
     def _do(self, name: str, call: Callable[[], T]) -> T:
-        """Call with retries. Raises FileNotFoundError or RemoteError."""
         try:
             return again(call, self._patience, f"{self.url}: {name}")
         except (FileNotFoundError, LlmcError, StoppedError):

@@ -11,10 +11,9 @@ from llmc.artifacts.key import Key
 from llmc.artifacts.log import logger
 from llmc.artifacts.remotes import open_remote
 from llmc.artifacts.remotes.base import JOBS, Remote, entry_name
-from llmc.artifacts.remotes.ingest import bring, expect, settle
-from llmc.artifacts.remotes.remote_entries import judge, read_entry
+from llmc.artifacts.remotes.ingest import bring, expect, judge, read_entry, settle
+from llmc.artifacts.remotes.mover import Mover, may_be_refused
 from llmc.artifacts.remotes.retry import HURRIED
-from llmc.artifacts.remotes.transfers import Mover, may_be_refused
 from llmc.artifacts.store.entries import Entry
 from llmc.artifacts.store.workspace import Area
 from llmc.errors import ArtifactError, DeviceError, InputError

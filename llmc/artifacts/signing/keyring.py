@@ -1,18 +1,159 @@
-"""The keyring: which signatures count here, and what is accepted without one (contract: bundle/trust.py)."""
+"""The keyring: which keys are trusted, and what is accepted without a signature (contract: bundle/trust.py).
+
+    <folder>/<name>.pub      one public key per file (see keys.py); other files in the folder are ignored
+
+A name is 1 to 64 letters, digits, ".", "_" or "-", and begins with a letter or digit. Removing a file ends trust. If
+users other than this one and root can write there, nothing is trusted (ownership.py).
+"""
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
+from llmc.artifacts.atomic_write import make_folder, sync_folder, write_atomic, writing
 from llmc.artifacts.bundle.trust import UntrustedError
-from llmc.artifacts.signing.envelope import decode
-from llmc.artifacts.signing.keys import short_id
-from llmc.artifacts.signing.statement import require_about
-from llmc.artifacts.signing.trusted import TrustedKey, TrustedKeys
+from llmc.artifacts.ownership import exposed
+from llmc.artifacts.signing.envelope import decode, require_about
+from llmc.artifacts.signing.keys import (
+    PUBLIC_MODE,
+    SUFFIX,
+    PublicKey,
+    is_signature,
+    parse_public,
+    read_public,
+    read_small,
+    short_id,
+    why,
+)
+from llmc.errors import InputError
 
 if TYPE_CHECKING:
     from llmc.settings import Settings
+
+
+SHORTEST_ID = 8
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class TrustedKey(NamedTuple):
+    """A trusted key, under the name of its file."""
+
+    name: str
+    key: PublicKey
+    file: Path
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.key.short})"
+
+
+class TrustedKeys:
+    """The trusted keys of one folder, which need not exist. Read at each call, so a removed key is gone at once."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    def all(self) -> list[TrustedKey]:
+        """Return every trusted key, by name.
+
+        Raises UntrustedError, naming the file, for a key that cannot be read, is not an Ed25519 public key, or could
+        have been written by others.
+        """
+        found = []
+        for file in self._files():
+            try:
+                found.append(TrustedKey(file.name.removesuffix(SUFFIX), _load(file), file))
+            except (OSError, ValueError) as error:
+                raise UntrustedError(
+                    f"{file}: not a key that can be trusted: {why(error)}; fix it, or remove it"
+                ) from error
+        return found
+
+    def add(self, path: Path, name: str | None = None) -> tuple[TrustedKey, bool]:
+        """Trust the key in a public key file; return it and whether it is new. `name` defaults to the file's own.
+
+        Raises InputError for anything but a public key, without copying it, for an invalid name, and for the name of
+        another key; CapacityError or UnwritableError if the folder cannot be written.
+        """
+        key = read_public(path)
+        for known in self.all():
+            if known.key == key:
+                return known, False
+        name = name or path.name.removesuffix(SUFFIX)
+        if not _NAME.fullmatch(name):
+            raise InputError(f"{name!r:.80} cannot be the name of a key ({_NAME.pattern}); choose one with --name")
+        file = self._file(name)
+        if os.path.lexists(file):
+            raise InputError(f"another key is trusted under the name {name}; choose another with --name")
+        with writing(file, len(key.pem()), "name another folder by LLMC_TRUSTED_KEYS"):
+            make_folder(self.folder)
+            write_atomic(file, key.pem(), self.folder)
+            file.chmod(PUBLIC_MODE)
+        return TrustedKey(name, key, file), True
+
+    def remove(self, what: str) -> list[Path]:
+        """Stop trusting a key, by name or id (at least 8 digits); return the removed files.
+
+        Every file that holds the key is removed, so that no second name of it stays. Raises InputError if there is no
+        such key or more than one, UnwritableError if the folder cannot be written.
+        """
+        files = self._holding(what)
+        with writing(self.folder, 0, "remove the file as its owner"):
+            for file in files:
+                file.unlink(missing_ok=True)
+            sync_folder(self.folder)
+        return files
+
+    def _holding(self, what: str) -> list[Path]:
+        keys: dict[Path, PublicKey | None] = {file: _try_load(file) for file in self._files()}
+        named = self._file(what)
+        if named in keys:
+            ids = {keys[named]}
+        else:
+            enough = len(what) >= SHORTEST_ID
+            ids = {key for key in keys.values() if key is not None and enough and key.id.startswith(what.lower())}
+        if len(ids) != 1:
+            problem = (
+                "is the beginning of more than one id" if ids else "is neither the name nor the id of a trusted key"
+            )
+            raise InputError(f"{what!r:.80} {problem} in {self.folder}; `llmc cache trust --list` lists them")
+        (key,) = ids
+        return [named] if key is None else [file for file, found in keys.items() if found == key]
+
+    def _file(self, name: str) -> Path:
+        return self.folder / f"{name}{SUFFIX}"
+
+    def _files(self) -> list[Path]:
+        """Return the key files. Raises UntrustedError for a folder that cannot be read, or that others may write to."""
+        try:
+            names = sorted(os.listdir(self.folder))  # noqa: PTH208 - names alone, as in bundle/writer.py
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise UntrustedError(
+                f"{self.folder}: the trusted keys cannot be read ({error.strerror}); make it a readable folder, or "
+                "name another by LLMC_TRUSTED_KEYS"
+            ) from error
+        files = [self.folder / name for name in names if name.endswith(SUFFIX)]
+        if files and (found := exposed(self.folder)) is not None:
+            raise UntrustedError(f"{self.folder}: others may put keys there: {found}; {found.fix}")
+        return files
+
+
+def _load(file: Path) -> PublicKey:
+    if (found := exposed(file.parent, [file])) is not None:
+        raise ValueError(f"{found}; {found.fix}")
+    return parse_public(read_small(file)[1])
+
+
+def _try_load(file: Path) -> PublicKey | None:
+    try:
+        return _load(file)
+    except (OSError, ValueError):
+        return None
+
 
 _ALLOW = "take it unsigned with --allow-unsigned or LLMC_ALLOW_UNSIGNED=1"
 _UNSET = "unset LLMC_REQUIRE_SIGNATURES"
@@ -73,7 +214,7 @@ class Keyring:
         trusted = self._trusted.all()
         for one in envelope.signatures:
             for item in trusted:
-                if _signed(item, one.value, envelope.signed_bytes):
+                if is_signature(item.key.raw, one.value, envelope.signed_bytes):
                     return Verdict(item, ())
         ids = {item.key.id for item in trusted}
         for one in envelope.signatures:
@@ -104,9 +245,3 @@ class Keyring:
             f"{origin}: its signature is not valid: {reason}; get both again from their source, or, if you created "
             "them, sign again with `llmc cache sign`"
         ) from cause
-
-
-def _signed(item: TrustedKey, signature: bytes, message: bytes) -> bool:
-    from llmc.artifacts.signing.ed25519 import verify
-
-    return verify(item.key.raw, signature, message)

@@ -5,7 +5,9 @@
 
     key id  = sha256 of the 44 bytes of SubjectPublicKeyInfo, in hex; its first 16 digits are displayed
 
-`openssl genpkey -algorithm ed25519` creates such files too. Errors never contain any of a private key's content.
+`openssl genpkey -algorithm ed25519` creates such files too. Errors never contain any of a private key's content. The
+package `cryptography` (Ed25519, RFC 8032) is imported only here, and only when needed. A private key stays inside the
+package's own object: callers get a function that signs, and no bytes.
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ import hashlib
 import os
 import re
 import stat
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from llmc.artifacts.atomic_write import create_exclusive, discard, sync_folder, write_all, writing
-from llmc.errors import InputError
+from llmc.errors import DeviceError, InputError
+from llmc.platforms import missing
 
 SPKI_HEAD = bytes.fromhex("302a300506032b6570032100")
 KEY_BYTES = 32
@@ -117,15 +121,13 @@ def write_pair(path: Path, passphrase: str | None = None) -> PublicKey:
     Replaces nothing. Raises InputError if one of the two exists, or for an empty passphrase, CapacityError or
     UnwritableError if they cannot be written (then neither exists), and DeviceError.
     """
-    from llmc.artifacts.signing.ed25519 import generate
-
     if passphrase == "":
         raise InputError("the passphrase is empty: give one, or leave it out")
     public_path = public_file(path)
     for file in (path, public_path):
         if os.path.lexists(file):
             raise InputError(_TAKEN.format(file))
-    pem, raw = generate(passphrase)
+    pem, raw = generate_key(passphrase)
     public = PublicKey(raw)
     _write_new(path, pem, PRIVATE_MODE)
     try:
@@ -176,3 +178,69 @@ def read_small(path: Path) -> tuple[os.stat_result, bytes]:
 def why(error: OSError | ValueError) -> str:
     """Describe what is wrong with a key file."""
     return f"it cannot be read ({error.strerror})" if isinstance(error, OSError) else str(error)
+
+
+Sign = Callable[[bytes], bytes]
+
+
+def is_signature(public: bytes, signature: bytes, message: bytes) -> bool:
+    """Whether `signature` (64 bytes) of `message` is by the key `public` (32 bytes). Raises DeviceError."""
+    try:
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    except ImportError as error:
+        _missing("a signature cannot be checked", error)
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def generate_key(passphrase: str | None) -> tuple[bytes, bytes]:
+    """Generate a key: its private part as PEM (PKCS #8, encrypted if there is a passphrase) and its public 32 bytes.
+
+    Raises DeviceError if `cryptography` is not installed.
+    """
+    try:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        from cryptography.hazmat.primitives.serialization import (
+            BestAvailableEncryption,
+            Encoding,
+            KeySerializationEncryption,
+            NoEncryption,
+            PrivateFormat,
+        )
+    except ImportError as error:
+        _missing("a key cannot be created", error)
+    protection: KeySerializationEncryption = NoEncryption()
+    if passphrase is not None:
+        protection = BestAvailableEncryption(passphrase.encode())
+    key = Ed25519PrivateKey.generate()
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, protection), key.public_key().public_bytes_raw()
+
+
+def load_private(pem: bytes, passphrase: str | None) -> tuple[Sign, bytes]:
+    """Load a private key in PEM; return its signing function and its public 32 bytes.
+
+    `passphrase` is None for an unencrypted key. Raises ValueError, whose text holds nothing of the key, for anything
+    but an Ed25519 key and its passphrase, and DeviceError if `cryptography` is not installed.
+    """
+    try:
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+    except ImportError as error:
+        _missing("nothing can be signed", error)
+    try:
+        key = load_pem_private_key(pem, None if passphrase is None else passphrase.encode())
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        reason = "not a private key in PEM" if passphrase is None else "the passphrase is wrong, or the file is damaged"
+        raise ValueError(reason) from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ValueError("a private key of another algorithm than Ed25519")
+    return key.sign, key.public_key().public_bytes_raw()
+
+
+def _missing(what: str, error: ImportError) -> NoReturn:
+    raise DeviceError(f"{what}: {missing('cryptography')}") from error

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmc.artifacts.bundle.trust import UntrustedError
-from llmc.artifacts.signing.envelope import Envelope, Signature, decode, encode
-from llmc.artifacts.signing.keys import PublicKey, is_encrypted, read_private
-from llmc.artifacts.signing.statement import make_statement
+from llmc.artifacts.signing.envelope import Envelope, Signature, decode, encode, make_statement
+from llmc.artifacts.signing.keys import PublicKey, is_encrypted, load_private, read_private
 from llmc.errors import InputError
 from llmc.paths import expanded
 
 if TYPE_CHECKING:
-    from llmc.artifacts.signing.ed25519 import Sign
+    from llmc.artifacts.signing.keys import Sign
     from llmc.settings import Settings
 
 
@@ -39,8 +38,6 @@ class Signer:
         Raises InputError if the file cannot be read, is readable by others, is not an Ed25519 private key, or needs
         another passphrase; and DeviceError if `cryptography` is not installed.
         """
-        from llmc.artifacts.signing.ed25519 import load
-
         file = expanded(path)
         pem = read_private(file)
         if not is_encrypted(pem):
@@ -48,7 +45,7 @@ class Signer:
         elif not passphrase:
             raise InputError(f"{file}: the private key has a passphrase; set LLMC_SIGNING_PASSPHRASE")
         try:
-            sign, raw = load(pem, passphrase)
+            sign, raw = load_private(pem, passphrase)
         except ValueError as error:
             raise InputError(f"{file}: the private key cannot be used: {error}") from None
         return cls(sign, PublicKey(raw))

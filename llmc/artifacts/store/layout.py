@@ -11,9 +11,9 @@
     bundle     = "bundles/" 16 to 64 hex "/"               a bundle folder (see bundle/reader.py) whose blobs are links
                                                            to blobs; its mtime is the time of last use
     lock       = "locks/" kind "-" 64 hex                  empty; held by flock while a key is being built
-    gate       = "locks/collect"                           see publish_lock.py
+    gate       = "locks/collect"                           see locks.py
     lease      = "leases/" 24 hex                          see leases.py
-    pin        = "pins/" kind "-" 64 hex                   see pins.py
+    pin        = "pins/" kind "-" 64 hex                   see leases.py
     stamps     = ".stamps.json"                            see verified_files.py; safe to delete
 
 Another SCHEMA is another folder, so versions of llmc with different layouts can share a root.

@@ -1,4 +1,4 @@
-"""Leases: records of what a living process uses, so that it is not collected.
+"""What protects results from collection: leases of living processes, and pins.
 
     lease   = "leases/" 24 hex                      flock held as long as the process uses what it names
     content = "host " id ( LF name )*               id: of the running kernel, as locks may not reach other machines
@@ -6,7 +6,12 @@
 
 A lease counts while its lock is held. Where that is unknown (no locks, or another machine whose locks may not reach
 here), it counts for LEASE_SECONDS after it was last written. A process notes a name before it checks that the file
-exists. A collection reads the names after it has moved files away (gc/collect.py).
+exists. A collection reads the names after it has moved files away (gc.py).
+
+    pin = "pins/" kind "-" 64 hex        empty; its name says which entry, its mtime since when
+
+A pinned entry stays regardless of the limits. A pin may outlive its entry (damaged, or removed by hand): a result built
+again under that key is pinned again.
 """
 
 from __future__ import annotations
@@ -19,14 +24,24 @@ import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
-from llmc.artifacts.atomic_write import create_exclusive, discard, make_folder, temporary_name, write_all
+from llmc.artifacts.atomic_write import (
+    create_exclusive,
+    discard,
+    make_folder,
+    sync_folder,
+    temporary_name,
+    write_all,
+    writing,
+)
 from llmc.artifacts.digest import PREFIX, open_regular, parse
 from llmc.artifacts.flock import flock, probe
-from llmc.artifacts.key import Key
+from llmc.artifacts.key import Key, is_kind
 from llmc.artifacts.log import logger
-from llmc.artifacts.store.layout import Layout, scan
-from llmc.artifacts.store.publish_lock import publish_lock
+from llmc.artifacts.store.layout import HEX, Layout, scan
+from llmc.artifacts.store.locks import REMEDY, publish_lock
+from llmc.errors import ArtifactError
 
 LEASE_SECONDS = 3600.0
 RENEW_SECONDS = 600.0
@@ -106,7 +121,6 @@ class Lease:
             return there()
 
     def _keeps(self, names: list[str]) -> bool:
-        """Whether all names were noted before, and still are."""
         with self._mutex:
             return (
                 self._fd is not None
@@ -146,7 +160,6 @@ class Lease:
             logger().debug("no lease in %s (%s): continuing without", self._layout.leases, error)
 
     def _is_sound(self, fd: int) -> bool:
-        """Whether the file still has its name, and belongs to this process."""
         return self._owner == os.getpid() and os.fstat(fd).st_nlink > 0
 
     def _open(self) -> None:
@@ -224,3 +237,52 @@ def _host() -> str:
         return BOOT_ID.read_text().strip()
     except OSError:
         return os.uname().nodename
+
+
+class Pin(NamedTuple):
+    """One pinned entry, by kind and 64 hex digits; `since` in seconds since 1970."""
+
+    kind: str
+    hex: str
+    since: float
+
+    @property
+    def name(self) -> str:
+        """The lease name of the entry."""
+        return name_of_entry(self.kind, self.hex)
+
+
+def pin(layout: Layout, key: Key) -> None:
+    """Pin the entry of a key, durably; an existing pin stays.
+
+    Raises ArtifactError if the entry is not in the store, CapacityError or UnwritableError if the pin cannot be
+    written.
+    """
+    path = layout.pin(key.kind, key.hex)
+    with publish_lock(layout), writing(path, 0, REMEDY):
+        make_folder(path.parent)
+        with suppress(FileExistsError):
+            os.close(create_exclusive(path))
+        if not layout.entry(key.kind, key.hex).is_file():
+            path.unlink(missing_ok=True)
+            raise ArtifactError(f"{layout.root}: no entry {key.kind} {key.short} to pin; `llmc cache ls` lists them")
+        sync_folder(path.parent)
+
+
+def unpin(layout: Layout, found: Pin) -> None:
+    """Remove a pin. Raises UnwritableError if that fails."""
+    path = layout.pin(found.kind, found.hex)
+    with writing(path, 0, REMEDY):
+        path.unlink(missing_ok=True)
+        sync_folder(path.parent)
+
+
+def pins(layout: Layout) -> list[Pin]:
+    """Return every pin, by kind and key."""
+    found = []
+    for item in scan(layout.pins):
+        kind, _, digits = item.name.rpartition("-")
+        if is_kind(kind) and HEX.fullmatch(digits):
+            with suppress(OSError):
+                found.append(Pin(kind, digits, Path(item.path).stat().st_mtime))
+    return sorted(found)

@@ -17,14 +17,24 @@ from llmc.artifacts.digest import Blob
 from llmc.artifacts.key import Difference, Key
 from llmc.artifacts.log import logger
 from llmc.artifacts.store.audit import AuditReport, StoreUsage, usage, verify
-from llmc.artifacts.store.blob_writer import BlobWriter
-from llmc.artifacts.store.blobs import BlobMissingError
+from llmc.artifacts.store.blobs import BlobMissingError, BlobWriter
 from llmc.artifacts.store.entries import Entry
-from llmc.artifacts.store.layout import Layout
-from llmc.artifacts.store.locks import exclusive
-from llmc.artifacts.store.lookup import claim_blob, find_blob, find_entry, insist, lost_output, miss_reason, names_of
-from llmc.artifacts.store.publish_lock import publish_lock
-from llmc.artifacts.store.workspace import Area, Guard, Spill, Upstream, Workspace, workspace
+from llmc.artifacts.store.locks import exclusive, publish_lock
+from llmc.artifacts.store.workspace import (
+    Area,
+    Guard,
+    Spill,
+    Upstream,
+    Workspace,
+    claim_blob,
+    find_blob,
+    find_entry,
+    insist,
+    lost_output,
+    miss_reason,
+    names_of,
+    workspace,
+)
 from llmc.errors import ArtifactError, CapacityError
 from llmc.platforms import require_posix
 
@@ -63,6 +73,8 @@ class Store:
     ) -> None:
         require_posix()
         self._main = Area(root)
+        self.layout = self._main.layout
+        self.root = self.layout.root  # absolute
         self._shared = [Area(folder, stamps_of=self._main) for folder in shared]
         self._guard = guard
         self._upstream = upstream
@@ -70,16 +82,6 @@ class Store:
         self._overflow = Spill(overflow)
         self._hits = 0
         self._misses = 0
-
-    @property
-    def root(self) -> Path:
-        """The folder, absolute."""
-        return self._main.layout.root
-
-    @property
-    def layout(self) -> Layout:
-        """The paths of this store's files."""
-        return self._main.layout
 
     def __reduce__(self) -> tuple[Callable[..., Store], tuple[Any, ...]]:
         return _reopen, (self.root, self._overflow.root, [area.layout.root for area in self._shared], self._guard)
@@ -89,8 +91,6 @@ class Store:
         """The number of hits, misses, hits fetched from upstream, and damaged files found."""
         corrupt = sum(area.blobs.corrupt + area.entries.corrupt for area in self._areas)
         return {"hits": self._hits, "misses": self._misses, "fetched": self._fetched, "corrupt": corrupt}
-
-    # Blobs
 
     def put_bytes(self, data: bytes | bytearray | memoryview) -> Blob:
         """Store bytes. Raises CapacityError or UnwritableError, with nothing left behind."""
@@ -143,8 +143,6 @@ class Store:
     def is_intact(self, blob: Blob) -> bool:
         """Whether the blob exists, by its digest; if so, it stays."""
         return claim_blob(self._areas, *blob, verify=True) is not None
-
-    # Entries
 
     def lookup(self, key: Key, *, verify: bool = False) -> Entry | None:
         """Return the entry of a key if all of its blobs exist with the right size, and digest if `verify`, or None.
@@ -209,7 +207,7 @@ class Store:
         def waiting() -> None:
             log.info("waiting for another process that builds %s %s", key.kind, key.short)
 
-        with exclusive(self._main.layout.lock(key.kind, key.hex), waiting):
+        with exclusive(self.layout.lock(key.kind, key.hex), waiting):
             entry = find_entry(self._areas, key, verify=True)
             if entry is not None:
                 self._hit(entry)
@@ -260,8 +258,6 @@ class Store:
         found = [entry for entry in self.entries() if entry.key.hex.startswith(digits)]
         return the_one(found, f"entry with key {prefix}", f"{self.root}; `llmc cache ls` lists them")
 
-    # Maintenance
-
     def verify(self, progress: Callable[[str, int], None] | None = None) -> AuditReport:
         """Read every blob and entry; damaged ones are quarantined.
 
@@ -272,9 +268,7 @@ class Store:
 
     def usage(self) -> StoreUsage:
         """Return the files and bytes in the store."""
-        return usage(self._main.layout)
-
-    # Private
+        return usage(self.layout)
 
     @property
     def _areas(self) -> list[Area]:

@@ -16,8 +16,8 @@ from llmc.paths import expanded
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
+    from llmc.artifacts.signing.keyring import TrustedKeys
     from llmc.artifacts.signing.signer import Signer
-    from llmc.artifacts.signing.trusted import TrustedKeys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +137,7 @@ class CacheTrustCommand(Command):
     as_json: bool = switch("--json", "Print JSON.")
 
     def run(self) -> None:
-        from llmc.artifacts.signing.trusted import TrustedKeys
+        from llmc.artifacts.signing.keyring import TrustedKeys
 
         if (self.key is not None) + self.list_keys + (self.remove is not None) != 1:
             raise InputError("give a KEY.pub to trust, or --list, or --remove ID|NAME")

@@ -24,9 +24,9 @@ from llmc.errors import ArtifactError, InputError
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest import Manifest
-    from llmc.artifacts.gc.collect import Collection
+    from llmc.artifacts.gc import Collection
     from llmc.artifacts.key import Key
-    from llmc.artifacts.store.pins import Pin
+    from llmc.artifacts.store.leases import Pin
     from llmc.artifacts.store.store import Store
 
 FAILURES_SHOWN = 5
@@ -57,7 +57,7 @@ class CacheCollectCommand(Command):
     as_json: bool = switch("--json", "Print JSON.")
 
     def run(self) -> None:
-        from llmc.artifacts.gc.collect import collect
+        from llmc.artifacts.gc import collect
         from llmc.artifacts.temporaries import sweep
 
         limit, age = size("--max-size", self.max_size), duration("--max-age", self.max_age)
@@ -96,7 +96,7 @@ class CacheRemoveCommand(Command):
 
     def run(self) -> None:
         from llmc.artifacts.bundle.stored import bundle_key
-        from llmc.artifacts.gc.collect import collect
+        from llmc.artifacts.gc import collect
         from llmc.artifacts.store.leases import entry_name
 
         if not self.what:
@@ -174,7 +174,7 @@ class CachePinCommand(Command):
     as_json: bool = switch("--json", "Print JSON.")
 
     def run(self) -> None:
-        from llmc.artifacts.store.pins import pin, pins
+        from llmc.artifacts.store.leases import pin, pins
 
         store = open_cache(self.cache_dir)
         for text in self.what or ():
@@ -198,7 +198,7 @@ class CacheUnpinCommand(Command):
 
     def run(self) -> None:
         from llmc.artifacts.bundle.stored import bundle_key
-        from llmc.artifacts.store.pins import pins, unpin
+        from llmc.artifacts.store.leases import pins, unpin
 
         if not self.what:
             raise typer.BadParameter("name the KEY or BUNDLE to unpin; `llmc cache pin` lists what is pinned")

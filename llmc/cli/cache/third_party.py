@@ -18,11 +18,9 @@ from llmc.settings import Settings, variables
 if TYPE_CHECKING:
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.store import Store
-    from llmc.artifacts.third_party.base import ThirdPartyCache
+    from llmc.artifacts.third_party.base import FactComparison, ThirdPartyCache
     from llmc.artifacts.third_party.contents import Contents
-    from llmc.artifacts.third_party.facts import FactComparison
-    from llmc.artifacts.third_party.packing import Packed
-    from llmc.artifacts.third_party.unpacking import Unpacked
+    from llmc.artifacts.third_party.packing import Packed, Unpacked
 
 FACTS_SHOWN = 12
 
@@ -52,7 +50,7 @@ class CachePackCommand(Command):
     as_json: bool = switch("--json", "Print JSON.")
 
     def run(self) -> None:
-        from llmc.artifacts.third_party.facts import parse_facts
+        from llmc.artifacts.third_party.base import parse_facts
         from llmc.artifacts.third_party.packing import pack as pack_folder
         from llmc.integrations import compile_cache
 
@@ -74,7 +72,7 @@ class CachePackCommand(Command):
 
 
 def _logged(cache: ThirdPartyCache, log: Path) -> dict[str, str]:
-    from llmc.artifacts.third_party.facts import merge
+    from llmc.artifacts.third_party.base import merge
 
     try:
         with expanded(log).open(encoding="utf-8", errors="replace") as lines:
@@ -118,9 +116,9 @@ class CacheUnpackCommand(Command):
     as_json: bool = switch("--json", "Print JSON.")
 
     def run(self) -> None:
+        from llmc.artifacts.third_party.base import parse_facts
         from llmc.artifacts.third_party.contents import read_contents
-        from llmc.artifacts.third_party.facts import parse_facts
-        from llmc.artifacts.third_party.unpacking import compare_with_host
+        from llmc.artifacts.third_party.packing import compare_with_host
         from llmc.integrations import compile_cache
 
         if self.keep and self.replace:
@@ -179,7 +177,7 @@ def _folder(cache: ThirdPartyCache, output: Path | None, environment: Mapping[st
 
 
 def _require_match(comparison: FactComparison, contents: Contents, allow: Sequence[str], strict: bool) -> None:
-    from llmc.artifacts.third_party.facts import resolve
+    from llmc.artifacts.third_party.base import resolve
 
     allowed = {resolve(name, contents.facts) for name in allow}
     wrong = [str(item) for item in comparison.mismatches if item.name not in allowed]
@@ -198,7 +196,7 @@ def _require_match(comparison: FactComparison, contents: Contents, allow: Sequen
 def _location(
     store: Store, cache: ThirdPartyCache, contents: Contents, folder: Path, keep: bool, replace: bool
 ) -> Unpacked:  # fmt: skip
-    from llmc.artifacts.third_party.unpacking import unpack as unpack_entry
+    from llmc.artifacts.third_party.packing import unpack as unpack_entry
 
     with TransferProgress("unpack") as progress:
         return unpack_entry(

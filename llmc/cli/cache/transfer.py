@@ -66,8 +66,7 @@ class CachePushCommand(Command):
     def run(self) -> None:
         from llmc.artifacts.local.opening import open_store
         from llmc.artifacts.oci.reference import is_reference
-        from llmc.artifacts.remotes.base import JOBS
-        from llmc.artifacts.remotes.urls import address
+        from llmc.artifacts.remotes.base import JOBS, address
 
         settings = Settings.from_environment()
         if self.key is not None:
@@ -87,7 +86,7 @@ class CachePushCommand(Command):
             _finish("pushed", "to", address(self.url).shown, report, self.as_json)
             return
         from llmc.artifacts.remotes import open_remote
-        from llmc.artifacts.remotes.push import push as push_entries
+        from llmc.artifacts.remotes.transfer import push as push_entries
 
         remote = open_remote(self.url)
         entries = _chosen(store, self.what, self.kind)
@@ -123,8 +122,7 @@ class CachePullCommand(Command):
         from llmc.artifacts.bundle.stored import KIND
         from llmc.artifacts.local.opening import open_store
         from llmc.artifacts.oci.reference import is_reference
-        from llmc.artifacts.remotes.base import JOBS
-        from llmc.artifacts.remotes.urls import address
+        from llmc.artifacts.remotes.base import JOBS, address
         from llmc.artifacts.signing.keyring import Keyring
 
         settings = Settings.from_environment()
@@ -142,8 +140,8 @@ class CachePullCommand(Command):
             )
             return
         from llmc.artifacts.remotes import open_remote
-        from llmc.artifacts.remotes.pull import find_names
-        from llmc.artifacts.remotes.pull import pull as pull_entries
+        from llmc.artifacts.remotes.transfer import find_names
+        from llmc.artifacts.remotes.transfer import pull as pull_entries
 
         remote = open_remote(self.url)
         kind, keys = self.kind, self.keys

@@ -83,7 +83,7 @@ def _outcomes(
 ) -> list[dict[str, Any]]:  # fmt: skip
     from llmc.artifacts.bundle.reader import BundleFiles
     from llmc.artifacts.bundle.writer import write_bundle
-    from llmc.compiler.verification.agreement import Agreement
+    from llmc.compiler.verification.verify import Agreement
 
     def write(folder: Path) -> Path:
         return write_bundle(folder / "draft", manifest, sources)

@@ -1,25 +1,26 @@
-"""A requested compile: its key, its programs, its dry run, and the resulting bundle."""
+"""A requested compile: its key, its programs, its dry run, and the bundle, or two for disaggregation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmc.artifacts.bundle.disaggregated import Halves
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import Key, canonical_json
 from llmc.artifacts.local.opening import open_store
 from llmc.artifacts.local.precompiled import path_for, replacing
+from llmc.buckets.disaggregated.halves import half
 from llmc.buckets.encoding import EncodePlan
 from llmc.buckets.plan import Plan
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.code import package_digest
-from llmc.compiler.pipeline.compile import lowered
-from llmc.compiler.pipeline.dry_run import dry_run, ignore
+from llmc.compiler.pipeline.compile import dry_run, ignore, lowered
 from llmc.compiler.pipeline.encoding import (
     GENERATE,
     compile_encoder,
@@ -34,6 +35,8 @@ from llmc.compiler.pipeline.planning import plan_for
 from llmc.compiler.pipeline.resolve import CompileJob
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets import open_target
+from llmc.compiler.targets.base import VendorPrefill
+from llmc.compiler.targets.declared import declared
 from llmc.errors import InputError
 from llmc.files import read_text
 from llmc.platforms import EXTRAS
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from llmc.compiler.pipeline.compile import CompileResult, Reporter
     from llmc.compiler.targets.base import Target
     from llmc.settings import Settings
+
 
 PHASES = ("program", "lowered")
 POSITION = ("jobs", "executor", "address", "worker_memory")
@@ -226,3 +230,55 @@ def _version(module: str) -> str | None:
         return metadata.version(module.replace("_", "-"))
     except metadata.PackageNotFoundError:
         return None
+
+
+@dataclass(frozen=True)
+class DisaggregatedResult:
+    """Compile results by role: "prefill" and "decode", or only "decode".
+
+    The latter means that the decode device runs prefill on the other device itself, once `variables` are set where it
+    runs.
+    """
+
+    folder: Path
+    halves: Mapping[str, CompileResult]
+    variables: Mapping[str, str]
+
+
+def compile_disaggregated(requested: Compilation, folder: Path, prefill: str, report: Reporter) -> DisaggregatedResult:
+    """Compile a request for its device, which decodes, and for the device `prefill`, into `folder`.
+
+    Each half has all buckets of its phase, and one that only serves the other phase (buckets/disaggregated/halves.py).
+    Options that targets declare go to the halves whose device declares them. Raises the errors of
+    `Compilation.compile`, and InputError for an option that neither device takes.
+    """
+    checkpoint, plan, options = requested.checkpoint, requested.plan, requested.options
+    assert isinstance(plan, Plan)
+    if checkpoint.choices:
+        raise InputError(
+            f"{checkpoint.name} has selectable adapters, whose prompts cannot be transferred between devices: compile "
+            "for one device, or merge an adapter (--lora)"
+        )
+    target = requested.target or open_target(options.device, requested.settings)
+    variables = target.prefills_on(prefill) if isinstance(target, VendorPrefill) else None
+    if variables is not None:
+        return DisaggregatedResult(folder, {"decode": requested.compile(folder, report)}, variables)
+    chosen = {"prefill": _for(prefill, options), "decode": _for(options.device, options)}
+    for name in options.own:
+        if not any(name in one.own for one in chosen.values()):
+            raise InputError(f"{declared()[name].option.flag} is not offered for {prefill} and {options.device}")
+    halves = Halves.of(folder)
+    built = {}
+    for role, location, phase in (("prefill", halves.prefill, "prompt"), ("decode", halves.decode, "decode")):
+        part = half(plan, "prompt" if phase == "prompt" else "decode")
+        opened = target if role == "decode" else None
+        each = Compilation(checkpoint, part, chosen[role], requested.store, requested.settings, opened)
+        built[role] = each.compile(location, report)
+    halves.write()
+    return DisaggregatedResult(folder, built, {})
+
+
+def _for(device: str, options: CompileOptions) -> CompileOptions:
+    known, name = declared(), device.partition(":")[0]
+    own = {option: value for option, value in options.own.items() if name in known[option].devices}
+    return replace(options, device=device, own=own)

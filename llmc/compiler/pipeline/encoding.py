@@ -22,8 +22,7 @@ from llmc.compiler.checkpoint.sentence_files import labels_of, read_description,
 from llmc.compiler.estimates.durations import typical
 from llmc.compiler.model_size import weights_of
 from llmc.compiler.options import LOCAL
-from llmc.compiler.pipeline.compile import CompileResult, Reporter, publish
-from llmc.compiler.pipeline.dry_run import LookupStages, NotBuiltError, ignore
+from llmc.compiler.pipeline.compile import CompileResult, LookupStages, NotBuiltError, Reporter, ignore, publish
 from llmc.compiler.pipeline.encoding_verification import verification_of
 from llmc.compiler.pipeline.provenance import provenance
 from llmc.compiler.stages import StageReport, Stages

@@ -12,10 +12,10 @@ from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.pipeline.encoding_verification import verified_again
 from llmc.compiler.pipeline.provenance import find_model
 from llmc.compiler.pipeline.resolve import recorded_options, target_of
-from llmc.compiler.pipeline.token_verification import gives_tokens, tokens_stage
 from llmc.compiler.pipeline.verification import origins_of, run_parts, vouched_probes
 from llmc.compiler.stages import OnStageReport, Stages
 from llmc.compiler.verification.parts import choose
+from llmc.compiler.verification.tokens import gives_tokens, tokens_stage
 from llmc.compiler.verification.verify import summarise
 from llmc.errors import ArtifactError, CheckpointError
 from llmc.runtime.bundle import Bundle
@@ -65,7 +65,7 @@ def _numbers(
     limits = target.verification.limits(recorded_options(manifest, target))
     probes, origin = vouched_probes(stages, target, origins_of(stages, stages.settings), anew=True)
     if gives_tokens(manifest):
-        found = tokens_stage(bundle, stages, target, probes, limits)
+        found = tokens_stage(bundle, stages, target.description.reference.name, probes, limits)
     else:
         plan = bundle.plan
         chosen = choose(plan.buckets, plan.limits, every, target.verification, manifest.executables, stages.parameters)

@@ -44,15 +44,13 @@ from llmc.runtime.host import host_features
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
-    from llmc.artifacts.bundle.manifest import Manifest
-    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.artifacts.bundle.manifest import Executable, Manifest
     from llmc.artifacts.digest import Blob
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.workspace import Workspace
     from llmc.buckets.bucket import Bucket
     from llmc.buckets.plan import Plan
-    from llmc.compiler.verification.probes import Probe
-    from llmc.compiler.verification.windows import TextWindow
+    from llmc.compiler.verification.probes import Probe, TextWindow
     from llmc.runtime.bundle import Bundle
 
 _WORDS = ("analysis", "choice", "remaining")
@@ -97,8 +95,7 @@ def probes_stage(stages: Stages, target: Target, *, own: bool = False) -> Entry:
     }
 
     def make(workspace: Workspace) -> Mapping[str, Blob]:
-        from llmc.compiler.verification.probes import make_probes, save_probes
-        from llmc.compiler.verification.windows import make_windows, save_windows
+        from llmc.compiler.verification.probes import make_probes, make_windows, save_probes, save_windows
 
         vocab_size, probes = int(stages.checkpoint.config["vocab_size"]), []
         for number in range(
@@ -128,9 +125,9 @@ def verify_stage(
     With LLMC_REQUIRE_SIGNATURES nothing unsigned from elsewhere counts as verified, even if it is in the store. Raises
     VerificationError, and records no failed part.
     """
-    from llmc.compiler.pipeline.token_verification import gives_tokens, tokens_stage
+    from llmc.compiler.verification.probes import shortened
+    from llmc.compiler.verification.tokens import gives_tokens, tokens_stage
     from llmc.compiler.verification.verify import summarise
-    from llmc.compiler.verification.windows import shortened
 
     settings = stages.settings
     origins = origins_of(stages, settings)
@@ -138,7 +135,10 @@ def verify_stage(
     limits = target.verification.limits(options)
     if gives_tokens(manifest):
         with _draft(stages, manifest, sources, target) as draft:
-            return {"mode": options.verify, **tokens_stage(draft, stages, target, probes, limits)}
+            return {
+                "mode": options.verify,
+                **tokens_stage(draft, stages, target.description.reference.name, probes, limits),
+            }
     every = options.verify == "all"
     chosen = choose(
         stages.plan.buckets, stages.plan.limits, every, target.verification, manifest.executables, stages.parameters
@@ -300,8 +300,7 @@ def _load(stages: Stages, entry: Entry, parts: Sequence[VerifiedPart]) -> tuple[
     """Probes and windows of the text, as far as `parts` need them."""
     import numpy as np
 
-    from llmc.compiler.verification.probes import load_probes
-    from llmc.compiler.verification.windows import load_windows
+    from llmc.compiler.verification.probes import load_probes, load_windows
 
     needed = {_predictions(part) for part in parts}
     try:

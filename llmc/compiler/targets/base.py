@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from llmc.compiler.stages import Stages
     from llmc.compiler.targets.on_target import OnTargetCompiler
     from llmc.compiler.targets.tuning import Tuner
-    from llmc.compiler.verification.policy import VerificationPolicy
+    from llmc.compiler.verification.limits import VerificationPolicy
     from llmc.runtime.cache_shape import CacheShape
 
 State = Literal["native", "portable"]
@@ -310,7 +310,7 @@ class Target(ABC):
     @property
     def verification(self) -> VerificationPolicy:
         """The verification policy of executables."""
-        from llmc.compiler.verification.policy import VerificationPolicy  # at the top it would be in every key
+        from llmc.compiler.verification.limits import VerificationPolicy  # at the top it would be in every key
 
         return VerificationPolicy()
 

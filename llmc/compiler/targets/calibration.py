@@ -1,7 +1,7 @@
 """Calibration of 4-bit weights, as a cached stage.
 
 It calibrates quantized blocks over a text, and selects the matrices that stay in 8 bits to keep a divergence bound.
-llmc's own calibration text is its passages (verification/passages.py) and passages of Python's manual, which pydoc
+llmc's own calibration text is its passages (verification/texts.py) and passages of Python's manual, which pydoc
 provides. No published figure is measured over this text.
 """
 
@@ -254,7 +254,7 @@ def sequences_in(checkpoint: Checkpoint, given: str) -> list[list[int]]:
 
 def judged_in(checkpoint: Checkpoint) -> Judged:
     """Return the text of texts.py, which the verification gate also uses."""
-    from llmc.compiler.verification.windows import FIRST, parts_of
+    from llmc.compiler.verification.probes import FIRST, parts_of
     from llmc.compiler.weights.sensitivity import Judged
 
     parts = parts_of(checkpoint, int(checkpoint.config["vocab_size"]))
@@ -282,7 +282,7 @@ def _own(encode: Callable[[str], list[int]], count: int) -> list[int]:
     """The first `count` tokens of llmc's passages, each once, and of the manual's."""
     from pydoc_data.topics import topics
 
-    from llmc.compiler.verification.passages import PASSAGES
+    from llmc.compiler.verification.texts import PASSAGES
 
     manual = [text[:_PASSAGE] for _, text in sorted(topics.items())]
     random.Random(0).shuffle(manual)  # noqa: S311 - no secret, and the same everywhere

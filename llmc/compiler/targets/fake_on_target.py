@@ -10,7 +10,7 @@ from llmc.compiler.targets.on_target import EachExecutable
 from llmc.runtime.executors.fake import device
 
 if TYPE_CHECKING:
-    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.artifacts.bundle.manifest import Executable
     from llmc.runtime.bundle import Bundle
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 from llmc.runtime.executors import executor_class
 
 if TYPE_CHECKING:
-    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.artifacts.bundle.manifest import Executable
     from llmc.artifacts.key import Value
     from llmc.buckets.plan import Plan
     from llmc.runtime.bundle import Bundle

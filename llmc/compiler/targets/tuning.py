@@ -31,7 +31,7 @@ from llmc.errors import ArtifactError, InputError
 from llmc.strict_json import loads_object
 
 if TYPE_CHECKING:
-    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.artifacts.bundle.manifest import Executable
     from llmc.runtime.bundle import Bundle
 
 STAGE = "tuning"

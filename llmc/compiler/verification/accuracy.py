@@ -17,14 +17,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.buckets.plan import Plan
-from llmc.compiler.verification.divergence import TIE, log_softmax
 from llmc.compiler.verification.limits import AccuracyLimits
+from llmc.compiler.verification.probes import STEP, UNLIKELY, TextWindow, by_part, text_digest
 from llmc.compiler.verification.steps import decode_step, empty, fitting, prompt_chunk, prompt_steps
 from llmc.compiler.verification.texts import TEXTS
-from llmc.compiler.verification.windows import STEP, UNLIKELY, TextWindow, by_part, text_digest
 from llmc.errors import VerificationError
 from llmc.runtime.executors.base import Executor
 from llmc.runtime.step import exact
+
+TIE = 2e-3
+"""Logit margin of the reference's best two below which either is right: float32 sums differ in their last digits."""
+
+
+def kl_divergence(reference: NDArray[np.float32], other: NDArray[np.float32]) -> float:
+    """KL(reference ‖ other) in nats, of the softmax of two logit rows [V]."""
+    p, q = log_softmax(reference), log_softmax(other)
+    return max(0.0, float((np.exp(p) * (p - q)).sum()))
+
+
+def log_softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
+    """Log probabilities over the last axis, in float64."""
+    x = logits.astype(np.float64)
+    x -= x.max(-1, keepdims=True)
+    x -= np.log(np.exp(x).sum(-1, keepdims=True))
+    return x
+
+
+def tied(reference: NDArray[np.float32], token: int) -> bool:
+    """Whether `token` is as good as the best of the reference's logits [V]: their margin is within rounding."""
+    return bool(reference.max() - reference[token] < TIE)
+
 
 _LOGITS = 1 << 22
 """Logits that are compared at once: 32 MiB in float64."""

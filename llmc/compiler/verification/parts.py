@@ -23,7 +23,7 @@ from llmc.buckets.bucket import PHASES
 if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
     from llmc.buckets.limits import Limits
-    from llmc.compiler.verification.policy import VerificationPolicy
+    from llmc.compiler.verification.limits import VerificationPolicy
 
 Check = Callable[[Any], bool]
 

@@ -6,18 +6,29 @@ logits there. Tokens after a difference are not compared.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from llmc.compiler.verification.accuracy import least_equal
-from llmc.compiler.verification.divergence import tied
-from llmc.errors import VerificationError
+import numpy as np
+
+from llmc.compiler.stages import StageReport
+from llmc.compiler.verification.accuracy import least_equal, tied
+from llmc.compiler.verification.probes import load_probes
+from llmc.errors import DeviceError, VerificationError
 from llmc.runtime.engine.sampling.params import SamplingParams
+from llmc.runtime.executors import executor_class
+from llmc.runtime.executors.generating import GeneratingExecutor
+from llmc.runtime.startup.opening import EngineOptions, open_core, open_executor
 
 if TYPE_CHECKING:
+    from llmc.artifacts.bundle.manifest import Manifest
+    from llmc.artifacts.store.entries import Entry
+    from llmc.compiler.stages import Stages
     from llmc.compiler.verification.limits import AccuracyLimits
     from llmc.compiler.verification.probes import Probe
+    from llmc.runtime.bundle import Bundle
     from llmc.runtime.engine.core import EngineCore
 
 
@@ -75,3 +86,32 @@ def verify_tokens(engine: EngineCore, probes: Sequence[Probe], limits: AccuracyL
         )
     longest = max(len(prompt) + len(tokens) for prompt, tokens in zip(prompts, built, strict=True))
     return TokenResult(rows, top1, len(short), same, longest)
+
+
+def gives_tokens(manifest: Manifest) -> bool:
+    """Whether the manifest's device returns only tokens."""
+    return issubclass(executor_class(manifest.executor), GeneratingExecutor)
+
+
+def tokens_stage(
+    bundle: Bundle, stages: Stages, reference: str, probes: Entry, limits: AccuracyLimits
+) -> dict[str, Any]:
+    """Verify the bundle, and return the manifest record without the mode; it runs each time, within seconds.
+
+    `reference` names the reference. Raises VerificationError, and DeviceError without the device.
+    """
+    stages.report(StageReport("verify", False, None))
+    start = time.perf_counter()
+    with np.load(stages.path(probes.outputs["probes"])) as arrays:
+        loaded = load_probes(arrays)
+    options = EngineOptions()
+    try:
+        executor = open_executor(bundle, options)
+    except DeviceError as error:
+        raise DeviceError(f"{error}; --verify none compiles without running anything") from error
+    try:
+        found = verify_tokens(open_core(bundle, executor, options), loaded, limits)
+    finally:
+        executor.close()
+    stages.report(StageReport("verify", False, time.perf_counter() - start))
+    return {"reference": reference, "limits": asdict(limits), **found.to_json()}

@@ -9,6 +9,9 @@ engine generates the probes greedily in ragged batches, and accuracy.py reads a 
 
 Values beyond the range of the KV cache's precision must not be served. A graph may write them as infinities, as the
 largest number of the precision, or as NaN; each counts.
+
+`Agreement` verifies a finished bundle without a checkpoint. Its reference are the portable executables that its own
+were built from, which were verified against the reference model. Both replay the same steps over the same past.
 """
 
 from __future__ import annotations
@@ -22,13 +25,13 @@ from numpy.typing import NDArray
 
 from llmc.buckets.bucket import Bucket
 from llmc.compiler.verification import accuracy
-from llmc.compiler.verification.divergence import kl_divergence, tied
+from llmc.compiler.verification.accuracy import kl_divergence, tied
 from llmc.compiler.verification.limits import AccuracyLimits
 from llmc.compiler.verification.parts import past_length
-from llmc.compiler.verification.probes import Probe, around
+from llmc.compiler.verification.probes import LONGEST, PROMPTS, Probe, TextWindow, around, positions_of
 from llmc.compiler.verification.steps import decode_step, empty, fitting, prompt_chunk, prompt_steps
-from llmc.compiler.verification.windows import TextWindow
-from llmc.errors import VerificationError
+from llmc.compiler.verification.texts import long_text
+from llmc.errors import ArtifactError, VerificationError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.batched_core import BatchedCore
 from llmc.runtime.engine.sampling.params import SamplingParams
@@ -428,3 +431,45 @@ class Verification:
     def _nan_fill(self, value: float) -> None:
         for slot in range(self.executor.slots):
             self.executor.nan_fill(slot, 0, value)
+
+
+class Agreement(Verification):
+    """The checks of an opened finished bundle against its opened portable half, bucket by bucket."""
+
+    def __init__(self, bundle: Bundle, executor: Executor, half: Bundle, portable: Executor, beyond: int) -> None:
+        probes = agreement_probes(bundle)
+        super().__init__(bundle, executor, probes, [], beyond, ())
+        self._trusted = Verification(half, portable, probes, [], beyond, ())
+        self._expected: dict[ReplayedRow, NDArray[np.float32]] = {}
+
+    def _replay(self, step: Step, live: list[ReplayedRow], prefixes: Prefixes, nan_fill: float) -> NDArray[np.float32]:
+        if np.isnan(nan_fill):
+            self._expected = dict(zip(live, self._trusted._replay(step, live, prefixes, NAN), strict=True))
+            empty(self._trusted.executor)
+        return super()._replay(step, live, prefixes, nan_fill)
+
+    def _wanted(self, row: ReplayedRow) -> NDArray[np.float32]:
+        return self._expected[row]
+
+
+def agreement_probes(bundle: Bundle) -> Sequence[Probe]:
+    """The sequences that rows are cut from, the long one last, without logits: llmc's own texts, or pseudo-random ids
+    where the bundle has no tokenizer."""
+    limits, vocab_size = bundle.plan.limits, bundle.size("vocab_size")
+    farthest = max(1, min(LONGEST, limits.max_model_len - 1))
+    try:
+        encode = bundle.tokenizer.encode
+        found = [*(encode(text) for text in PROMPTS), long_text(encode, farthest)]
+    except ArtifactError:
+        found = []
+    random = np.random.default_rng(0)
+    if not found or len(found[-1]) < farthest:
+        found = [random.integers(0, vocab_size, length).tolist() for length in (8, 21, 12, 30, 17, 5, farthest)]
+    cut = [tokens[: limits.longest_prompt + 1] for tokens in found[:-1]] + [found[-1]]
+    return [
+        Probe(np.array(tokens, np.int64), len(tokens), np.array(positions_of(len(tokens), ()), np.int64), _NONE)
+        for tokens in cut if tokens
+    ]  # fmt: skip
+
+
+_NONE: NDArray[np.float32] = np.zeros((0, 0), np.float32)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from llmc.artifacts.third_party.base import Fact, ThirdPartyCache
-from llmc.artifacts.third_party.tree import Tree
+from llmc.artifacts.third_party.contents import Tree
 from llmc.integrations.host import machine_here
 
 CACHE, ATIME = "-cache", "-atime"

@@ -14,9 +14,8 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from llmc.artifacts.third_party.base import Fact, ImageForm, ThirdPartyCache
-from llmc.artifacts.third_party.facts import flatten
-from llmc.artifacts.third_party.tree import Tree
+from llmc.artifacts.third_party.base import Fact, ImageForm, ThirdPartyCache, flatten
+from llmc.artifacts.third_party.contents import Tree
 from llmc.integrations import kserve
 from llmc.integrations.host import machine, machine_here
 

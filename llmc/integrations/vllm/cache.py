@@ -22,9 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from llmc.artifacts.third_party.base import Fact, ImageForm, ThirdPartyCache
-from llmc.artifacts.third_party.facts import flatten
-from llmc.artifacts.third_party.tree import Tree
+from llmc.artifacts.third_party.base import Fact, ImageForm, ThirdPartyCache, flatten
+from llmc.artifacts.third_party.contents import Tree
 from llmc.errors import InputError
 from llmc.integrations import kserve
 from llmc.integrations.host import LIBRARY, machine, machine_here, native_cpu, nvidia_gpu

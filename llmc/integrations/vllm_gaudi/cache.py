@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 
 from llmc.artifacts.third_party.base import Fact, ImageForm, ThirdPartyCache
-from llmc.artifacts.third_party.tree import Tree
+from llmc.artifacts.third_party.contents import Tree
 from llmc.errors import InputError
 from llmc.integrations import kserve
 

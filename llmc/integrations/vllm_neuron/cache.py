@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from llmc.artifacts.third_party.base import Fact, ThirdPartyCache
-from llmc.artifacts.third_party.tree import Tree
+from llmc.artifacts.third_party.contents import Tree
 
 POSITION = ("neuron", "compile_cache")
 COMPLETE, COMMAND, LOG = ".compilation_complete", "command.txt", "log-neuron-cc.txt"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from llmc.artifacts.atomic_write import write_atomic, writing
 from llmc.artifacts.digest import open_regular
 from llmc.artifacts.key import canonical_json
-from llmc.artifacts.signing.statement import CERTIFICATE as KIND
+from llmc.artifacts.signing.envelope import CERTIFICATE as KIND
 from llmc.errors import ArtifactError, InputError
 from llmc.json_fields import Fields
 from llmc.runtime.certificate.monitors import Account

@@ -15,7 +15,7 @@ from llmc.runtime.executors.compilations import CompilationCounter
 from llmc.runtime.top_logits import top_of
 
 if TYPE_CHECKING:
-    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.artifacts.bundle.manifest import Executable
     from llmc.buckets.capture.device import GraphDevice
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.executors.slots import SlotLengths
@@ -35,7 +35,7 @@ class ExecutorDescription:
 
     opens: Mapping[str, Content]
     """Every bundle file that the executor opens, by name (EXECUTABLES: all executables), and whether it loads the file
-    as code. It calls `BundleFiles.require_native` before it loads code. artifacts/bundle/native.py states the same
+    as code. It calls `BundleFiles.require_native` before it loads code. artifacts/bundle/trust.py states the same
     facts, to judge bundles without an executor."""
 
     opens_in_thread: bool = False

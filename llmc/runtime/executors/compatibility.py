@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from llmc.artifacts.bundle.kernel_sets import best_set, sets_in
-from llmc.artifacts.bundle.manifest_schema import BUILT_FOR
+from llmc.artifacts.bundle.manifest import BUILT_FOR
 from llmc.artifacts.log import logger
 from llmc.errors import ArtifactError, DeviceError
 from llmc.runtime.host import cpu_features, host_features

@@ -22,7 +22,7 @@ from llmc.runtime.executors.compatibility import warn_in_place_of
 from llmc.runtime.executors.compilations import CompilationCounter
 
 if TYPE_CHECKING:
-    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.artifacts.bundle.manifest import Executable
     from llmc.runtime.bundle import Bundle
 
 ENCODERS = Registry(

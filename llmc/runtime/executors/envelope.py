@@ -39,7 +39,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
 class Form(NamedTuple):
     """A kind of file: its `magic`, and its name in words ("an XLA executable").
 
-    artifacts/bundle/native.py lists the magics of those that contain code.
+    artifacts/bundle/trust.py lists the magics of those that contain code.
     """
 
     magic: bytes

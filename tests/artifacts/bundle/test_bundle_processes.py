@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from llmc.artifacts.bundle import writer as bundle_writer
-from llmc.artifacts.bundle.reader import BundleFiles
-from llmc.artifacts.bundle.recovery import recover
+from llmc.artifacts.bundle.reader import BundleFiles, recover
 from llmc.artifacts.bundle.writer import write_bundle
 from llmc.errors import ArtifactError
 from tests.artifacts.helpers import child, finish, manifest, mounted, sources

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc.artifacts.bundle import manifest_schema
-from llmc.artifacts.bundle.manifest import Manifest, flat_components, manifest_components, read_manifest
+from llmc.artifacts.bundle.manifest import MAX_BYTES, Manifest, flat_components, manifest_components, read_manifest
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import differences
 from llmc.errors import ArtifactError
@@ -195,7 +194,7 @@ def test_hostile_json_is_an_artifact_error(name: str) -> None:
 
 def test_a_huge_manifest_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (tmp_path / "manifest.json").open("wb") as file:
-        file.truncate(manifest_schema.MAX_BYTES + 1000)
+        file.truncate(MAX_BYTES + 1000)
     with pytest.raises(ArtifactError, match="larger than"):
         read_manifest(tmp_path)
 

@@ -33,7 +33,7 @@ from llmc.artifacts.bundle.stored import add_bundle, checkout
 from llmc.artifacts.bundle.writer import write_bundle
 from llmc.artifacts.digest import Blob
 from llmc.artifacts.store import blobs
-from llmc.artifacts.store.orphans import DEAD_SECONDS, Remover, sweep
+from llmc.artifacts.store.audit import DEAD_SECONDS, Remover, sweep
 from llmc.artifacts.store.store import Store
 from llmc.artifacts.store.workspace import Workspace
 from tests.artifacts.helpers import CONTENT, DIGESTS, files_below, flip, key, manifest, sources

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.bundle.manifest_schema import CHECKSUM_NAME, FILE_NAME, SIGNATURE_NAME
+from llmc.artifacts.bundle.manifest import CHECKSUM_NAME, FILE_NAME, SIGNATURE_NAME
 from llmc.artifacts.bundle.reader import BundleFiles, blob_path
 from llmc.artifacts.bundle.stored import add_bundle, checkout
 from llmc.artifacts.bundle.writer import write_bundle, write_signature

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.bundle.stored import add_bundle, bundle_key
-from llmc.artifacts.gc.collect import collect
+from llmc.artifacts.gc import collect
 from llmc.artifacts.store.layout import Layout
-from llmc.artifacts.store.pins import pin
+from llmc.artifacts.store.leases import pin
 from llmc.artifacts.store.store import Store
 from tests.artifacts.gc.collecting import DAY, add, age_blobs, bundle
 from tests.artifacts.helpers import files_below, manifest

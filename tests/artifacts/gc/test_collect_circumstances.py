@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from llmc.artifacts import gc as module
 from llmc.artifacts.atomic_write import UnwritableError
-from llmc.artifacts.gc import collect as module
-from llmc.artifacts.gc.collect import Collection, collect
+from llmc.artifacts.gc import Collection, collect
 from llmc.artifacts.store.layout import Layout
 from llmc.artifacts.store.store import Store
 from tests.artifacts.gc.collecting import DAY, SIZE, add, age_blobs, content, fill, kept, key, own_size, use
@@ -110,7 +110,7 @@ def test_now_is_what_the_file_system_says(layout: Layout, monkeypatch: pytest.Mo
 def test_where_locks_may_not_reach_what_is_new_stays(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(layout, 1, 2)
     use(layout, 2, time.time())
-    monkeypatch.setattr("llmc.artifacts.store.publish_lock._file_system", lambda _: "nfs4")
+    monkeypatch.setattr("llmc.artifacts.store.locks._file_system", lambda _: "nfs4")
     found = collect(layout, max_size=0)
     assert kept(layout) == [2]
     assert dict(found.kept) == {"used within the grace period": 1}
@@ -120,7 +120,7 @@ def test_where_locks_may_not_reach_what_is_new_stays(layout: Layout, monkeypatch
 
 
 def test_a_kernel_that_grants_every_lock_is_found_out(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmc.artifacts.store.publish_lock import keeps_all_out, publish_lock
+    from llmc.artifacts.store.locks import keeps_all_out, publish_lock
 
     fill(layout, 1)
     with publish_lock(layout, exclusive=True):
@@ -132,10 +132,10 @@ def test_a_kernel_that_grants_every_lock_is_found_out(layout: Layout, monkeypatc
 
 
 def test_nobody_waits_for_ever_at_the_gate(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmc.artifacts.store.publish_lock import publish_lock
+    from llmc.artifacts.store.locks import publish_lock
 
     fill(layout, 1)
-    monkeypatch.setattr("llmc.artifacts.store.publish_lock.GATE_SECONDS", 0.05)
+    monkeypatch.setattr("llmc.artifacts.store.locks.GATE_SECONDS", 0.05)
     with publish_lock(layout, exclusive=True):
         fill(layout, 2)
     with publish_lock(layout):
@@ -180,7 +180,7 @@ def test_what_cannot_be_removed_is_reported(layout: Layout, monkeypatch: pytest.
 
 READ_ONLY = """
     import sys
-    from llmc.artifacts.gc.collect import collect
+    from llmc.artifacts.gc import collect
     from llmc.artifacts.store.layout import Layout
     from llmc.artifacts.atomic_write import UnwritableError
     layout = Layout(sys.argv[1])

@@ -8,8 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc.artifacts.gc.gc_policy import CollectionPlan, RetentionLimits, decide, size_of
-from llmc.artifacts.gc.inventory import Inventory, Item
+from llmc.artifacts.gc import CollectionPlan, Inventory, Item, RetentionLimits, decide, size_of
 from llmc.artifacts.store.layout import File
 from tests.tiers import examples, full
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.gc.collect import collect
+from llmc.artifacts.gc import collect
 from llmc.artifacts.store.layout import Layout
 from llmc.artifacts.store.store import Store
 from tests.artifacts.helpers import child, files_below, finish, key
@@ -57,7 +57,7 @@ WORKER = """
 
 COLLECTOR = """
     import sys, time
-    from llmc.artifacts.gc.collect import collect
+    from llmc.artifacts.gc import collect
     from llmc.artifacts.store.layout import Layout
     root, locks, seconds, grace = sys.argv[1], sys.argv[2], float(sys.argv[3]), float(sys.argv[4])
     if locks == "without":
@@ -93,7 +93,7 @@ def test_four_writers_and_two_readers_never_notice(tmp_path: Path, locks: str, g
 
 LOOP = """
     import sys
-    from llmc.artifacts.gc.collect import collect
+    from llmc.artifacts.gc import collect
     from llmc.artifacts.store.layout import Layout
     print("ready", flush=True)
     sys.stdin.readline()
@@ -102,7 +102,7 @@ LOOP = """
 
 STEPS = """
     import os, signal, sys
-    from llmc.artifacts.gc.collect import collect
+    from llmc.artifacts.gc import collect
     from llmc.artifacts.store.layout import Layout
     call, countdown = sys.argv[2], int(sys.argv[3])
     original = getattr(os, call)

@@ -29,8 +29,7 @@ from llmc.artifacts.local.origins import (
     verification_origin,
 )
 from llmc.artifacts.remotes.folder import FolderRemote
-from llmc.artifacts.remotes.pull import pull
-from llmc.artifacts.remotes.push import push
+from llmc.artifacts.remotes.transfer import pull, push
 from llmc.artifacts.signing.signer import Signer
 from llmc.artifacts.store.entries import Entries, Entry, entry_body
 from llmc.artifacts.store.store import Store

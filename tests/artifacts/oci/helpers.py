@@ -11,7 +11,7 @@ from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.bundle.stored import checkout, publish_bundle
 from llmc.artifacts.bundle.trust import UntrustedError
 from llmc.artifacts.digest import PREFIX, digest_bytes
-from llmc.artifacts.oci import image, layers, pull_bundle
+from llmc.artifacts.oci import image, pull_bundle
 from llmc.artifacts.store.entries import Entry
 from llmc.artifacts.store.store import Store
 from tests.artifacts.helpers import manifest as any_manifest
@@ -119,8 +119,8 @@ def true_archives(store: Store, entry: Entry) -> list[bytes]:
     """The layers of a bundle's image, as they should be."""
     facts = store.get_bytes(entry.outputs["manifest.json"].digest)
     blobs = {name: blob.size for name, blob in entry.outputs.items() if name.startswith(PREFIX)}
-    built = [b"".join(layer.write(lambda blob: [store.get_bytes(blob.digest)])) for layer in layers.split(blobs)]
-    return [*built, layers.write_facts(facts, None)]
+    built = [b"".join(layer.write(lambda blob: [store.get_bytes(blob.digest)])) for layer in image.split(blobs)]
+    return [*built, image.write_facts(facts, None)]
 
 
 KILLED = """

@@ -12,9 +12,8 @@ from typing import Any
 
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.oci import parse_reference
-from llmc.artifacts.oci.pull import pull
-from llmc.artifacts.oci.push import push
 from llmc.artifacts.oci.registry import RegistryImages
+from llmc.artifacts.oci.transfer import pull, push
 from llmc.artifacts.remotes.retry import Patience
 from llmc.artifacts.store.store import Store
 from tests.artifacts.oci.helpers import Anyone, blob_file

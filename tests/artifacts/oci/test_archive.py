@@ -20,7 +20,7 @@ from llmc.artifacts.atomic_write import UnwritableError
 from llmc.artifacts.bundle.manifest import Manifest
 from llmc.artifacts.bundle.stored import read_bundle
 from llmc.artifacts.bundle.trust import UntrustedError
-from llmc.artifacts.gc.collect import collect
+from llmc.artifacts.gc import collect
 from llmc.artifacts.oci import archive, pull_bundle
 from llmc.artifacts.oci.archive import export_images, import_archive
 from llmc.artifacts.store.entries import Entry

@@ -17,8 +17,7 @@ from llmc.artifacts.oci import pull_bundle, pull_image, push_image
 from llmc.artifacts.oci.image import CACHE_TYPE
 from llmc.artifacts.store.entries import Entry
 from llmc.artifacts.store.store import Store
-from llmc.artifacts.third_party.packing import pack
-from llmc.artifacts.third_party.unpacking import unpack
+from llmc.artifacts.third_party.packing import pack, unpack
 from llmc.errors import ArtifactError
 from llmc.integrations import compile_cache
 from tests.artifacts.oci.helpers import Anyone, Nobody, Seal, blob_file, put, read_layout

@@ -22,7 +22,7 @@ from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.bundle.stored import checkout
 from llmc.artifacts.bundle.trust import UntrustedError
 from llmc.artifacts.digest import digest_bytes
-from llmc.artifacts.oci import image, layers, pull_bundle, push_image
+from llmc.artifacts.oci import image, pull_bundle, push_image
 from llmc.artifacts.oci.base import verified
 from llmc.artifacts.store.store import Store
 from llmc.errors import ArtifactError
@@ -70,11 +70,11 @@ def member(change: Callable[[tarfile.TarInfo], None], content: bytes = WEIGHTS) 
     """A layer made by tarfile, as the first one but for one change."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for name in layers.FOLDERS:
+        for name in image.FOLDERS:
             folder = tarfile.TarInfo(name)
             folder.type, folder.mode = tarfile.DIRTYPE, 0o555
             archive.addfile(folder)
-        info = tarfile.TarInfo(layers.FOLDERS[-1] + digest_bytes(WEIGHTS)[7:])
+        info = tarfile.TarInfo(image.FOLDERS[-1] + digest_bytes(WEIGHTS)[7:])
         info.size, info.mode = len(content), 0o444
         change(info)
         archive.addfile(info, io.BytesIO(content) if info.isreg() else None)
@@ -133,7 +133,7 @@ def test_a_layer_that_holds_a_blob_twice_is_refused(tmp_path: Path, archives: li
         (lambda found: [*found[:1], *found], "requires"),
         (lambda found: found[:-1], "last layer|not a layer"),
         (lambda found: [found[1], found[0], *found[2:]], "requires"),
-        (lambda found: [layers.write_facts(b"", None)], "JSON"),
+        (lambda found: [image.write_facts(b"", None)], "JSON"),
         (lambda found: [*found[:-1], found[-1].replace(b'"device": "cpu"', b'"device":"cpu" ')], "as llmc writes"),
         (lambda found: [*found[:-1], bytes(1024)], "has no manifest"),
         (lambda found: [found[-1]], "requires"),

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.artifacts.digest import Blob, digest_bytes
-from llmc.artifacts.oci.layers import MAX_LAYERS, MAX_OWN, OWN_FROM, Layer, split
+from llmc.artifacts.oci.image import MAX_LAYERS, MAX_OWN, OWN_FROM, Layer, split
 
 SIZES = st.integers(0, 1 << 40) | st.integers(0, OWN_FROM) | st.just(OWN_FROM)
 BLOBS = st.dictionaries(st.integers().map(lambda number: digest_bytes(str(number).encode())), SIZES, max_size=300)

@@ -16,9 +16,8 @@ import pytest
 
 from llmc.artifacts.bundle.stored import read_bundle
 from llmc.artifacts.oci import parse_reference, pull_bundle, push_image
-from llmc.artifacts.oci.pull import pull
-from llmc.artifacts.oci.push import push
 from llmc.artifacts.oci.registry import RegistryImages
+from llmc.artifacts.oci.transfer import pull, push
 from llmc.artifacts.remotes.base import RemoteError, TransferReport
 from llmc.artifacts.remotes.retry import Patience
 from llmc.artifacts.store.store import Store

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from llmc.artifacts.oci.login import Login
+from llmc.artifacts.oci.registry import Login
 from llmc.artifacts.remotes.base import RemoteError
 from llmc.artifacts.store.store import Store
 from tests.artifacts.oci.server import Handler, Server, pull_it, push_it, times

@@ -8,21 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.bundle.manifest import Manifest
-from llmc.artifacts.bundle.manifest_schema import FILE_NAME
+from llmc.artifacts.bundle.manifest import FILE_NAME, Manifest
 from llmc.artifacts.bundle.stored import bundle_key, bundle_meta, checkout, publish_bundle
 from llmc.artifacts.digest import Blob, digest_bytes
-from llmc.artifacts.gc.collect import collect
+from llmc.artifacts.gc import collect
 from llmc.artifacts.key import Key
-from llmc.artifacts.overview import disk, pictures, tables
-from llmc.artifacts.overview.bundles import HeldBundle, bundles
-from llmc.artifacts.overview.survey import Survey, take
+from llmc.artifacts.overview import pictures, tables
+from llmc.artifacts.overview import survey as disk
+from llmc.artifacts.overview.survey import HeldBundle, Survey, bundles, take
 from llmc.artifacts.overview.tables import by_limit, in_order
-from llmc.artifacts.signing.keyring import Keyring
-from llmc.artifacts.signing.trusted import TrustedKeys
+from llmc.artifacts.signing.keyring import Keyring, TrustedKeys
 from llmc.artifacts.store.entries import Entries, Entry
 from llmc.artifacts.store.layout import Layout
-from llmc.artifacts.store.pins import pin
+from llmc.artifacts.store.leases import pin
 from llmc.artifacts.store.store import Store
 from llmc.cli.quantities import duration, size
 from tests.artifacts.gc.collecting import DAY, SIZE, fill, key, use

@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 import pytest
 
-from llmc.artifacts.remotes.base import Remote
+from llmc.artifacts.remotes.base import Remote, address
 from llmc.artifacts.remotes.folder import FolderRemote
 from llmc.artifacts.remotes.fsspec_remote import FsspecRemote
-from llmc.artifacts.remotes.urls import address
 from llmc.artifacts.store.store import Store
 from tests.artifacts.remotes.helpers import BRIEF, CREDENTIALS, Proxy
 from tests.timing import PATIENCE_S

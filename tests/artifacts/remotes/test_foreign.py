@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from llmc.artifacts.remotes.base import Remote
-from llmc.artifacts.remotes.pull import pull
-from llmc.artifacts.remotes.push import push
+from llmc.artifacts.remotes.transfer import pull, push
 from llmc.artifacts.store.store import Store
 from llmc.artifacts.third_party.contents import KIND, read_contents
-from llmc.artifacts.third_party.packing import pack
-from llmc.artifacts.third_party.unpacking import unpack
+from llmc.artifacts.third_party.packing import pack, unpack
 from llmc.integrations import compile_cache
 from tests.artifacts.remotes.helpers import FakeSigner, FakeTrust
 from tests.artifacts.third_party.helpers import content, make_vllm

@@ -13,8 +13,7 @@ import pytest
 from llmc.artifacts.key import Key, canonical_json
 from llmc.artifacts.remotes.base import Remote, RemoteError, entry_name
 from llmc.artifacts.remotes.folder import FolderRemote
-from llmc.artifacts.remotes.pull import find_names, pull
-from llmc.artifacts.remotes.push import push
+from llmc.artifacts.remotes.transfer import find_names, pull, push
 from llmc.artifacts.store.entries import Entry, encode_entry
 from llmc.artifacts.store.store import Store
 from llmc.errors import ArtifactError, CapacityError, InputError

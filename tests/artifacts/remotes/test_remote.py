@@ -21,7 +21,7 @@ from llmc.artifacts.remotes.base import (
 )
 from llmc.artifacts.remotes.folder import FolderRemote
 from llmc.artifacts.remotes.fsspec_remote import FsspecRemote
-from llmc.artifacts.remotes.transfers import Mover
+from llmc.artifacts.remotes.mover import Mover
 from llmc.artifacts.store.layout import Layout
 from llmc.errors import DeviceError, InputError
 from llmc.platforms import install_line

@@ -12,8 +12,7 @@ import pytest
 from llmc.artifacts.digest import Blob
 from llmc.artifacts.key import Key
 from llmc.artifacts.remotes.base import Remote, RemoteError, blob_name
-from llmc.artifacts.remotes.pull import pull
-from llmc.artifacts.remotes.push import push
+from llmc.artifacts.remotes.transfer import pull, push
 from llmc.artifacts.store.store import Store
 from tests.artifacts.helpers import child, files_below, flip
 from tests.artifacts.remotes.helpers import CREDENTIALS, FakeTrust, Proxy
@@ -78,7 +77,7 @@ PULL = """
     import sys
     from fsspec.config import conf
     from llmc.artifacts.remotes import fsspec_remote, open_remote
-    from llmc.artifacts.remotes.pull import pull
+    from llmc.artifacts.remotes.transfer import pull
     from llmc.artifacts.store.store import Store
     class Trust:
         def require(self, *_, **__): return None
@@ -136,8 +135,8 @@ def test_wrong_credentials_are_not_tried_twice_and_not_shown(
 
 
 def test_a_bucket_that_is_not_there_is_named(s3: Callable[[], Remote], store: Store, big: Blob) -> None:
+    from llmc.artifacts.remotes.base import address
     from llmc.artifacts.remotes.fsspec_remote import FsspecRemote
-    from llmc.artifacts.remotes.urls import address
     from tests.artifacts.remotes.helpers import BRIEF
 
     with pytest.raises(RemoteError, match=r"s3://nosuchbucket/x: .*no such bucket"):

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.bundle.manifest_schema import SIGNATURE_NAME
+from llmc.artifacts.bundle.manifest import SIGNATURE_NAME
 from llmc.artifacts.bundle.stored import bundle_key, checkout
 from llmc.artifacts.bundle.trust import Trust
 from llmc.artifacts.remotes.base import blob_name
 from llmc.artifacts.remotes.folder import FolderRemote
-from llmc.artifacts.remotes.pull import pull
-from llmc.artifacts.remotes.push import push
+from llmc.artifacts.remotes.transfer import pull, push
 from llmc.artifacts.store.entries import encode_entry, entry_body
 from llmc.artifacts.store.store import Store
 from tests.artifacts.helpers import CONTENT, DIGESTS, files_below, flip, key, manifest, overwrite

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.bundle.manifest_schema import SIGNATURE_NAME
+from llmc.artifacts.bundle.manifest import SIGNATURE_NAME
 from llmc.artifacts.bundle.trust import Trust
 from llmc.artifacts.digest import Blob
 from llmc.artifacts.key import Key
 from llmc.artifacts.local.opening import open_store
 from llmc.artifacts.remotes.base import Remote, RemoteError, blob_name, entry_name
 from llmc.artifacts.remotes.folder import FolderRemote
-from llmc.artifacts.remotes.push import push
 from llmc.artifacts.remotes.read_through import RemoteUpstream
+from llmc.artifacts.remotes.transfer import push
 from llmc.artifacts.store.entries import Entry
 from llmc.artifacts.store.store import Store
 from llmc.artifacts.store.workspace import Workspace

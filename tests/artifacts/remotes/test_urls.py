@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmc.artifacts.remotes.base import address
 from llmc.artifacts.remotes.fsspec_remote import FsspecRemote
 from llmc.artifacts.remotes.retry import Patience
-from llmc.artifacts.remotes.urls import address
 from llmc.errors import InputError
 
 secrets = st.text(string.ascii_letters + string.digits + "-_.~%!$&*+,;=", min_size=6, max_size=30).map(

@@ -15,8 +15,15 @@ from hypothesis import strategies as st
 
 from llmc.artifacts.bundle.reader import MAX_SIGNATURE_BYTES
 from llmc.artifacts.key import Key, canonical_json
-from llmc.artifacts.signing.envelope import MAX_SIGNATURES, Envelope, Signature, decode, encode
-from llmc.artifacts.signing.statement import make_statement, require_about
+from llmc.artifacts.signing.envelope import (
+    MAX_SIGNATURES,
+    Envelope,
+    Signature,
+    decode,
+    encode,
+    make_statement,
+    require_about,
+)
 from llmc.artifacts.store.entries import Entry, entry_body
 from tests.artifacts.signing.helpers import CONTENT, OTHER, edited, private_pem, signer, statement
 from tests.tiers import examples

@@ -13,12 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc.artifacts.bundle.native import code_of_entry
-from llmc.artifacts.bundle.trust import Trust, UntrustedError
+from llmc.artifacts.bundle.trust import Trust, UntrustedError, code_of_entry
 from llmc.artifacts.key import canonical_json
+from llmc.artifacts.signing.envelope import make_statement
 from llmc.artifacts.signing.keyring import Keyring
 from llmc.artifacts.signing.signer import Signer
-from llmc.artifacts.signing.statement import make_statement
 from llmc.artifacts.store.entries import decode_entry, encode_entry, entry_body
 from llmc.artifacts.store.store import Store
 from llmc.errors import DeviceError

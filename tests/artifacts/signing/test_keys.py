@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 
 from llmc.artifacts.atomic_write import UnwritableError
 from llmc.artifacts.bundle.trust import UntrustedError
-from llmc.artifacts.signing.ed25519 import verify
 from llmc.artifacts.signing.keys import (
     MAX_BYTES,
     SPKI_HEAD,
     PublicKey,
     is_encrypted,
+    is_signature,
     parse_public,
     read_private,
     read_public,
@@ -58,8 +58,8 @@ def test_a_pair_is_built_with_the_right_modes_and_signs(tmp_path: Path) -> None:
     assert read_public(tmp_path / "release.pub") == key
     one = Signer.load(tmp_path / "release")
     assert one.public == key
-    assert verify(key.raw, one._sign(b"message"), b"message")
-    assert not verify(key.raw, one._sign(b"message"), b"massage")
+    assert is_signature(key.raw, one._sign(b"message"), b"message")
+    assert not is_signature(key.raw, one._sign(b"message"), b"massage")
 
 
 def test_every_key_is_another(tmp_path: Path) -> None:
@@ -292,7 +292,7 @@ def test_without_cryptography_the_error_says_what_to_install(tmp_path: Path, mon
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "cryptography", None)
     calls = [lambda: Signer.load(tmp_path / "key1"), lambda: write_pair(tmp_path / "new"),
-             lambda: verify(one.public.raw, bytes(64), b"")]  # fmt: skip
+             lambda: is_signature(one.public.raw, bytes(64), b"")]  # fmt: skip
     for call in calls:
         with pytest.raises(DeviceError, match=rf"{re.escape(install_line('sign'))}"):
             call()

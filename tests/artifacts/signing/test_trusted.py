@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from llmc.artifacts.bundle.trust import UntrustedError
-from llmc.artifacts.signing.keyring import Keyring
+from llmc.artifacts.signing.keyring import Keyring, TrustedKeys
 from llmc.artifacts.signing.keys import PublicKey
 from llmc.artifacts.signing.signer import Signer
-from llmc.artifacts.signing.trusted import TrustedKeys
 from llmc.errors import CapacityError, InputError
 from tests.artifacts.helpers import Faults, files_below
 from tests.artifacts.signing.helpers import CONTENT, keyring, private_pem, secrets_of

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc.artifacts.bundle.native import code_of_entry
+from llmc.artifacts.bundle.trust import code_of_entry
 from llmc.artifacts.digest import Blob, digest_bytes
 from llmc.artifacts.key import Key
 from llmc.artifacts.store.entries import Entry

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.artifacts.key import Key
-from llmc.artifacts.third_party.base import Fact
-from llmc.artifacts.third_party.facts import MAX_FACTS, compare, flatten, merge, parse_facts, versions
+from llmc.artifacts.third_party.base import MAX_FACTS, Fact, compare, flatten, merge, parse_facts, versions
 from llmc.errors import InputError
 from tests.tiers import examples
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.third_party.tree import require_unchanged, scan_tree
+from llmc.artifacts.third_party.contents import require_unchanged, scan_tree
 from llmc.errors import ArtifactError, InputError
 from tests.artifacts.third_party.helpers import write
 

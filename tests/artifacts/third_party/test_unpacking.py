@@ -17,7 +17,7 @@ from llmc.artifacts.atomic_write import UnwritableError
 from llmc.artifacts.store.blobs import BlobMissingError
 from llmc.artifacts.store.store import Store
 from llmc.artifacts.third_party.contents import path_problem, paths_problem
-from llmc.artifacts.third_party.unpacking import unpack
+from llmc.artifacts.third_party.packing import unpack
 from llmc.errors import ArtifactError, CapacityError
 from llmc.integrations import compile_cache
 from tests.artifacts.helpers import Faults, child, finish
@@ -267,7 +267,7 @@ CHILD = """
     from pathlib import Path
     from llmc.integrations import compile_cache
     from llmc.artifacts.third_party.contents import read_contents
-    from llmc.artifacts.third_party.unpacking import unpack
+    from llmc.artifacts.third_party.packing import unpack
     from llmc.artifacts.store.store import Store
     store, place, call, countdown = Store(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     (entry,) = store.entries()

@@ -14,9 +14,8 @@ from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.planner.planner import make_plan
 from llmc.compiler.architectures.shared.size import ModelSize, Weights
-from llmc.compiler.estimates.durations import Durations
+from llmc.compiler.estimates.durations import Durations, VerifyWork, count
 from llmc.compiler.estimates.footprint import Footprint
-from llmc.compiler.estimates.verification_work import VerifyWork, count
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.costs import LAYERS, PARAMETERS, Timing

@@ -17,9 +17,8 @@ from llmc.cli.main import main
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.frontend.real_model import load_real_model
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.pipeline.compilation import Compilation
+from llmc.compiler.pipeline.compilation import Compilation, compile_disaggregated
 from llmc.compiler.pipeline.compile import compile_bundle
-from llmc.compiler.pipeline.disaggregated import compile_disaggregated
 from llmc.compiler.pipeline.resolve import CompileJob
 from llmc.errors import CheckpointError, InputError
 from llmc.runtime.bundle import Bundle

@@ -13,8 +13,7 @@ from llmc.artifacts.store.store import Store
 from llmc.buckets.limits import Limits
 from llmc.compiler.checkpoint import open_checkpoint, read_config
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.pipeline.compile import compile_bundle
-from llmc.compiler.pipeline.dry_run import dry_run
+from llmc.compiler.pipeline.compile import compile_bundle, dry_run
 from llmc.compiler.pipeline.resolve import CompileJob
 from llmc.compiler.targets import open_target
 from llmc.compiler.weights.weightless import CONFIG as CONFIG_FILE

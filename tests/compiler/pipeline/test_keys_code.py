@@ -52,7 +52,6 @@ CODE = {
     "compiler/verification/parts.py": built_by("reference", "verify"),
     "compiler/verification/probes.py": built_by("reference", "verify"),
     "compiler/verification/texts.py": built_by("reference", "verify"),
-    "compiler/verification/windows.py": built_by("reference", "verify"),
     "compiler/verification/accuracy.py": built_by("verify"),
     "compiler/verification/verify.py": built_by("verify"),
     "compiler/verification/toy_reference.py": {"fake": {"reference"}},
@@ -166,7 +165,7 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
 """Modules that shape executables of each device, its own, what it inherits and what it calls."""
 UNRELATED = (
     "cli/compile.py", "cli/main.py", "server/app.py", "server/dashboard.html", "buckets/report/plan_page.py",
-    "bench/bucket_times.py", "errors.py", "api/__init__.py", "compiler/pipeline/dry_run.py",
+    "bench/bucket_times.py", "errors.py", "api/__init__.py", "compiler/pipeline/compile.py",
     "compiler/checkpoint/gguf.py",
 )  # fmt: skip
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from llmc.artifacts.bundle.manifest_schema import BUILT_FOR, PORTABLE_NAME
-from llmc.artifacts.bundle.native import code_of_bundle
+from llmc.artifacts.bundle.manifest import BUILT_FOR, PORTABLE_NAME
 from llmc.artifacts.bundle.reader import BundleFiles
+from llmc.artifacts.bundle.trust import code_of_bundle
 from llmc.artifacts.bundle.writer import write_bundle
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import ExecutableReport

@@ -27,8 +27,7 @@ from llmc.artifacts.store.store import Store
 from llmc.buckets.limits import Limits
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.pipeline.compile import VerifyReport
-from llmc.compiler.pipeline.dry_run import dry_run
+from llmc.compiler.pipeline.compile import VerifyReport, dry_run
 from llmc.compiler.pipeline.executors import base as executors_base
 from llmc.compiler.pipeline.executors import local
 from llmc.compiler.pipeline.executors.base import executable_key
@@ -37,9 +36,9 @@ from llmc.compiler.stages import Stages
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import CompiledExecutable, Lowered, Shape
 from llmc.compiler.targets.fake import FakeTarget
+from llmc.compiler.verification.limits import VerificationPolicy
 from llmc.compiler.verification.limits import limits as verification_limits
 from llmc.compiler.verification.parts import sample_buckets
-from llmc.compiler.verification.policy import VerificationPolicy
 from llmc.compiler.verification.verify import summarise
 from llmc.errors import (
     ArtifactError,

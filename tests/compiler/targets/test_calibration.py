@@ -16,7 +16,7 @@ from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.stages import StageReport, Stages
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.calibration import Mixed, calibrated, mixed_lines, require_calibratable, sequences_in
-from llmc.compiler.verification.passages import PASSAGES
+from llmc.compiler.verification.texts import PASSAGES
 from llmc.compiler.weights.calibration import TOKENS
 from llmc.errors import InputError, VerificationError
 from llmc.runtime.bundle import Bundle

@@ -19,8 +19,7 @@ from llmc.artifacts.store.store import Store
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.pipeline.compile import compile_bundle
-from llmc.compiler.pipeline.dry_run import dry_run
+from llmc.compiler.pipeline.compile import compile_bundle, dry_run
 from llmc.compiler.pipeline.requested import requested_members
 from llmc.compiler.pipeline.resolve import CompileJob
 from llmc.compiler.targets.onnxruntime.onnx_model import add_top, bind, load_model

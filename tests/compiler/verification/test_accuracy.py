@@ -23,11 +23,9 @@ from llmc.compiler.targets import open_target
 from llmc.compiler.targets.description import ReferenceModel
 from llmc.compiler.targets.fake import FakeTarget
 from llmc.compiler.verification.accuracy import surprises
-from llmc.compiler.verification.limits import AccuracyLimits, limits
-from llmc.compiler.verification.policy import VerificationPolicy
-from llmc.compiler.verification.probes import load_probes
+from llmc.compiler.verification.limits import AccuracyLimits, VerificationPolicy, limits
+from llmc.compiler.verification.probes import load_probes, load_windows
 from llmc.compiler.verification.texts import TEXTS
-from llmc.compiler.verification.windows import load_windows
 from llmc.errors import VerificationError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor

@@ -16,6 +16,7 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Shape
 from llmc.compiler.verification import parts as module
+from llmc.compiler.verification.limits import VerificationPolicy
 from llmc.compiler.verification.parts import (
     BUDGET,
     CHEAP,
@@ -26,7 +27,6 @@ from llmc.compiler.verification.parts import (
     operations,
     steps_beyond,
 )
-from llmc.compiler.verification.policy import VerificationPolicy
 from llmc.errors import VerificationError
 from llmc.testing.toy import DECODE, PROMPT
 from tests.devices import use, watching, wrong_for

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.verification.passages import PASSAGES, long_text
 from llmc.compiler.verification.probes import (
     BEYOND,
     FARTHEST,
@@ -22,6 +21,7 @@ from llmc.compiler.verification.probes import (
     make_probes,
     turns_of,
 )
+from llmc.compiler.verification.texts import PASSAGES, long_text
 from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.runtime.text.tokenizer import Tokenizer
 from llmc.testing.toy import tokenizer_json, write_toy

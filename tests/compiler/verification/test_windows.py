@@ -13,13 +13,11 @@ import pytest
 
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.base import Checkpoint
-from llmc.compiler.verification import windows as module
-from llmc.compiler.verification.accuracy import check, compare, least_equal
-from llmc.compiler.verification.divergence import kl_divergence
+from llmc.compiler.verification import probes as module
+from llmc.compiler.verification.accuracy import check, compare, kl_divergence, least_equal
 from llmc.compiler.verification.limits import EXACT, KV_CACHE, NUMBERS, WEIGHTS, AccuracyLimits, limits
-from llmc.compiler.verification.probes import LogitReference
-from llmc.compiler.verification.texts import TEXTS
-from llmc.compiler.verification.windows import (
+from llmc.compiler.verification.probes import (
+    LogitReference,
     TextWindow,
     load_windows,
     make_windows,
@@ -28,6 +26,7 @@ from llmc.compiler.verification.windows import (
     shortened,
     text_digest,
 )
+from llmc.compiler.verification.texts import TEXTS
 from llmc.errors import UnknownNameError, VerificationError
 from llmc.testing.toy import VOCAB, write_toy
 from tests.toy import reference

@@ -19,7 +19,7 @@ from llmc.compiler.checkpoint.wrapped import WrappedCheckpoint
 from llmc.compiler.frontend.real_model import load_real_model
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
-from llmc.compiler.verification.divergence import kl_divergence
+from llmc.compiler.verification.accuracy import kl_divergence
 from llmc.compiler.weights.calibration import LENGTH, TOKENS, Inputs, calibrate, gptq4, sequences_of
 from llmc.compiler.weights.nbits import quantise_q4
 from llmc.errors import CheckpointError, InputError

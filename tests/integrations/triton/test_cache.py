@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from llmc.artifacts.store.store import Store
-from llmc.artifacts.third_party.facts import compare, merge
-from llmc.artifacts.third_party.tree import Tree, scan_tree
+from llmc.artifacts.third_party.base import compare, merge
+from llmc.artifacts.third_party.contents import Tree, scan_tree
 from llmc.integrations.triton.cache import TritonCache
 from tests.artifacts.third_party.helpers import TRITON_KEY, make_triton, packed, write
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.third_party.facts import compare, merge
-from llmc.artifacts.third_party.tree import Tree, scan_tree
+from llmc.artifacts.third_party.base import compare, merge
+from llmc.artifacts.third_party.contents import Tree, scan_tree
 from llmc.errors import InputError
 from llmc.integrations.host import native_cpu, nvidia_gpu
 from llmc.integrations.vllm.cache import VllmCache

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.third_party.facts import merge
-from llmc.artifacts.third_party.tree import Tree, scan_tree
+from llmc.artifacts.third_party.base import merge
+from llmc.artifacts.third_party.contents import Tree, scan_tree
 from llmc.integrations.vllm_neuron.cache import VllmNeuronCache
 from tests.artifacts.third_party.helpers import NEURON_KEY, make_neuron, write
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmc.artifacts.bundle.native import code_among, code_of_entry
+from llmc.artifacts.bundle.trust import code_among, code_of_entry
 from llmc.artifacts.store.store import Store
 from llmc.buckets.bucket import Bucket
 from llmc.compiler.options import CompileOptions

@@ -16,7 +16,7 @@ from llmc.artifacts.digest import Blob
 from llmc.artifacts.key import Key, describe
 from llmc.artifacts.remotes import open_remote
 from llmc.artifacts.remotes.ingest import bring
-from llmc.artifacts.remotes.push import push
+from llmc.artifacts.remotes.transfer import push
 from llmc.artifacts.store.leases import blob_name
 from llmc.artifacts.store.store import Store
 from llmc.artifacts.store.workspace import Area

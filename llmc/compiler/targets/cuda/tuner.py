@@ -25,7 +25,7 @@ from llmc.runtime.executors.xla.programs import compile_exported
 from llmc.runtime.nvidia import gpus
 
 if TYPE_CHECKING:
-    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.artifacts.bundle.manifest import Executable
     from llmc.runtime.bundle import Bundle
 
 LEVEL = 4

@@ -30,12 +30,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from llmc.artifacts.atomic_write import make_folder
-from llmc.artifacts.bundle.native import RECIPES
+from llmc.artifacts.bundle.trust import RECIPES
 from llmc.artifacts.bundle.writer import write_bundle
 from llmc.artifacts.digest import Blob, digest_bytes, digest_file
 from llmc.artifacts.key import Value, canonical_json
-from llmc.artifacts.third_party.facts import merge
-from llmc.artifacts.third_party.tree import scan_tree
+from llmc.artifacts.third_party.base import merge
+from llmc.artifacts.third_party.contents import scan_tree
 from llmc.compiler.targets.host_files import exported, rendered, server_files
 from llmc.compiler.targets.on_target import OnExecutable, WholeBundle
 from llmc.compiler.targets.workers import last_lines

@@ -29,7 +29,7 @@ from llmc.runtime.executors.whole_step.cache import cache_arrays
 from llmc.settings import variables
 
 if TYPE_CHECKING:
-    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.artifacts.bundle.manifest import Executable
     from llmc.artifacts.key import Value
     from llmc.compiler.targets.cuda.gpus import GpuSpec
     from llmc.runtime.bundle import Bundle

@@ -46,7 +46,7 @@ from llmc.runtime.executors.xla import wire
 from llmc.runtime.executors.xla.slot_executor import SLOT_PROGRAMS
 
 if TYPE_CHECKING:
-    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.artifacts.bundle.manifest import Executable
     from llmc.artifacts.key import Value
     from llmc.buckets.plan import Plan
     from llmc.runtime.bundle import Bundle

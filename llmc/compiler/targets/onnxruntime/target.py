@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from llmc.compiler.targets.base import Deployment
     from llmc.compiler.targets.costs import Costs
     from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
-    from llmc.compiler.verification.policy import VerificationPolicy
+    from llmc.compiler.verification.limits import VerificationPolicy
     from llmc.runtime.cache_shape import CacheShape
     from llmc.settings import Settings
 
@@ -197,7 +197,7 @@ class OnnxRuntimeTarget(Target):
     @property
     def verification(self) -> VerificationPolicy:
         """Depends on the cache precision: bf16 and int8; float16 has float32's limits."""
-        from llmc.compiler.verification.policy import VerificationPolicy
+        from llmc.compiler.verification.limits import VerificationPolicy
 
         return VerificationPolicy(
             runs_as=_runs_as,

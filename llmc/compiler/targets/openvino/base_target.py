@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from llmc.compiler.code import Maker
     from llmc.compiler.targets.openvino.finish import FinishedWeights
     from llmc.compiler.targets.openvino.formats import Constants
-    from llmc.compiler.verification.policy import VerificationPolicy
+    from llmc.compiler.verification.limits import VerificationPolicy
     from llmc.runtime.executors.openvino.device import MappedWeights
 
 Finish = Callable[[str, bytes, "MappedWeights", "FinishedWeights"], bytes]
@@ -92,7 +92,7 @@ class OpenVinoBase(Target):
 
     @property
     def verification(self) -> VerificationPolicy:
-        from llmc.compiler.verification.policy import VerificationPolicy
+        from llmc.compiler.verification.limits import VerificationPolicy
 
         return VerificationPolicy(cache_dtype=cache_dtype)
 

@@ -45,14 +45,14 @@ from llmc.errors import CompileError, DeviceError, InputError
 from llmc.runtime.accelerators import CPU, INTEL_GPU, INTEL_NPU, Accelerator
 
 if TYPE_CHECKING:
-    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.artifacts.bundle.manifest import Executable
     from llmc.artifacts.store.entries import Entry
     from llmc.buckets.limits import Limits
     from llmc.compiler.targets.costs import Costs
     from llmc.compiler.targets.on_target import OnTargetCompiler
     from llmc.compiler.targets.openvino.finish import FinishedWeights
     from llmc.compiler.targets.openvino.formats import Constants
-    from llmc.compiler.verification.policy import VerificationPolicy
+    from llmc.compiler.verification.limits import VerificationPolicy
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.cache_shape import CacheShape
     from llmc.runtime.executors.openvino.device import MappedWeights

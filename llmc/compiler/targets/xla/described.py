@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from llmc.compiler.targets.xla.build import Machine
     from llmc.compiler.targets.xla.capacity import CachePart, DescribedMachine, Need
     from llmc.compiler.targets.xla.sharding import Dims
-    from llmc.compiler.verification.policy import VerificationPolicy
+    from llmc.compiler.verification.limits import VerificationPolicy
     from llmc.runtime.cache_shape import CacheTensor
     from llmc.runtime.executors.xla.client import Platform
 

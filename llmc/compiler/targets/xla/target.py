@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from llmc.compiler.targets.xla.capacity import ArrayKind
     from llmc.compiler.targets.xla.sharding import Dims
     from llmc.compiler.targets.xla.step import Core
-    from llmc.compiler.verification.policy import VerificationPolicy
+    from llmc.compiler.verification.limits import VerificationPolicy
     from llmc.runtime.cache_shape import CacheShape, CacheTensor
     from llmc.runtime.executors.xla.envelope import Tensor
 
@@ -138,7 +138,7 @@ class XlaTarget(Target):
 
     @property
     def verification(self) -> VerificationPolicy:
-        from llmc.compiler.verification.policy import VerificationPolicy
+        from llmc.compiler.verification.limits import VerificationPolicy
 
         return VerificationPolicy(cache_dtype=cache_dtype)
 

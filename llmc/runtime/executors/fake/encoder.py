@@ -15,7 +15,7 @@ from llmc.runtime.executors.encoders import Encoder
 from llmc.runtime.executors.fake.executor import FakeExecutor
 
 if TYPE_CHECKING:
-    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.artifacts.bundle.manifest import Executable
     from llmc.runtime.bundle import Bundle
 
 

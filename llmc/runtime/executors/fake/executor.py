@@ -28,7 +28,7 @@ from llmc.runtime.executors.slots import SlotLengths, free_offsets, windows
 from llmc.runtime.step import Step, pad
 
 if TYPE_CHECKING:
-    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.artifacts.bundle.manifest import Executable
     from llmc.runtime.bundle import Bundle
 
 NUMBER = 4

@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llmc.artifacts.bundle.native import RECIPES
+from llmc.artifacts.bundle.trust import RECIPES
 from llmc.buckets.bucket import Bucket
 from llmc.runtime import accelerators
 from llmc.runtime.executors.base import ExecutorDescription
@@ -36,7 +36,7 @@ from llmc.runtime.executors.whole_step.step_program import Run, flat_step, input
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
-    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.artifacts.bundle.manifest import Executable
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.executors.compilations import CompilationCounter
     from llmc.runtime.step import Step

@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmc.artifacts.atomic_write import make_folder
-from llmc.artifacts.bundle.manifest_schema import BUILT_FOR
-from llmc.artifacts.bundle.native import RECIPES
+from llmc.artifacts.bundle.manifest import BUILT_FOR
+from llmc.artifacts.bundle.trust import RECIPES
 from llmc.artifacts.digest import Blob, digest_bytes, is_digest
 from llmc.artifacts.key import canonical_json
 from llmc.artifacts.ownership import is_own
-from llmc.artifacts.store.publish_lock import is_local
+from llmc.artifacts.store.locks import is_local
 from llmc.artifacts.third_party.contents import Contents, PackedFile, paths_problem
-from llmc.artifacts.third_party.unpacking import unpack
+from llmc.artifacts.third_party.packing import unpack
 from llmc.errors import ArtifactError, DeviceError
 from llmc.integrations.vllm_gaudi.cache import VARIABLE, GaudiCache
 from llmc.settings import variables

@@ -38,7 +38,7 @@ from llmc.runtime.nvidia import Needs, gpus, require_gpu
 from llmc.runtime.top_logits import TopLogits, top_of
 
 if TYPE_CHECKING:
-    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.artifacts.bundle.manifest import Executable
     from llmc.buckets.bucket import Bucket
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.executors.compilations import CompilationCounter

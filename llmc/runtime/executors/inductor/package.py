@@ -48,7 +48,7 @@ from llmc.runtime.executors.envelope import ExecutableFile, Form, write_envelope
 from llmc.runtime.executors.inductor.toolchain import is_known
 
 if TYPE_CHECKING:
-    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.artifacts.bundle.manifest import Executable
     from llmc.runtime.executors.whole_step.cache import AcceleratorArray
     from llmc.runtime.executors.whole_step.step_program import Run
 

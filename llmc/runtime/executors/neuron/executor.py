@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from llmc.artifacts.bundle.manifest_schema import BUILT_FOR
+from llmc.artifacts.bundle.manifest import BUILT_FOR
 from llmc.errors import ArtifactError
 from llmc.runtime.executors.base import EXECUTABLES, ExecutorDescription
 from llmc.runtime.executors.neuron.files import NeuronFile

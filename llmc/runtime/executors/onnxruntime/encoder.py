@@ -18,7 +18,7 @@ from llmc.runtime.executors.encoders import Encoder
 from llmc.runtime.executors.onnxruntime.session import open_session
 
 if TYPE_CHECKING:
-    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.artifacts.bundle.manifest import Executable
     from llmc.runtime.bundle import Bundle
 
 

@@ -27,7 +27,7 @@ from llmc.runtime.step import ADAPTERS
 from llmc.runtime.top_logits import TopLogits
 
 if TYPE_CHECKING:
-    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.artifacts.bundle.manifest import Executable
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.cache_shape import CacheTensor
     from llmc.runtime.executors.compilations import CompilationCounter

@@ -19,7 +19,7 @@ from llmc.runtime.executors.encoders import Encoder
 from llmc.runtime.executors.openvino.device import MappedWeights, open_core, require_device, version, with_threads
 
 if TYPE_CHECKING:
-    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.artifacts.bundle.manifest import Executable
     from llmc.runtime.bundle import Bundle
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
 
-from llmc.artifacts.bundle.manifest_schema import STARTER_NAME
+from llmc.artifacts.bundle.manifest import STARTER_NAME
 from llmc.errors import ArtifactError, DeviceError
 from llmc.runtime.executors.base import EXECUTABLES, Capabilities, Executor, ExecutorDescription
 from llmc.runtime.executors.compatibility import require_features, require_version
@@ -45,7 +45,7 @@ from llmc.runtime.top_logits import TopLogits, top_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.artifacts.bundle.manifest import Executable
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.cache_shape import Rewind
     from llmc.runtime.executors.compilations import CompilationCounter

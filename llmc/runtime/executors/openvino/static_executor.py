@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import openvino as ov
 
-from llmc.artifacts.bundle.native import HEAD_BYTES, code_in
+from llmc.artifacts.bundle.trust import HEAD_BYTES, code_in
 from llmc.errors import ArtifactError
 from llmc.runtime.executors.base import EXECUTABLES, ExecutorDescription, StaticExecutor
 from llmc.runtime.executors.compatibility import require_features, require_version
@@ -40,7 +40,7 @@ from llmc.runtime.step import Step
 from llmc.runtime.top_logits import TopLogits
 
 if TYPE_CHECKING:
-    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.artifacts.bundle.manifest import Executable
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.cache_shape import CacheShape
     from llmc.runtime.executors.compilations import CompilationCounter

@@ -27,7 +27,7 @@ from llmc.runtime.portable_program import PortableProgram
 from llmc.runtime.top_logits import TopLogits, top_of
 
 if TYPE_CHECKING:
-    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.artifacts.bundle.manifest import Executable
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.step import Step
 

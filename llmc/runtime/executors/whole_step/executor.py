@@ -26,7 +26,7 @@ from llmc.runtime.host import available_memory, host_memory
 from llmc.runtime.step import pad
 
 if TYPE_CHECKING:
-    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.artifacts.bundle.manifest import Executable
     from llmc.buckets.bucket import Bucket
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.step import Step

@@ -23,7 +23,7 @@ from llmc.runtime.executors.xla.hosts import host_for, in_place_of
 from llmc.runtime.executors.xla.programs import LoadedProgram
 
 if TYPE_CHECKING:
-    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.artifacts.bundle.manifest import Executable
     from llmc.runtime.bundle import Bundle
 
 

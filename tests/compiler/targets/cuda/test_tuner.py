@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from llmc.artifacts.bundle.manifest_schema import Executable
+from llmc.artifacts.bundle.manifest import Executable
 from llmc.compiler.targets.cuda import tuner
 from llmc.compiler.targets.cuda.tuner import CudaTuner
 from llmc.compiler.targets.cuda.tuning import parse, serialise

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from llmc.artifacts.bundle.native import RECIPES
 from llmc.artifacts.bundle.reader import BundleFiles
+from llmc.artifacts.bundle.trust import RECIPES
 from llmc.artifacts.store.store import Store
 from llmc.compiler.pipeline.on_target import OnTargetResult, compile_on_target
 from llmc.compiler.targets.hpu import on_target, recording

@@ -17,7 +17,7 @@ import torch
 
 import llmc
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.pipeline.dry_run import dry_run
+from llmc.compiler.pipeline.compile import dry_run
 from llmc.compiler.pipeline.resolve import CompileJob
 from llmc.compiler.targets import open_target
 from llmc.compiler.weights.recipes import Recipe, to_bf16, write_weights

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from llmc.artifacts.bundle.manifest_schema import Executable
+from llmc.artifacts.bundle.manifest import Executable
 from llmc.buckets.bucket import Bucket
 from llmc.compiler.targets.inductor.compiling import compile_step
 from llmc.compiler.targets.inductor.on_target import PackageCompiler

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from llmc.artifacts.bundle.native import code_of_bundle
+from llmc.artifacts.bundle.trust import code_of_bundle
 from llmc.artifacts.store.store import Store
 from llmc.compiler.pipeline.on_target import OnTargetResult, compile_on_target
 from llmc.compiler.targets.cuda.gpus import gpu_of

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from llmc.artifacts.bundle.native import code_of_bundle
+from llmc.artifacts.bundle.trust import code_of_bundle
 from llmc.artifacts.store.store import Store
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compilation import Compilation
-from llmc.compiler.pipeline.compile import compile_bundle
-from llmc.compiler.pipeline.dry_run import dry_run
+from llmc.compiler.pipeline.compile import compile_bundle, dry_run
 from llmc.compiler.pipeline.on_target import compile_on_target
 from llmc.compiler.pipeline.planning import plan_for
 from llmc.compiler.pipeline.resolve import CompileJob

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.bundle.native import code_of_bundle
+from llmc.artifacts.bundle.trust import code_of_bundle
 from llmc.artifacts.store.store import Store
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle

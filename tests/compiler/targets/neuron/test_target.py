@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.bundle.native import code_of_bundle, code_of_entry
+from llmc.artifacts.bundle.trust import code_of_bundle, code_of_entry
 from llmc.artifacts.key import Key
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target

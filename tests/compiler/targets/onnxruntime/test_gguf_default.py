@@ -14,7 +14,7 @@ from llmc.compiler.architectures.shared.block_form import BlockForm
 from llmc.compiler.architectures.shared.size import Weights
 from llmc.compiler.checkpoint.gguf_types import BLOCK_TYPES
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.pipeline.dry_run import dry_run
+from llmc.compiler.pipeline.compile import dry_run
 from llmc.compiler.pipeline.resolve import CompileJob
 from llmc.compiler.targets import cpu as cpu_target
 from llmc.compiler.targets import open_target

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmc.artifacts.bundle.manifest_schema import STARTER_NAME
+from llmc.artifacts.bundle.manifest import STARTER_NAME
 from llmc.artifacts.store.store import Store
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import CompileResult, compile_bundle

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.bundle.native import RECIPES, code_of_bundle
 from llmc.artifacts.bundle.reader import BundleFiles, blob_path
+from llmc.artifacts.bundle.trust import RECIPES, code_of_bundle
 from llmc.artifacts.bundle.writer import write_bundle
 from llmc.artifacts.digest import Blob, digest_bytes
-from llmc.artifacts.store import publish_lock
+from llmc.artifacts.store import locks
 from llmc.errors import ArtifactError, DeviceError, InputError
 from llmc.integrations.vllm_gaudi.cache import VARIABLE
 from llmc.runtime.bundle import Bundle
@@ -106,7 +106,7 @@ def mounted(monkeypatch: pytest.MonkeyPatch, folder: Path, *network: Path) -> No
     lines = [f"1 1 0:1 / {path} rw - {kind} x rw" for path, kind in (("/", "ext4"), *((n, "nfs4") for n in network))]
     table = folder / "mountinfo"
     table.write_text("\n".join(lines))
-    monkeypatch.setattr(publish_lock, "MOUNTS", table)
+    monkeypatch.setattr(locks, "MOUNTS", table)
 
 
 def test_a_cache_on_nfs_is_not_used(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llmc.artifacts.bundle.native import HEAD_BYTES, code_in
+from llmc.artifacts.bundle.trust import HEAD_BYTES, code_in
 from llmc.errors import ArtifactError
 from llmc.runtime.executors.envelope import write_envelope
 from llmc.runtime.executors.inductor.package import FORM, SIZES, Package

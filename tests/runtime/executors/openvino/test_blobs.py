@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc.artifacts.bundle.native import HEAD_BYTES, code_in
+from llmc.artifacts.bundle.trust import HEAD_BYTES, code_in
 from llmc.errors import ArtifactError
 from llmc.runtime.executors.envelope import write_envelope
 from llmc.runtime.executors.openvino import device

@@ -15,8 +15,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS, best_set, sets_in
-from llmc.artifacts.bundle.native import code_of_entry
 from llmc.artifacts.bundle.reader import blob_path
+from llmc.artifacts.bundle.trust import code_of_entry
 from llmc.artifacts.key import Key
 from llmc.artifacts.store.store import Store
 from llmc.buckets.limits import Limits

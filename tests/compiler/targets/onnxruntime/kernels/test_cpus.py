@@ -19,8 +19,7 @@ from llmc.compiler.targets.base import Deployment
 from llmc.compiler.targets.onnxruntime.kernels.build import sets_for
 from llmc.compiler.targets.onnxruntime.options import CPU_OPTION
 from llmc.compiler.targets.onnxruntime.target import verified_by
-from llmc.compiler.verification.limits import AccuracyLimits
-from llmc.compiler.verification.policy import VerificationPolicy
+from llmc.compiler.verification.limits import AccuracyLimits, VerificationPolicy
 from llmc.errors import ArtifactError, InputError, VerificationError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import compatibility, open_executor

@@ -1,38 +1,164 @@
-"""Pulling an image: its manifest comes first, then the trust decision, then the missing blobs."""
+"""Pushing and pulling images: only missing blobs are moved.
+
+A push names the image last. A pull reads the manifest first, then decides on trust, then fetches the blobs.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
 
-from llmc.artifacts.bundle.manifest import Manifest
-from llmc.artifacts.bundle.manifest_schema import FILE_NAME, MAX_BYTES, SIGNATURE_NAME
-from llmc.artifacts.bundle.native import code_of_bundle, code_of_entry
+from llmc.artifacts.bundle.manifest import FILE_NAME, MAX_BYTES, SIGNATURE_NAME, Manifest
 from llmc.artifacts.bundle.reader import MAX_SIGNATURE_BYTES
 from llmc.artifacts.bundle.stored import publish_arrived
-from llmc.artifacts.bundle.trust import Trust, TrustDecision
-from llmc.artifacts.digest import Blob
-from llmc.artifacts.oci.base import MEND, ImageBlobSource, Images, read_archive, read_small
-from llmc.artifacts.oci.image import CACHE_TYPE, GZIP_TYPE, Descriptor, Image, read_diff_ids, read_image, read_kind
-from llmc.artifacts.oci.layers import Layer, read_facts, split
+from llmc.artifacts.bundle.trust import Trust, TrustDecision, code_of_bundle, code_of_entry
+from llmc.artifacts.digest import PREFIX, Blob, digest_bytes
+from llmc.artifacts.oci.base import MEND, Content, ImageBlobSource, Images, read_archive, read_small
+from llmc.artifacts.oci.image import (
+    CACHE_TYPE,
+    CONFIG_TYPE,
+    GZIP_TYPE,
+    LAYER_TYPE,
+    Descriptor,
+    Image,
+    Layer,
+    cache_layer,
+    describe,
+    read_diff_ids,
+    read_entry,
+    read_facts,
+    read_image,
+    read_kind,
+    split,
+    subject_of,
+    write_config,
+    write_image,
+)
 from llmc.artifacts.oci.reference import Reference
-from llmc.artifacts.oci.subjects import cache_layer, read_entry
+from llmc.artifacts.oci.tar import PIECE, gzipped
 from llmc.artifacts.remotes.base import Meter, Progress, TransferReport
-from llmc.artifacts.remotes.ingest import expect
+from llmc.artifacts.remotes.ingest import expect, keeps
 from llmc.artifacts.remotes.ingest import settle as arrived
-from llmc.artifacts.remotes.remote_entries import keeps
-from llmc.artifacts.remotes.transfers import Mover
+from llmc.artifacts.remotes.mover import Mover
 from llmc.artifacts.store import leases
 from llmc.artifacts.store.entries import MAX_BYTES as MAX_ENTRY
 from llmc.artifacts.store.entries import entry_body
 from llmc.artifacts.store.workspace import Area
-from llmc.errors import ArtifactError
+from llmc.errors import ArtifactError, InputError
 
 if TYPE_CHECKING:
+    from llmc.artifacts.remotes.transfer import Signs
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.store import Store
+
+
+class ImagePart(NamedTuple):
+    """A blob of an image; `diff_id` is the digest of a layer's tar file, which may be in a gzip file."""
+
+    blob: Descriptor
+    content: Content
+    diff_id: str
+
+
+class Built(NamedTuple):
+    """A built image: its artifactType, its manifest, and its blobs (layers, then the config)."""
+
+    kind: str
+    manifest: bytes
+    parts: list[ImagePart]
+
+
+def build(store: Store, entry: Entry, signer: Signs | None, mover: Mover) -> Built:
+    """Build the image of a bundle or packed cache; its blobs are read once, for their digests.
+
+    Raises ArtifactError for an entry of another kind, or a damaged one.
+    """
+    subject = subject_of(store, entry, signer)
+    facts = ImagePart(describe(LAYER_TYPE, subject.facts), lambda: [subject.facts], digest_bytes(subject.facts))
+    described = [mover.run(_describe, store, layer) for layer in subject.layers]
+    built = list(map(mover.result, described))
+    layers = [facts, *built] if subject.facts_first else [*built, facts]
+    config = write_config(subject.architecture, subject.labels, [layer.diff_id for layer in layers])
+    last = ImagePart(describe(CONFIG_TYPE, config), lambda: [config], "")
+    manifest = write_image(subject.kind, subject.annotations, last.blob, [layer.blob for layer in layers])
+    return Built(subject.kind, manifest, [*layers, last])
+
+
+def push(
+    store: Store, entry: Entry, images: Images, reference: Reference, *, jobs: int, signer: Signs | None,
+    progress: Meter | None,
+) -> TransferReport:  # fmt: skip
+    """Push the image of an entry, as `push_image` describes."""
+    began = time.monotonic()
+    with Mover(jobs, progress) as mover:
+        _, image, parts = build(store, entry, signer, mover)
+        if reference.digest not in {None, digest_bytes(image)}:
+            raise InputError(f"{reference}: its image is {digest_bytes(image)}; push it to a tag")
+        looking = [mover.run(images.has, part.blob) for part in parts]
+        missing = [part for part, found in zip(parts, map(mover.result, looking), strict=True) if not found]
+        size = sum(part.blob.size for part in missing)
+        mover.expect(size)
+        for future in [mover.run(_send, images, part, mover.moved) for part in missing]:
+            mover.result(future)
+    changed = images.publish(reference, image)
+    return TransferReport(
+        entries=int(changed),
+        blobs=len(missing),
+        bytes=size,
+        skipped_blobs=len(parts) - len(missing),
+        skipped_bytes=sum(part.blob.size for part in parts) - size,
+        seconds=time.monotonic() - began,
+    )
+
+
+def _send(images: Images, part: ImagePart, moved: Progress) -> None:
+    sent = 0
+
+    def content() -> Iterator[bytes]:
+        nonlocal sent
+        moved(-sent)  # sent by an earlier attempt
+        sent = 0
+        for piece in part.content():
+            moved(len(piece))
+            sent += len(piece)
+            yield piece
+
+    images.add(part.blob, content)
+
+
+def _describe(store: Store, layer: Layer) -> ImagePart:
+    def archive() -> Iterator[bytes]:
+        return layer.write(lambda blob: _read_pieces(store, blob))
+
+    def content() -> Iterator[bytes]:
+        return gzipped(archive()) if layer.zipped else archive()
+
+    inner, packed, size = hashlib.sha256(), hashlib.sha256(), 0
+
+    def read() -> Iterator[bytes]:
+        for piece in archive():
+            inner.update(piece)
+            yield piece
+
+    for piece in gzipped(read()) if layer.zipped else read():
+        packed.update(piece)
+        size += len(piece)
+    media_type = GZIP_TYPE if layer.zipped else LAYER_TYPE
+    return ImagePart(Descriptor(media_type, PREFIX + packed.hexdigest(), size), content, PREFIX + inner.hexdigest())
+
+
+def _read_pieces(store: Store, blob: Blob) -> Iterable[bytes]:
+    path = store.path(blob)
+    try:
+        with path.open("rb", buffering=0) as file:
+            while piece := file.read(PIECE):
+                yield piece
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot be read ({error.strerror})") from error
+
 
 MAX_ENTRY_BYTES = MAX_ENTRY + (64 << 10)
 MAX_FACTS_BYTES = MAX_BYTES + MAX_SIGNATURE_BYTES + (64 << 10)
@@ -42,11 +168,11 @@ class _Arrival(NamedTuple):
     """An accepted image: its facts layer, its other layers, and the function that publishes it once these arrived."""
 
     facts: Descriptor
-    parts: list[_Part]
+    parts: list[_LayerPart]
     settle: Callable[[], Entry]
 
 
-class _Part(NamedTuple):
+class _LayerPart(NamedTuple):
     """A layer of the image: its required content, its descriptor, and its uncompressed digest."""
 
     layer: Layer
@@ -151,13 +277,15 @@ def _read_facts(images: ImageBlobSource, blob: Descriptor, diff_id: str, origin:
     return manifest, signature
 
 
-def _match(layers: Sequence[Layer], blobs: Sequence[Descriptor], diff_ids: Sequence[str], origin: str) -> list[_Part]:
+def _match(
+    layers: Sequence[Layer], blobs: Sequence[Descriptor], diff_ids: Sequence[str], origin: str
+) -> list[_LayerPart]:
     """Pair the layers that a bundle must have with those of the image."""
     if len(layers) != len(blobs):
         raise ArtifactError(
             f"{origin}: its manifest requires {len(layers)} layers of blobs, the image has {len(blobs)}; push it again"
         )
-    parts = [_Part(*item) for item in zip(layers, blobs, diff_ids, strict=True)]
+    parts = [_LayerPart(*item) for item in zip(layers, blobs, diff_ids, strict=True)]
     for layer, blob, _ in parts:
         if blob.media_type != GZIP_TYPE and blob.size != layer.size:
             raise ArtifactError(
@@ -167,8 +295,7 @@ def _match(layers: Sequence[Layer], blobs: Sequence[Descriptor], diff_ids: Seque
     return parts
 
 
-def _fetch(store: Store, images: ImageBlobSource, part: _Part, moved: Progress) -> None:
-    """Add the blobs of a layer to the store, each once its digest is verified."""
+def _fetch(store: Store, images: ImageBlobSource, part: _LayerPart, moved: Progress) -> None:
     origin = f"{images.name}: layer {part.blob.digest}"
     with closing(read_archive(images, part.blob, part.diff_id, moved)) as pieces:
         for blob, content in part.layer.read(pieces, origin):
