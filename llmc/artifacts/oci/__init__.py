@@ -1,14 +1,5 @@
 """Bundles and packed caches as OCI images in registries and image layouts, which Kubernetes can mount as image volumes.
 
-    reference.py  names: oci://host/name:tag, oci-layout:folder:tag
-    tar.py        the tar and gzip formats of layers
-    image.py      manifest, config, layers, and the content of an image
-    base.py       the contract of an image location; verification
-    layout.py     a folder
-    registry.py   a registry
-    transfer.py   pushing and pulling
-    archive.py    a layout as one tar file
-
 An image has one layer for every big blob and 16 for the small ones. Their digests depend only on the blobs, so bundles
 that share weights share layers: in a registry, in a layout and on a node that mounts them. A packed cache is one layer,
 as tools that mount such caches expect.

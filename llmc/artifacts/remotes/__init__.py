@@ -1,14 +1,4 @@
-"""Remote tiers of a store: folders elsewhere and whatever fsspec reaches, behind one small interface.
-
-base.py       the contract of a remote, and its URL
-folder.py     a folder: a mount, another disk
-fsspec_remote.py   s3, gs, hf, memory … with fsspec
-retry.py      what is retried, and how often
-mover.py      concurrent transfers
-ingest.py     judging a remote's entries and adding them to a store; downloads resume
-transfer.py   pushing and pulling what is missing
-read_through.py   asking a remote before a build
-"""
+"""Remote tiers of a store: folders elsewhere and whatever fsspec reaches, behind one small interface."""
 
 from __future__ import annotations
 

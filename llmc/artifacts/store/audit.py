@@ -122,12 +122,11 @@ def shares(entries: Iterable[Entry]) -> Mapping[str, Share]:
     """Return each entry's share by the digest of its key; `entries` must be all that a store has."""
     blobs = {entry.key.digest: frozenset(entry.outputs.values()) for entry in entries}
     names: Counter[Blob] = Counter(blob for found in blobs.values() for blob in found)
-    return {digest: _share(found, names) for digest, found in blobs.items()}
-
-
-def _share(blobs: frozenset[Blob], names: Mapping[Blob, int]) -> Share:
-    own = sum(blob.size for blob in blobs if names[blob] == 1)
-    return Share(own, sum(blob.size for blob in blobs) - own)
+    result = {}
+    for digest, found in blobs.items():
+        own = sum(blob.size for blob in found if names[blob] == 1)
+        result[digest] = Share(own, sum(blob.size for blob in found) - own)
+    return result
 
 
 STALE_SECONDS = 3 * 24 * 3600.0

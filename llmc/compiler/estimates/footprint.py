@@ -186,6 +186,7 @@ class ServerEstimate:
         return seconds + len(buckets) * times.step.of(*size) + tokens / 1000 * times.tokens.of(*size)
 
 
+CACHE = "its KV cache"
 TOKEN_BYTES = 76
 """Bytes of tokenizer.json and its index per token."""
 
@@ -294,20 +295,20 @@ class Footprint:
     @property
     def cache_token_bytes(self) -> int:
         """Bytes of one token in the KV cache, all layers. Raises CheckpointError for a model of unknown sizes."""
-        model = self._cached()
+        model = self._sized(CACHE)
         return self._cache_bytes(model.cache_values, model.cache_heads)
 
     @property
     def state_bytes(self) -> int:
         """Bytes of one sequence's recurrent state, all layers; 0 for most models. Raises CheckpointError for unknown
         sizes."""
-        return self._cached().state_bytes(DTYPE_BITS[self._options.dtype] // 8)
+        return self._sized(CACHE).state_bytes(DTYPE_BITS[self._options.dtype] // 8)
 
     @property
     def sequence_bytes(self) -> int:
         """Bytes of a full-length sequence in the device's cache, with ring buffers and recurrent state. Raises
         CheckpointError for a model of unknown sizes."""
-        values, heads, _ = self._held(self._cached())
+        values, heads, _ = self._held(self._sized(CACHE))
         return self._cache_bytes(values, heads) + self.state_bytes
 
     def compile_seconds(self, buckets: Sequence[Bucket]) -> float:
@@ -337,7 +338,7 @@ class Footprint:
         executables = self.executables(buckets)
         return ServerEstimate(
             self._costs, self._target.hosting(self._options.to_dict()).host_memory, self.bundle_bytes(buckets),
-            self.weight_bytes, self._limits.max_num_seqs * self.sequence_bytes, self._cached().layers,
+            self.weight_bytes, self._limits.max_num_seqs * self.sequence_bytes, self._sized(CACHE).layers,
             sum(one.count for one in self._weights), executables,
             executables if self._target.state == "portable" else 0, buckets,
             bool(self._target.fixes(self._options).dims),
@@ -349,7 +350,7 @@ class Footprint:
 
     def executable_bytes(self, bucket: Bucket) -> int:
         """Bytes of a bucket's executable alone, without shared memory. Raises CheckpointError."""
-        return self._costs.graph_bytes(self._sized(), bucket, self._options)
+        return self._costs.graph_bytes(self._sized("graph memory"), bucket, self._options)
 
     def estimates(self, buckets: Sequence[Bucket]) -> list[Estimate]:
         """All estimates, in the order of `text`."""
@@ -465,7 +466,7 @@ class Footprint:
         return Estimate("compile time", fixed + count * each + verify, "s", parts)
 
     def _graph_memory(self, buckets: Sequence[Bucket]) -> Estimate:
-        model = self._sized()
+        model = self._sized("graph memory")
         shapes = self._costs.open_at_once(self._target.shapes(buckets, self._options), model, self._options)
         known: dict[tuple[str, int | None, int | None, int | None], int] = {}
         if self._bench is not None:
@@ -496,14 +497,9 @@ class Footprint:
             )
         return Estimate("graph memory", total, "bytes", source)
 
-    def _cached(self) -> ModelSize:
+    def _sized(self, what: str) -> ModelSize:
         if self._model is None:
-            raise CheckpointError("the model's sizes are not known, so its KV cache cannot be estimated")
-        return self._model
-
-    def _sized(self) -> ModelSize:
-        if self._model is None:
-            raise CheckpointError("the model's sizes are not known, so graph memory cannot be estimated")
+            raise CheckpointError(f"the model's sizes are not known, so {what} cannot be estimated")
         return self._model
 
     def _measured(self, name: str) -> float | None:

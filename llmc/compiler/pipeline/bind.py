@@ -262,7 +262,6 @@ def _json(files: BundleFiles, name: str, kind: type) -> Any:
 
 
 def _is_sound(folder: Path) -> bool:
-    """Whether an intact bound bundle exists."""
     if not folder.is_dir():
         return False
     try:

@@ -243,8 +243,6 @@ def _make(
 
 
 def _with_starter(stages: Stages, created: _Built, quick: _Built) -> tuple[Manifest, dict[str, Path]]:
-    """The bundle with the quick one's manifest as a file, and the blobs of both."""
-
     def build(workspace: Workspace) -> Mapping[str, Blob]:
         return {"manifest": workspace.put_bytes(quick.manifest.to_bytes())}
 
@@ -256,7 +254,6 @@ def _with_starter(stages: Stages, created: _Built, quick: _Built) -> tuple[Manif
 def _with_files(
     stages: Stages, manifest: Manifest, sources: Mapping[str, Path], files: Mapping[str, str]
 ) -> tuple[Manifest, dict[str, Path]]:  # fmt: skip
-    """The bundle with more files, given as digests in the store by name."""
     paths = {digest: stages.store.path(digest) for digest in files.values()}
     sizes = {digest: path.stat().st_size for digest, path in paths.items()}
     more = manifest.changed(files={**manifest.files, **files}, blobs={**manifest.blobs, **sizes})

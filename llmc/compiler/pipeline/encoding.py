@@ -206,7 +206,6 @@ def _width(config: Mapping[str, Any], read: Read) -> int:
 
 
 def _pooling_files(stages: Stages, read: Read) -> dict[str, str]:
-    """Files for the steps after the model."""
     import numpy as np
 
     found = {POOLING: stages.store.put_bytes(read.description.to_json()).digest}

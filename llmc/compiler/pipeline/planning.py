@@ -109,7 +109,6 @@ class PlanArguments:
         return self.settings if self.settings is not None else Settings.from_environment()
 
     def _decided(self, limits: Limits) -> Mapping[str, Range]:
-        """Ranges that the device's options determine."""
         if self._target is None or self.options is None:
             return {}
         return self._target.description.ranges(self.options, limits)

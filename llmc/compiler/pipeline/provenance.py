@@ -55,7 +55,6 @@ PACKAGES = (
 
 LICENCE = "Apache-2.0"
 LONGEST_LICENCE = 100
-_MODEL_KIND = f"{LOCAL}model"
 
 
 def provenance(
@@ -124,7 +123,7 @@ def find_model(store: Store, checkpoint: str, name: str) -> str:
 
 
 def _model_key(checkpoint: str) -> Key:
-    return Key(_MODEL_KIND, {"checkpoint": checkpoint})
+    return Key(f"{LOCAL}model", {"checkpoint": checkpoint})
 
 
 def _llmc() -> dict[str, Any]:
@@ -135,7 +134,6 @@ def _llmc() -> dict[str, Any]:
 
 @cache
 def _package(name: str) -> dict[str, Any] | None:
-    """An installed package by its metadata, or None."""
     try:
         found = metadata.metadata(name)
     except metadata.PackageNotFoundError:
@@ -167,23 +165,18 @@ def _dependency(name: str, version: str) -> dict[str, Any]:
 
 def model_facts(checkpoint: Checkpoint, cache: CacheShape | None = None) -> dict[str, Any]:
     """Facts about the model for a manifest; `cache` is its cache shape, by default the architecture's."""
-    config = checkpoint.config
+    config, generation = checkpoint.config, checkpoint.generation_config()
+    sampling = recommended(generation)
     return {
         "name": checkpoint.name,
         "architecture": config["model_type"],
         **_cache_facts(cache_of(config) if cache is None else cache),
         "vocab_size": config["vocab_size"],
-        "eos_token_ids": checkpoint.generation_config().get("eos_token_ids", []),
+        "eos_token_ids": generation.get("eos_token_ids", []),
         "special_tokens": checkpoint.special_tokens(),
-        **_sampling(checkpoint),
+        **({"sampling": sampling} if sampling else {}),
         **({"adapters": [asdict(adapter) for adapter in checkpoint.choices]} if checkpoint.choices else {}),
     }
-
-
-def _sampling(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Sampling parameters that the checkpoint recommends, if it does."""
-    found = recommended(checkpoint.generation_config())
-    return {"sampling": found} if found else {}
 
 
 def without_rings(model: Mapping[str, Any]) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def _numbers(
     manifest = bundle.manifest
     target = target_of(manifest)
     limits = target.verification.limits(recorded_options(manifest, target))
-    probes, origin = vouched_probes(stages, target, origins_of(stages, stages.settings), anew=True)
+    probes, origin = vouched_probes(stages, target, origins_of(stages), anew=True)
     if gives_tokens(manifest):
         found = tokens_stage(bundle, stages, target.description.reference.name, probes, limits)
     else:

@@ -41,7 +41,6 @@ from llmc.errors import ArtifactError, CapacityError, VerificationError
 from llmc.runtime.executors import executor_module, open_executor
 from llmc.runtime.heap import trim
 from llmc.runtime.host import host_features
-from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest import Executable, Manifest
@@ -57,11 +56,11 @@ _WORDS = ("analysis", "choice", "remaining")
 """Manifest options that are text for people; executors may use any other option to open executables."""
 
 
-def origins_of(stages: Stages, settings: Settings) -> Origins:
+def origins_of(stages: Stages) -> Origins:
     """Lookup for the origins of results in the store."""
     from llmc.artifacts.signing.keyring import Keyring
 
-    return Origins(stages.store, Keyring.from_settings(settings))
+    return Origins(stages.store, Keyring.from_settings(stages.settings))
 
 
 def vouched_probes(stages: Stages, target: Target, origins: Origins, *, anew: bool) -> tuple[Entry, Origin]:
@@ -130,7 +129,7 @@ def verify_stage(
     from llmc.compiler.verification.verify import summarise
 
     settings = stages.settings
-    origins = origins_of(stages, settings)
+    origins = origins_of(stages)
     probes, predicted = vouched_probes(stages, target, origins, anew=settings.require_signatures)
     limits = target.verification.limits(options)
     if gives_tokens(manifest):
@@ -156,7 +155,8 @@ def verify_stage(
     stages.report(StageReport("verify", False, None))
     start = time.perf_counter()
     if missing:
-        built = _run(stages, manifest, sources, target, probes, [part for part, _ in missing], progress)
+        with _draft(stages, manifest, sources, target) as draft:
+            built = run_parts(draft, stages, probes, [part for part, _ in missing], progress)
         for (_, key), outcome in zip(missing, built, strict=True):
             outcomes[key.digest] = outcome
     try:
@@ -234,14 +234,6 @@ def _buckets_digest(plan: Plan, buckets: Sequence[Bucket]) -> str:
     return digest_bytes(canonical_json([plan.limits.to_dict(), [str(bucket) for bucket in buckets]]))
 
 
-def _run(
-    stages: Stages, manifest: Manifest, sources: Mapping[str, Path], target: Target, probes: Entry,
-    parts: Sequence[VerifiedPart], progress: Callable[[int, int], None],
-) -> list[dict[str, Any]]:  # fmt: skip
-    with _draft(stages, manifest, sources, target) as draft:
-        return run_parts(draft, stages, probes, parts, progress)
-
-
 @contextmanager
 def _draft(stages: Stages, manifest: Manifest, sources: Mapping[str, Path], target: Target) -> Iterator[Bundle]:
     """The opened bundle as it would be published; on the CPU, where the target is verified there."""
@@ -292,12 +284,10 @@ def run_parts(
 
 
 def _predictions(part: VerifiedPart) -> str:
-    """File of the reference's predictions that a part reads."""
     return "text" if part == "accuracy" else "probes"
 
 
 def _load(stages: Stages, entry: Entry, parts: Sequence[VerifiedPart]) -> tuple[list[Probe], list[TextWindow]]:
-    """Probes and windows of the text, as far as `parts` need them."""
     import numpy as np
 
     from llmc.compiler.verification.probes import load_probes, load_windows

@@ -11,7 +11,7 @@ nothing with the fake encoder, not even constants, which keeps a mistake there f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -96,10 +96,7 @@ class EncodingOutcome:
 
     def to_json(self) -> dict[str, Any]:
         """The outcome for the manifest."""
-        return {
-            "buckets": self.buckets, "planned": self.planned, "rows": self.rows, "cosine": self.cosine,
-            "leak": self.leak,
-        }  # fmt: skip
+        return asdict(self)
 
 
 def verify_encoder(

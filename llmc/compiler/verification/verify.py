@@ -264,7 +264,6 @@ class Verification:
     def _compare(
         self, steps: Iterable[Step], rows: list[ReplayedRow], prefixes: Prefixes, outcome: dict[str, Any]
     ) -> None:
-        """Run steps of one bucket, and add the results of their `rows` to its outcome."""
         for step in steps:
             live = [rows[slot] for slot in step.slots]
             outcome["executables"].append(self.executor.executable_of(step))
@@ -301,7 +300,6 @@ class Verification:
         )
 
     def _past_length(self, bucket: Bucket) -> int:
-        """Tokens of the long sequence that rows of the bucket may continue."""
         length = min(len(self.probes[-1].tokens), past_length(bucket, self.plan.limits, self.beyond))
         return min(length, self.executor.capabilities.cache_tokens or length)
 
@@ -321,7 +319,6 @@ class Verification:
         return self._prefixes[key]
 
     def _keep_past(self, slot: int, length: int, adapter: int) -> None:
-        """Export the prefix that a slot holds."""
         key = length, adapter
         self._prefixes[key] = self.executor.export_prefix(slot, length) if self._cuts else []
         self._prefixes_beyond[key] = beyond_in(self.executor, [(slot, 0, length)])
@@ -335,7 +332,6 @@ class Verification:
         return length if one else 0
 
     def _makes_past(self, phase: str, rows: Sequence[ReplayedRow]) -> bool:
-        """Whether a step of these rows is that prefill."""
         alone = phase == "prompt" and [(row.position + 1, row.past) for row in rows] == [(self._whole, 0)]
         return alone and rows[0].probe in self._long.values()
 

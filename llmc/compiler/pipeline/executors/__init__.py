@@ -1,9 +1,4 @@
-"""Executors compile executables; one file each, found by the name given to `--executor`.
-
-base.py    the contract, and what all executables of a compile share
-local.py   threads and processes of this host
-ray.py     tasks over a Ray cluster; ray_worker.py runs on its nodes
-"""
+"""Executors compile executables; one module each, found by the name given to `--executor`."""
 
 from __future__ import annotations
 
