@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS, KERNELS
-from llmc.artifacts.bundle.manifest import PORTABLE_NAME, STARTER_NAME
+from llmc.artifacts.bundle.manifest import PORTABLE_NAME, STARTER_NAME, Manifest
 from llmc.artifacts.digest import open_regular
 from llmc.errors import ArtifactError
 
 if TYPE_CHECKING:
-    from llmc.artifacts.bundle.manifest import Manifest
     from llmc.artifacts.key import Key
 
 

@@ -26,14 +26,13 @@ from llmc.artifacts.bundle.stored import bundle_key
 from llmc.artifacts.key import LOCAL, Key
 from llmc.artifacts.log import logger
 from llmc.artifacts.store.blobs import BlobMissingError
-from llmc.artifacts.store.entries import Entries, entry_body
+from llmc.artifacts.store.entries import Entries, Entry, entry_body
 from llmc.errors import ArtifactError, CapacityError, DeviceError
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest import Manifest
     from llmc.artifacts.bundle.reader import BundleFiles
     from llmc.artifacts.signing.keyring import Keyring
-    from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.store import Store
     from llmc.settings import Settings
 

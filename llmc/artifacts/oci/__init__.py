@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 from llmc.artifacts.oci.base import Images
 from llmc.artifacts.oci.reference import Reference, is_reference, parse_reference
-from llmc.artifacts.remotes.base import JOBS
+from llmc.artifacts.remotes.base import JOBS, Meter, TransferReport
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.trust import Trust
-    from llmc.artifacts.remotes.base import Meter, TransferReport
     from llmc.artifacts.remotes.transfer import Signs
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.store import Store

@@ -17,9 +17,10 @@ import time
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn
+from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 from llmc.artifacts.atomic_write import write_atomic, writing
+from llmc.artifacts.bundle.trust import Trust
 from llmc.artifacts.digest import PREFIX, is_digest, parse
 from llmc.artifacts.key import canonical_json
 from llmc.artifacts.oci import tar
@@ -29,13 +30,10 @@ from llmc.artifacts.oci.layout import LAYOUT_FILE, new_index, read_index
 from llmc.artifacts.oci.transfer import build, receive
 from llmc.artifacts.remotes.base import JOBS, Meter, TransferReport
 from llmc.artifacts.remotes.mover import Mover
+from llmc.artifacts.store.entries import Entry
+from llmc.artifacts.store.store import Store
 from llmc.artifacts.temporaries import temporary_folder
 from llmc.errors import ArtifactError, InputError
-
-if TYPE_CHECKING:
-    from llmc.artifacts.bundle.trust import Trust
-    from llmc.artifacts.store.entries import Entry
-    from llmc.artifacts.store.store import Store
 
 SUFFIX = ".tar"
 REMEDY = "choose another location for the archive"

@@ -36,23 +36,19 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from llmc.artifacts.bundle.manifest import FILE_NAME, SIGNATURE_NAME
+from llmc.artifacts.bundle.manifest import FILE_NAME, SIGNATURE_NAME, Manifest
 from llmc.artifacts.bundle.stored import KIND, read_bundle
 from llmc.artifacts.digest import PREFIX, Blob, digest_bytes, is_digest, parse
 from llmc.artifacts.key import canonical_json
 from llmc.artifacts.oci import tar
+from llmc.artifacts.remotes.transfer import Signs
 from llmc.artifacts.store.entries import MAX_BYTES, Entry, decode_entry, encode_entry, entry_body
+from llmc.artifacts.store.store import Store
 from llmc.artifacts.third_party.contents import KIND as CACHE
 from llmc.artifacts.third_party.contents import Contents, read_contents
 from llmc.errors import ArtifactError
-
-if TYPE_CHECKING:
-    from llmc.artifacts.bundle.manifest import Manifest
-    from llmc.artifacts.remotes.transfer import Signs
-    from llmc.artifacts.store.store import Store
-
 
 ARTIFACT_TYPE = "application/vnd.llmc.bundle.v1"
 CACHE_TYPE = "application/vnd.llmc.foreign-cache.v1"

@@ -9,7 +9,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from llmc.artifacts.bundle.manifest import FILE_NAME, MAX_BYTES, SIGNATURE_NAME, Manifest
 from llmc.artifacts.bundle.reader import MAX_SIGNATURE_BYTES
@@ -43,16 +43,13 @@ from llmc.artifacts.remotes.base import Meter, Progress, TransferReport
 from llmc.artifacts.remotes.ingest import expect, keeps
 from llmc.artifacts.remotes.ingest import settle as arrived
 from llmc.artifacts.remotes.mover import Mover
+from llmc.artifacts.remotes.transfer import Signs
 from llmc.artifacts.store import leases
 from llmc.artifacts.store.entries import MAX_BYTES as MAX_ENTRY
-from llmc.artifacts.store.entries import entry_body
+from llmc.artifacts.store.entries import Entry, entry_body
+from llmc.artifacts.store.store import Store
 from llmc.artifacts.store.workspace import Area
 from llmc.errors import ArtifactError, InputError
-
-if TYPE_CHECKING:
-    from llmc.artifacts.remotes.transfer import Signs
-    from llmc.artifacts.store.entries import Entry
-    from llmc.artifacts.store.store import Store
 
 
 class ImagePart(NamedTuple):

@@ -7,12 +7,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from llmc.artifacts.bundle.manifest import FILE_NAME, MAX_BYTES, SIGNATURE_NAME, Manifest
 from llmc.artifacts.bundle.stored import KIND, require_agreement
+from llmc.artifacts.digest import Blob
 from llmc.artifacts.gc import Inventory, InventoryTaker, Item
 from llmc.artifacts.key import LOCAL
+from llmc.artifacts.signing.keyring import Keyring
 from llmc.artifacts.signing.keys import short_id
 from llmc.artifacts.store.audit import Share, StoreUsage, shares
 from llmc.artifacts.store.blobs import Blobs
@@ -21,10 +23,6 @@ from llmc.artifacts.store.layout import Layout
 from llmc.artifacts.store.leases import entry_name
 from llmc.artifacts.store.store import Store
 from llmc.errors import ArtifactError, DeviceError
-
-if TYPE_CHECKING:
-    from llmc.artifacts.digest import Blob
-    from llmc.artifacts.signing.keyring import Keyring
 
 
 @dataclass(frozen=True)

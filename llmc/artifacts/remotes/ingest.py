@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from llmc.artifacts.atomic_write import (
     UnwritableError,
@@ -31,7 +30,7 @@ from llmc.artifacts.bundle.manifest import FILE_NAME, SIGNATURE_NAME, Manifest
 from llmc.artifacts.bundle.manifest import MAX_BYTES as MAX_MANIFEST_BYTES
 from llmc.artifacts.bundle.reader import MAX_SIGNATURE_BYTES
 from llmc.artifacts.bundle.stored import KIND, require_agreement
-from llmc.artifacts.bundle.trust import TrustDecision, code_of_bundle, code_of_entry
+from llmc.artifacts.bundle.trust import Trust, TrustDecision, code_of_bundle, code_of_entry
 from llmc.artifacts.digest import BUFFER, PREFIX, Blob, digest_bytes, parse
 from llmc.artifacts.flock import flock, keeps_out
 from llmc.artifacts.remotes.base import ObjectError, Progress, Remote, blob_name, entry_name
@@ -41,9 +40,6 @@ from llmc.artifacts.store.entries import MAX_BYTES, Entry, decode_entry, entry_b
 from llmc.artifacts.store.locks import publish_lock
 from llmc.artifacts.store.workspace import Area
 from llmc.errors import CapacityError
-
-if TYPE_CHECKING:
-    from llmc.artifacts.bundle.trust import Trust
 
 
 def read_entry(remote: Remote, name: str) -> Entry | None:

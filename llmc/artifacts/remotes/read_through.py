@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from llmc.artifacts.atomic_write import UnwritableError
+from llmc.artifacts.bundle.trust import Trust
 from llmc.artifacts.key import Key
 from llmc.artifacts.log import logger
 from llmc.artifacts.remotes import open_remote
@@ -17,10 +17,7 @@ from llmc.artifacts.remotes.retry import HURRIED
 from llmc.artifacts.store.entries import Entry
 from llmc.artifacts.store.workspace import Area
 from llmc.errors import ArtifactError, DeviceError, InputError
-
-if TYPE_CHECKING:
-    from llmc.artifacts.bundle.trust import Trust
-    from llmc.settings import Settings
+from llmc.settings import Settings
 
 
 class RemoteUpstream:

@@ -6,12 +6,12 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from llmc.artifacts.bundle.manifest import SIGNATURE_NAME
 from llmc.artifacts.bundle.reader import MAX_SIGNATURE_BYTES
 from llmc.artifacts.bundle.stored import KIND, bundle_outputs, read_bundle
-from llmc.artifacts.bundle.trust import UntrustedError
+from llmc.artifacts.bundle.trust import Trust, TrustDecision, UntrustedError
 from llmc.artifacts.digest import PREFIX, Blob, digest_bytes
 from llmc.artifacts.key import LOCAL, is_kind
 from llmc.artifacts.remotes.base import (
@@ -31,9 +31,6 @@ from llmc.artifacts.store.entries import Entry, encode_entry, entry_body
 from llmc.artifacts.store.store import SHORTEST_PREFIX, Store
 from llmc.artifacts.store.workspace import Area
 from llmc.errors import ArtifactError, InputError
-
-if TYPE_CHECKING:
-    from llmc.artifacts.bundle.trust import Trust, TrustDecision
 
 
 class Signs(Protocol):

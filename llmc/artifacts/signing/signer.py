@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from llmc.artifacts.bundle.trust import UntrustedError
 from llmc.artifacts.signing.envelope import Envelope, Signature, decode, encode, make_statement
-from llmc.artifacts.signing.keys import PublicKey, is_encrypted, load_private, read_private
+from llmc.artifacts.signing.keys import PublicKey, Sign, is_encrypted, load_private, read_private
 from llmc.errors import InputError
 from llmc.paths import expanded
-
-if TYPE_CHECKING:
-    from llmc.artifacts.signing.keys import Sign
-    from llmc.settings import Settings
+from llmc.settings import Settings
 
 
 class Signer:

@@ -17,7 +17,7 @@ from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING
 
-from llmc.compiler.targets.costs import LAYERS, REFERENCE, Timing
+from llmc.compiler.targets.costs import LAYERS, REFERENCE, Costs, Timing
 from llmc.compiler.verification.parts import Once, ServingExecutables, bucket_of, choose, past_length, steps_beyond
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from llmc.compiler.architectures.shared.size import ModelSize
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.targets.base import Target
-    from llmc.compiler.targets.costs import Costs
 
 
 RECENT = 32

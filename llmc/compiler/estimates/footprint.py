@@ -21,21 +21,19 @@ from llmc.buckets.cost.bench import Bench
 from llmc.buckets.limits import Limits
 from llmc.buckets.render.text import counted, table
 from llmc.compiler.architectures.shared.architectures import size_of
-from llmc.compiler.architectures.shared.size import Weights
+from llmc.compiler.architectures.shared.size import ModelSize, Weights
 from llmc.compiler.checkpoint import DEMO, Checkpoint, open_checkpoint, read_config
 from llmc.compiler.estimates.durations import Durations, count, of_target, typical
 from llmc.compiler.model_size import weights_of
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.targets.costs import DTYPE_BITS
+from llmc.compiler.targets.costs import DTYPE_BITS, Costs
 from llmc.errors import CheckpointError, InputError
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.reader import BundleFiles
     from llmc.artifacts.store.store import Store
-    from llmc.compiler.architectures.shared.size import ModelSize
     from llmc.compiler.targets.base import Target
-    from llmc.compiler.targets.costs import Costs
 
 
 @dataclass(frozen=True)

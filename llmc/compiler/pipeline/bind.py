@@ -31,7 +31,7 @@ from llmc.artifacts.key import canonical_json
 from llmc.buckets.plan import Plan
 from llmc.compiler.architectures.shared.names import LM_HEADS
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.checkpoint.base import stored_name
+from llmc.compiler.checkpoint.base import Checkpoint, stored_name
 from llmc.compiler.code import code_digest
 from llmc.compiler.frontend.consumed import require_consumed
 from llmc.compiler.pipeline.provenance import model_facts, model_name, remember_model, without_rings
@@ -44,7 +44,6 @@ from llmc.errors import ArtifactError, CheckpointError, InputError
 
 if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
-    from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.targets.base import Target
 

@@ -20,7 +20,7 @@ from llmc.buckets.encoding import EncodePlan
 from llmc.buckets.plan import Plan
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.code import package_digest
-from llmc.compiler.pipeline.compile import dry_run, ignore, lowered
+from llmc.compiler.pipeline.compile import CompileResult, Reporter, dry_run, ignore, lowered
 from llmc.compiler.pipeline.encoding import (
     GENERATE,
     compile_encoder,
@@ -35,7 +35,7 @@ from llmc.compiler.pipeline.planning import plan_for
 from llmc.compiler.pipeline.resolve import CompileJob
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.base import VendorPrefill
+from llmc.compiler.targets.base import Target, VendorPrefill
 from llmc.compiler.targets.declared import declared
 from llmc.errors import InputError
 from llmc.files import read_text
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
     from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.options import CompileOptions
-    from llmc.compiler.pipeline.compile import CompileResult, Reporter
-    from llmc.compiler.targets.base import Target
     from llmc.settings import Settings
 
 

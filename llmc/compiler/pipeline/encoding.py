@@ -18,10 +18,10 @@ from llmc.artifacts.key import Key
 from llmc.buckets.encoding import EncodePlan, encode_plan, traffic_plan
 from llmc.buckets.traffic.reader import Trace
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.checkpoint.sentence_files import labels_of, read_description, task_of
+from llmc.compiler.checkpoint.sentence_files import Read, labels_of, read_description, task_of
 from llmc.compiler.estimates.durations import typical
 from llmc.compiler.model_size import weights_of
-from llmc.compiler.options import LOCAL
+from llmc.compiler.options import LOCAL, CompileOptions
 from llmc.compiler.pipeline.compile import CompileResult, LookupStages, NotBuiltError, Reporter, ignore, publish
 from llmc.compiler.pipeline.encoding_verification import verification_of
 from llmc.compiler.pipeline.provenance import provenance
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.store import Store
     from llmc.compiler.checkpoint.base import Checkpoint
-    from llmc.compiler.checkpoint.sentence_files import Read
-    from llmc.compiler.options import CompileOptions
 
 GENERATE = "generate"
 TASKS = (GENERATE, "embed", "score")

@@ -10,7 +10,7 @@ from llmc.artifacts.bundle.writer import write_bundle
 from llmc.artifacts.key import Key
 from llmc.compiler.code import code_digest
 from llmc.compiler.pipeline.compile import Reporter, VerifyReport
-from llmc.compiler.stages import filled_folder, toolchain
+from llmc.compiler.stages import Stages, filled_folder, toolchain
 from llmc.compiler.targets.encoder import EncoderCase, EncoderTarget, encoder_target
 from llmc.runtime.executors.encoders import encoder_class, open_encoder
 from llmc.runtime.host import host_features
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.workspace import Workspace
     from llmc.buckets.encoding import EncodePlan
     from llmc.compiler.options import CompileOptions
-    from llmc.compiler.stages import Stages
     from llmc.compiler.verification.encoding import EncodingOutcome
     from llmc.runtime.bundle import Bundle
 

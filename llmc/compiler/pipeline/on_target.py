@@ -23,19 +23,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmc.artifacts.bundle.manifest import BUILT_FOR, FILE_NAME, PORTABLE_NAME, Manifest, read_manifest
+from llmc.artifacts.bundle.manifest import BUILT_FOR, FILE_NAME, PORTABLE_NAME, Executable, Manifest, read_manifest
 from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.bundle.stored import remember_bundle
 from llmc.artifacts.bundle.writer import check_replaceable, write_bundle
-from llmc.artifacts.digest import is_digest
+from llmc.artifacts.digest import Blob, is_digest
 from llmc.artifacts.key import Key, Value
 from llmc.compiler.code import code_digest
 from llmc.compiler.pipeline.agree import agree
 from llmc.compiler.pipeline.compile import BeginReport, CompileResult, ExecutableReport, Reporter, compile_job, dry_run
 from llmc.compiler.pipeline.journal import Journal
-from llmc.compiler.pipeline.resolve import recorded_options, target_of
-from llmc.compiler.targets.base import Shape
-from llmc.compiler.targets.on_target import EachExecutable, WholeBundle
+from llmc.compiler.pipeline.resolve import CompileJob, recorded_options, target_of
+from llmc.compiler.targets.base import Shape, Target
+from llmc.compiler.targets.on_target import EachExecutable, OnTargetCompiler, WholeBundle
 from llmc.errors import CompileError, DeviceError, InputError
 from llmc.files import write_texts
 from llmc.paths import is_dir
@@ -44,14 +44,9 @@ from llmc.settings import Settings
 from llmc.version import __version__
 
 if TYPE_CHECKING:
-    from llmc.artifacts.bundle.manifest import Executable
-    from llmc.artifacts.digest import Blob
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.store import Store
     from llmc.artifacts.store.workspace import Workspace
-    from llmc.compiler.pipeline.resolve import CompileJob
-    from llmc.compiler.targets.base import Target
-    from llmc.compiler.targets.on_target import OnTargetCompiler
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,13 @@ from llmc.compiler.checkpoint import Checkpoint, open_checkpoint
 from llmc.compiler.model_size import weights_of
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.base import Deployment
+from llmc.compiler.targets.base import Deployment, Target
 from llmc.compiler.targets.declared import selecting_adapters
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest import Manifest
     from llmc.buckets.plan import Plan
-    from llmc.compiler.targets.base import Target
     from llmc.settings import Settings
 
 

@@ -15,12 +15,11 @@ from llmc.artifacts.atomic_write import write_atomic
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import Key
 from llmc.compiler.pipeline.resolve import target_of
-from llmc.compiler.targets.tuning import RESULTS, STAGE, Results, read_results, write_results
+from llmc.compiler.targets.tuning import RESULTS, STAGE, Results, Tuner, read_results, write_results
 from llmc.errors import DeviceError, InputError
 
 if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
-    from llmc.compiler.targets.tuning import Tuner
     from llmc.runtime.bundle import Bundle
 
 Reported = Callable[[str, int, int], None]

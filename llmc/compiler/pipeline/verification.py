@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile
 
 from llmc.artifacts.atomic_write import UnwritableError
-from llmc.artifacts.digest import digest_bytes
+from llmc.artifacts.digest import Blob, digest_bytes
 from llmc.artifacts.key import Key, Value, canonical_json
 from llmc.artifacts.local.origins import HERE, Origin, Origins, elsewhere, joint, own_key
 from llmc.artifacts.log import logger
@@ -44,7 +44,6 @@ from llmc.runtime.host import host_features
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest import Executable, Manifest
-    from llmc.artifacts.digest import Blob
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.workspace import Workspace
     from llmc.buckets.bucket import Bucket

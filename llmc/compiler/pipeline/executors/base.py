@@ -10,20 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from llmc.artifacts.digest import parse
+from llmc.artifacts.digest import Blob, parse
 from llmc.artifacts.key import Key
 from llmc.compiler.code import code_digest
 from llmc.compiler.stages import filled_folder
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.base import shaping
+from llmc.compiler.targets.base import CompiledExecutable, Lowered, Shape, Target, shaping
 
 if TYPE_CHECKING:
-    from llmc.artifacts.digest import Blob
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.store import Store
     from llmc.artifacts.store.workspace import Workspace
     from llmc.compiler.options import CompileOptions
-    from llmc.compiler.targets.base import CompiledExecutable, Lowered, Shape, Target
     from llmc.settings import Settings
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from llmc.compiler.options import LOCAL
+from llmc.compiler.options import LOCAL, CompileOptions
 from llmc.compiler.pipeline.executors.base import (
     BuiltExecutable,
     CompileExecutor,
@@ -26,7 +26,6 @@ from llmc.errors import InputError
 if TYPE_CHECKING:
     from llmc.artifacts.digest import Blob
     from llmc.artifacts.store.workspace import Workspace
-    from llmc.compiler.options import CompileOptions
     from llmc.compiler.targets.base import Lowered, Shape
 
 

@@ -19,7 +19,7 @@ from llmc.artifacts.remotes.ingest import bring
 from llmc.artifacts.remotes.transfer import push
 from llmc.artifacts.store.leases import blob_name
 from llmc.artifacts.store.store import Store
-from llmc.artifacts.store.workspace import Area
+from llmc.artifacts.store.workspace import Area, Workspace
 from llmc.compiler.pipeline.executors.base import executable_key, linked, stored
 from llmc.compiler.targets import open_target
 from llmc.errors import DeviceError
@@ -27,7 +27,6 @@ from llmc.runtime.host import cpu_features
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
-    from llmc.artifacts.store.workspace import Workspace
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.targets.base import Lowered, Shape
 
