@@ -127,7 +127,6 @@ class Trust(Protocol):
         and `origin` the source of both, for messages. Native code needs a signature by a trusted key unless unsigned
         code is allowed. Raises UntrustedError.
         """
-        ...
 
 
 class TrustDecision:

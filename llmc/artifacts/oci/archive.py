@@ -132,7 +132,7 @@ def import_archive(
 
 
 class ImageArchive:
-    """The blobs of an archive, read in place (a `base.BlobSource`). Every method raises ArtifactError."""
+    """The blobs of an archive, read in place (a `base.ImageBlobSource`). Every method raises ArtifactError."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         """`file` must be seekable and stay open while this object is used."""

@@ -30,7 +30,6 @@ class ImageBlobSource(Protocol):
 
     def read(self, blob: Descriptor) -> Generator[bytes, None, None]:
         """Yield the unverified content of a blob (see `verified`); close it. Raises ArtifactError if it is missing."""
-        ...
 
 
 class Images(ImageBlobSource, Protocol):
@@ -38,26 +37,21 @@ class Images(ImageBlobSource, Protocol):
 
     def close(self) -> None:
         """Close connections."""
-        ...
 
     def manifest(self, reference: Reference) -> bytes | None:
         """Return the image manifest that a tag or digest names, or None. A digest is verified.
 
         Raises ArtifactError for a manifest that is damaged or too large.
         """
-        ...
 
     def has(self, blob: Descriptor) -> bool:
         """Whether the blob exists with its size."""
-        ...
 
     def add(self, blob: Descriptor, content: Content) -> None:
         """Store a blob, whole or not at all. Raises ArtifactError if `content` is not the blob's."""
-        ...
 
     def publish(self, reference: Reference, manifest: bytes) -> bool:
         """Point the reference's tag at a manifest whose blobs exist; return False if it did before."""
-        ...
 
 
 def verified(

@@ -96,19 +96,12 @@ def push(
             raise InputError(f"{reference}: its image is {digest_bytes(image)}; push it to a tag")
         looking = [mover.run(images.has, part.blob) for part in parts]
         missing = [part for part, found in zip(parts, map(mover.result, looking), strict=True) if not found]
-        size = sum(part.blob.size for part in missing)
-        mover.expect(size)
+        mover.expect(sum(part.blob.size for part in missing))
         for future in [mover.run(_send, images, part, mover.moved) for part in missing]:
             mover.result(future)
     changed = images.publish(reference, image)
-    return TransferReport(
-        entries=int(changed),
-        blobs=len(missing),
-        bytes=size,
-        skipped_blobs=len(parts) - len(missing),
-        skipped_bytes=sum(part.blob.size for part in parts) - size,
-        seconds=time.monotonic() - began,
-    )
+    there = [part.blob.size for part in parts if part not in missing]
+    return TransferReport.of(began, int(changed), [part.blob.size for part in missing], there)
 
 
 def _send(images: Images, part: ImagePart, moved: Progress) -> None:
@@ -205,20 +198,13 @@ def receive(
     read = _read_cache if kind == CACHE_TYPE else _read_bundle
     arrival = read(store, images, image, diff_ids, origin, trust)
     missing = [part for part in arrival.parts if not all(store.is_intact(blob) for blob in part.layer.blobs)]
-    size = sum(part.blob.size for part in missing)
     with Mover(jobs, progress) as mover:
-        mover.expect(size)
+        mover.expect(sum(part.blob.size for part in missing))
         for future in [mover.run(_fetch, store, images, part, mover.moved) for part in missing]:
             mover.result(future)
-    small = [image.config, arrival.facts]
-    report = TransferReport(
-        entries=1,
-        blobs=len(missing) + len(small),
-        bytes=size + sum(blob.size for blob in small),
-        skipped_blobs=len(arrival.parts) - len(missing),
-        skipped_bytes=sum(part.blob.size for part in arrival.parts) - size,
-        seconds=time.monotonic() - began,
-    )
+    moved = [blob.size for blob in (image.config, arrival.facts, *(part.blob for part in missing))]
+    there = [part.blob.size for part in arrival.parts if part not in missing]
+    report = TransferReport.of(began, 1, moved, there)
     return arrival.settle(), report
 
 

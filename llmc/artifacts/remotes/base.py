@@ -7,7 +7,8 @@ folder of a `file:` remote is a store, and a store can be a remote. A remote doe
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
@@ -61,6 +62,15 @@ class TransferReport(NamedTuple):
     seconds: float
     refused: tuple[Refused, ...] = ()
 
+    @classmethod
+    def of(
+        cls, began: float, entries: int, moved: Collection[int], existing: Collection[int],
+        refused: Iterable[Refused] = (),
+    ) -> TransferReport:  # fmt: skip
+        """Return the report of a transfer that began at this `time.monotonic`, from the bytes of each blob."""
+        seconds = time.monotonic() - began
+        return cls(entries, len(moved), sum(moved), len(existing), sum(existing), seconds, tuple(refused))
+
 
 class Remote(Protocol):
     """Operations on objects. All raise RemoteError if the remote fails, after retrying temporary failures."""
@@ -70,30 +80,24 @@ class Remote(Protocol):
 
     def size(self, name: str) -> int | None:
         """Return the bytes of an object, or None if it is missing."""
-        ...
 
     def read(self, name: str, limit: int) -> bytes | None:
         """Return a small object, or None if it is missing. Raises ObjectError if it is larger than `limit` bytes."""
-        ...
 
     def download(self, name: str, start: int, size: int) -> Iterator[bytes]:
         """Yield the content of an object of `size` bytes from byte `start`, in pieces.
 
         Raises ObjectError if it is missing or has another size; never yields more than `size - start` bytes.
         """
-        ...
 
     def upload(self, name: str, source: Path | bytes, progress: Progress) -> None:
         """Store an object, whole or not at all, replacing an existing one."""
-        ...
 
     def list(self, prefix: str) -> Iterator[str]:
         """Yield the names in the folder `prefix`, in no order; none if there is no such folder."""
-        ...
 
     def delete(self, name: str) -> None:
         """Remove an object if it exists."""
-        ...
 
 
 def blob_name(digest: str) -> str:

@@ -38,7 +38,6 @@ class Signs(Protocol):
 
     def sign(self, content: bytes, existing: bytes | None = None) -> bytes:
         """Return the content of a signature file; signatures of other keys in `existing` stay."""
-        ...
 
 
 class _Plan(NamedTuple):
@@ -86,16 +85,8 @@ def push(
                 publishing.append((name, mover.run(_publish, remote, name, encode_entry(plan.entry))))
         published = [mover.outcome(name_of(name), future) for name, future in publishing]
     sent = [blob for blob, future in sending.items() if future.exception() is None]
-    there = blobs - set(lacking)
-    return TransferReport(
-        entries=sum(map(bool, published)),
-        blobs=len(sent),
-        bytes=sum(blob.size for blob in sent),
-        skipped_blobs=len(there),
-        skipped_bytes=sum(blob.size for blob in there),
-        seconds=time.monotonic() - began,
-        refused=tuple(mover.refused),
-    )
+    there = [blob.size for blob in blobs - set(lacking)]
+    return TransferReport.of(began, sum(map(bool, published)), [blob.size for blob in sent], there, mover.refused)
 
 
 def _prepare(store: Store, entry: Entry, remote: Remote, signer: Signs | None) -> _Plan:
@@ -218,17 +209,9 @@ def pull(
             if all(mover.outcome(name, future) is not None for future in futures) and offer.wanted:
                 settling = mover.run(settle, area, offer.entry, offer.admission, store.locate)
                 entries += mover.outcome(name, settling) is not None
-    came = [blob for blob, future in coming.items() if future.exception() is None]
-    there = blobs - set(lacking)
-    return TransferReport(
-        entries=entries,
-        blobs=len(came),
-        bytes=sum(future.result() for future in coming.values() if future.exception() is None),
-        skipped_blobs=len(there),
-        skipped_bytes=sum(blob.size for blob in there),
-        seconds=time.monotonic() - began,
-        refused=tuple(mover.refused),
-    )
+    came = [future.result() for future in coming.values() if future.exception() is None]
+    there = [blob.size for blob in blobs - set(lacking)]
+    return TransferReport.of(began, entries, came, there, mover.refused)
 
 
 def find_names(remote: Remote, keys: Iterable[str] | None = None, kind: str | None = None) -> list[str]:

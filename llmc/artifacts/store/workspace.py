@@ -144,7 +144,6 @@ class Upstream(Protocol):
         Never raises because the remote is unavailable, wrong or not trusted: that is logged and is a miss. Raises
         CapacityError or UnwritableError if `area` has no room.
         """
-        ...
 
 
 class Guard(Protocol):
@@ -155,7 +154,6 @@ class Guard(Protocol):
 
         `entry` is the entry found; None before a lookup.
         """
-        ...
 
 
 T = TypeVar("T")

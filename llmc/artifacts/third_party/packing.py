@@ -2,7 +2,7 @@
 
 A unit is a part of the cache (`ThirdPartyCache.unit`), and is installed in one step. If the folder does not exist, all
 of it appears in one step. A killed process leaves whole units; unpacking again adds the rest and sweeps what a dead
-writer left. Files are copied out of the store, since servers write to their caches.
+writer left. _Files are copied out of the store, since servers write to their caches.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def unpack(
     """
     folder = Path(os.path.realpath(folder))
     units = _units(cache, contents)
-    files = Files(source, contents, progress)
+    files = _Files(source, contents, progress)
     with writing(folder, contents.size, REMEDY):
         if not folder.exists():
             with suppress(_OccupiedError):
@@ -195,7 +195,7 @@ def unpack(
         return _install_units(files, units, folder, differing)
 
 
-def _install_all(files: Files, contents: Contents, folder: Path) -> None:
+def _install_all(files: _Files, contents: Contents, folder: Path) -> None:
     def occupied(_: Path) -> None:
         raise _OccupiedError
 
@@ -208,7 +208,7 @@ def _install_all(files: Files, contents: Contents, folder: Path) -> None:
         swap.install(new, folder)
 
 
-def _install_units(files: Files, units: Iterable[_Unit], folder: Path, differing: Differing) -> Unpacked:
+def _install_units(files: _Files, units: Iterable[_Unit], folder: Path, differing: Differing) -> Unpacked:
     found: dict[str, list[_Unit]] = {"absent": [], "same": [], "differs": []}
     for unit in units:
         found[_state(files, folder, unit)].append(unit)
@@ -238,7 +238,7 @@ def _sweep(folder: Path, units: Iterable[_Unit]) -> None:
             FolderSwap(lambda _: None, _remove, REMEDY).sweep(location)
 
 
-def _install_folder(files: Files, unit: _Unit, folder: Path, *, replace: bool) -> bool:
+def _install_folder(files: _Files, unit: _Unit, folder: Path, *, replace: bool) -> bool:
     """Install a unit that is a folder, in one step; False if another process did."""
 
     def check(_: Path) -> None:
@@ -263,7 +263,7 @@ def _install_folder(files: Files, unit: _Unit, folder: Path, *, replace: bool) -
     return False
 
 
-def _install_files(files: Files, units: list[_Unit], folder: Path, *, replace: bool) -> set[str]:
+def _install_files(files: _Files, units: list[_Unit], folder: Path, *, replace: bool) -> set[str]:
     """Install the files of units one by one, each in one step; return the units that no other process installed."""
     placed: set[str] = set()
     if not units:
@@ -303,7 +303,7 @@ def _units(cache: ThirdPartyCache, contents: Contents) -> list[_Unit]:
     ]
 
 
-def _state(files: Files, folder: Path, unit: _Unit) -> Literal["absent", "same", "differs"]:
+def _state(files: _Files, folder: Path, unit: _Unit) -> Literal["absent", "same", "differs"]:
     if unit.whole:
         final = folder / unit.name
         if not os.path.lexists(final):
@@ -356,10 +356,9 @@ class BlobSource(Protocol):
 
     def path(self, blob: Blob, /) -> Path:
         """Return a file with the content of `blob`, verified."""
-        ...
 
 
-class Files:
+class _Files:
     """Compares the files of a packed cache with existing ones, and copies them from their source.
 
     `progress` counts the bytes compared, and then, from 0, the bytes copied.
