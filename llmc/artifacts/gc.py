@@ -115,7 +115,6 @@ class InventoryTaker:
         return items
 
     def _digests(self, path: Path, name: str, seen: File) -> frozenset[str] | None:
-        """Return the blobs that an entry names; None for a damaged entry."""
         known = self._read.get(name)
         if known is None or (known[0].inode, known[0].changed) != (seen.inode, seen.changed):
             entry = self._entries.load(path, PREFIX + path.stem)

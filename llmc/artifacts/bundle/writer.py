@@ -189,7 +189,6 @@ def _pieces(source: Path) -> Iterator[bytes]:
 
 
 def _claims_to_be_bundle(file: Path) -> bool:
-    """Whether a file is a manifest, possibly a damaged one."""
     try:
         with open_regular(file) as stream:
             return KIND.encode() in stream.read(1 << 20)

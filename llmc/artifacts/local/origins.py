@@ -144,7 +144,6 @@ class Origins:
         return origin if taken is not None and not taken[0] else UNSIGNED
 
     def _noted(self, signers: object) -> Origin | None:
-        """Return the origin in a note, as long as its signers are trusted."""
         if not isinstance(signers, list) or not all(isinstance(signer, str) for signer in signers):
             return None
         try:

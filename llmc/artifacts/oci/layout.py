@@ -151,7 +151,6 @@ class ImageLayout:
         self._write(self._folder / "index.json", canonical_json({**index, "manifests": [*kept, entry]}))
 
     def _index(self) -> dict[str, Any] | None:
-        """Read index.json; None if absent. Raises ArtifactError for anything but an index."""
         path = self._folder / "index.json"
         try:
             with _open_regular(path) as fd, os.fdopen(fd, "rb", closefd=False) as file:

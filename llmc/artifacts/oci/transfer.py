@@ -263,7 +263,6 @@ def _read_facts(images: ImageBlobSource, blob: Descriptor, diff_id: str, origin:
 def _match(
     layers: Sequence[Layer], blobs: Sequence[Descriptor], diff_ids: Sequence[str], origin: str
 ) -> list[_LayerPart]:
-    """Pair the layers that a bundle must have with those of the image."""
     if len(layers) != len(blobs):
         raise ArtifactError(
             f"{origin}: its manifest requires {len(layers)} layers of blobs, the image has {len(blobs)}; push it again"

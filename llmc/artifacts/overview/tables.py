@@ -76,8 +76,6 @@ Describe = Callable[[Entry], str]
 
 @dataclass(frozen=True)
 class _Form:
-    """Number formatting: the unit of sizes, its bytes, and the time from which ages count."""
-
     unit: str
     bytes: int
     now: float

@@ -147,7 +147,6 @@ def _publish(remote: Remote, name: str, data: bytes) -> bool:
 
 
 def _all_there(mover: Mover, plan: _Plan, sending: Mapping[Blob, Future[bool]]) -> bool:
-    """Whether all blobs of an entry are in the remote, after waiting for those being sent."""
     name = name_of(entry_name(plan.entry.key))
     for blob in plan.entry.outputs.values():
         if blob in sending and mover.outcome(name, sending[blob]) is None:

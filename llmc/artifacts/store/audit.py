@@ -97,7 +97,6 @@ def usage(layout: Layout) -> StoreUsage:
 
 
 def _sizes(paths: Iterable[Path], seen: set[tuple[int, int]]) -> tuple[int, int]:
-    """Return the number of files at or below these paths, and the bytes of those not seen before."""
     count = size = 0
     for file in chain.from_iterable(map(files_of, paths)):
         count += 1

@@ -2,7 +2,7 @@
 
 A unit is a part of the cache (`ThirdPartyCache.unit`), and is installed in one step. If the folder does not exist, all
 of it appears in one step. A killed process leaves whole units; unpacking again adds the rest and sweeps what a dead
-writer left. _Files are copied out of the store, since servers write to their caches.
+writer left. Files are copied out of the store, since servers write to their caches.
 """
 
 from __future__ import annotations

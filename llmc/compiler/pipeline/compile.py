@@ -275,7 +275,6 @@ def _executables(
     stages: Stages, target: Target, lowered: Lowered, shapes: Sequence[Shape], options: CompileOptions,
     report: Reporter,
 ) -> list[BuiltExecutable]:  # fmt: skip
-    """One executable per shape, in order; the executor of the options builds missing ones."""
     done = count(1)
 
     def on_progress(shape: Shape, created: BuiltExecutable) -> None:

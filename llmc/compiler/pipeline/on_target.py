@@ -284,7 +284,6 @@ def _programs(
 def _whole(
     on_target: WholeBundle, half: Bundle, pins: Mapping[str, Value], store: Store, report: Reporter
 ) -> tuple[Entry, bool]:  # fmt: skip
-    """The entry of the device's output files, and whether it was cached."""
     executables = half.manifest.executables
     key = Key(
         "on-target",
