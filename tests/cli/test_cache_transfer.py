@@ -245,7 +245,7 @@ def test_a_compile_of_what_the_remote_has_builds_and_verifies_nothing(
     llmc("cache", "push", tmp_path / "far")
     monkeypatch.setenv("LLMC_REMOTE_CACHE", str(tmp_path / "far"))
     monkeypatch.setenv("LLMC_ALLOW_UNSIGNED", "1")
-    monkeypatch.setattr("llmc.compiler.pipeline.verification._run", lambda *arguments: pytest.fail("verified again"))
+    monkeypatch.setattr("llmc.compiler.pipeline.verification._draft", lambda *arguments: pytest.fail("verified again"))
     again = llmc("compile", toy, *flags, "-o", tmp_path / "c", "--cache-dir", tmp_path / "empty").json
     assert (again["built"], again["reused"]) == (0, built["built"])
     mine, theirs = (read_manifest(tmp_path / name).to_dict() for name in ("c", "b"))
