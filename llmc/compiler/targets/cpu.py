@@ -250,7 +250,11 @@ def choose(wanted: Wanted, measured: Sequence[Measured], case: CpuCase) -> Engin
     scale = case.parameters / record.parameters
     kept = {e: one for e, one in found.items() if _keeps(one, wanted, scale)}
     if not kept:
-        raise InputError(f"no engine keeps the limits: {'; '.join(_takes(e, one, scale) for e, one in found.items())}")
+        takes = (
+            f"{e} takes about {one['memory_bytes'] * scale / 1e6:.0f} MB and {one['start_s'] * scale:.2f} s to start"
+            for e, one in found.items()
+        )
+        raise InputError(f"no engine keeps the limits: {'; '.join(takes)}")
     times = {e: _milliseconds(one, wanted) * scale for e, one in kept.items()}
     best = min(times, key=lambda e: (times[e] > min(times.values()) * (1 + TIE), ENGINES.index(e)))
     what = "a mean request" if wanted.prompt_tokens else f"a decode step of {wanted.max_num_seqs}"
@@ -289,11 +293,6 @@ def _kernels(one: Mapping[str, Any]) -> str:
 def _keeps(one: Mapping[str, Any], wanted: Wanted, scale: float) -> bool:
     memory = wanted.max_memory is None or one["memory_bytes"] * scale <= wanted.max_memory
     return memory and (wanted.max_start is None or one["start_s"] * scale <= wanted.max_start)
-
-
-def _takes(engine: str, one: Mapping[str, Any], scale: float) -> str:
-    memory, start = one["memory_bytes"] * scale / 1e6, one["start_s"] * scale
-    return f"{engine} takes about {memory:.0f} MB and {start:.2f} s to start"
 
 
 def _milliseconds(one: Mapping[str, Any], wanted: Wanted) -> float:

@@ -258,22 +258,20 @@ class _Plain:
         return self._add("Where", [self._seen(), scores, self.to.const(_UNSEEN, np.float32)], "scores_seen")
 
     def _by_offset(self) -> str:
-        """Each head's bias by key offset: [Hq, 1, S]."""
+        """Each head's bias by key offset, from a table or slopes: [Hq, 1, S]."""
+        to = self.to
         if table := self.node.optional(9):
-            return self._by_table(table)
+            name = f"{table.name}_by_offset"
+            if to.is_new(name):
+                offsets = to.add("Min", [self._capacity(), to.const(int(table.shape[1]) - 1)], [f"{name}_places"])
+                rows = to.add("Gather", [to.name(table), offsets], [f"{name}_rows"], axis=1)
+                to.add("Unsqueeze", [rows, to.const([1])], [name])
+            return name
         slopes = np.asarray(self.node.attrs["slopes"], np.float32)
-        name, to = f"by_offset_{zlib.crc32(slopes.tobytes()):x}", self.to
+        name = f"by_offset_{zlib.crc32(slopes.tobytes()):x}"
         if to.is_new(name):
             offsets = to.add("Cast", [self._capacity()], [f"{name}_places"], to=TensorProto.FLOAT)
             to.add("Mul", [to.const(slopes[:, None, None], np.float32), offsets], [name])
-        return name
-
-    def _by_table(self, table: Value) -> str:
-        name, to = f"{table.name}_by_offset", self.to
-        if to.is_new(name):
-            offsets = to.add("Min", [self._capacity(), to.const(int(table.shape[1]) - 1)], [f"{name}_places"])
-            rows = to.add("Gather", [to.name(table), offsets], [f"{name}_rows"], axis=1)
-            to.add("Unsqueeze", [rows, to.const([1])], [name])
         return name
 
     def _shares(self, scores: str) -> str:

@@ -32,6 +32,7 @@ from llmc.compiler.targets.calibration import (
     CALIBRATE,
     LM_HEAD_BITS,
     MAX_KL,
+    Mixed,
     calibrated,
     mixed_lines,
     require_calibratable,
@@ -289,16 +290,8 @@ class OnnxRuntimeTarget(Target):
 
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
         own, (stages, mixed) = ours(options), calibrated(stages, options, ADDED_KL)
-        formats = replace(
-            self._onnx_options(stages, str(options.quantize), mixed.wide, panels=own),
-            lm_head_bits=mixed.lm_head_bits, activations=ACTIVATIONS.of(options) is None, cache=kept_in(options) or F16,
-            prompts=prompts_in(options),
-        )  # fmt: skip
-        formats = replace(formats, fold=formats.fold and formats.activations)
-        if (group := GROUP_SIZE.of(options)) is not None:
-            formats = replace(formats, block=group, normed=group)
         held = cache_for(self, stages, options)
-        built = self._lower(stages, programs, replace(formats, rolls=not own and bool(held.rewind.rings)))
+        built = self._lower(stages, programs, self._formats(stages, options, mixed, bool(held.rewind.rings)))
         weights = weights_stage(stages, built.outputs["recipes"], built.outputs["tables"])
         if not own and (options.specialise or options.quantize != "none"):
             weights = self._pack(stages, built, weights)
@@ -345,21 +338,27 @@ class OnnxRuntimeTarget(Target):
         for name, path in lowered.forms.items():
             yield name, onnx.printer.to_text(onnx.load_from_string(path.read_bytes()))
 
-    def _onnx_options(
-        self, stages: Stages, quantize: str, wide: frozenset[str], *, panels: bool
-    ) -> OnnxOptions:  # fmt: skip
+    def _formats(self, stages: Stages, options: CompileOptions, mixed: Mixed, rings: bool) -> OnnxOptions:
         from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
 
-        if quantize in ("none", "int8"):
-            return OnnxOptions(INT8_BLOCK if quantize == "int8" else 0, panels=panels)
-        from llmc.compiler.weights.kept import require_quantized
+        own, quantize, activations = ours(options), str(options.quantize), ACTIVATIONS.of(options) is None
+        found = OnnxOptions(
+            INT8_BLOCK if quantize == "int8" else 0, lm_head_bits=mixed.lm_head_bits, activations=activations,
+            panels=own, rolls=rings and not own, cache=kept_in(options) or F16, prompts=prompts_in(options),
+        )  # fmt: skip
+        if quantize in ("int4", "keep"):
+            from llmc.compiler.weights.kept import require_quantized
 
-        if quantize == "keep":
-            require_quantized(stages.checkpoint)
-        stored = stored_forms(stages.checkpoint)
-        kept = {n: form for n, form in stored.items() if keeps(quantize, form, n in EMBED_LM_HEAD) and n not in wide}
-        fold, bits = not panels and self._folds(stages), 4 if quantize == "int4" else 8
-        return OnnxOptions(BLOCK, bits=bits, stored=kept, wide=wide, fold=fold, panels=panels)
+            if quantize == "keep":
+                require_quantized(stages.checkpoint)
+            stored = {
+                name: form for name, form in stored_forms(stages.checkpoint).items()
+                if keeps(quantize, form, name in EMBED_LM_HEAD) and name not in mixed.wide
+            }  # fmt: skip
+            bits, fold = 4 if quantize == "int4" else 8, activations and not own and self._folds(stages)
+            found = replace(found, block=BLOCK, bits=bits, stored=stored, wide=mixed.wide, fold=fold)
+        group = GROUP_SIZE.of(options)
+        return found if group is None else replace(found, block=group, normed=group)
 
     def _folds(self, stages: Stages) -> bool:
         components = {
@@ -437,6 +436,7 @@ class OnnxRuntimeTarget(Target):
             offset_symbols,
             set_placements,
         )
+        from llmc.runtime.executors.onnxruntime.session import open_session
 
         assert isinstance(lowered, OnnxLowered)
         model = load_model(lowered.inputs["model"].read_bytes())
@@ -451,23 +451,17 @@ class OnnxRuntimeTarget(Target):
         data: bytes = set_placements(bound, parse(lowered.files["weights"]), placements).SerializeToString(
             deterministic=True
         )
-        if not ours(options):
-            try_opening(data, lowered.folder, str(shape))
-        elif here := best_set(self.isa(), [s.name for s in sets_in(lowered.files)]):
-            try_opening(data, lowered.folder, str(shape), str(lowered.folder / parse(lowered.files[here.file])))
+        here = best_set(self.isa(), [s.name for s in sets_in(lowered.files)]) if ours(options) else None
+        if here is not None or not ours(options):
+            library = None if here is None else str(lowered.folder / parse(lowered.files[here.file]))
+            weights = str(lowered.folder)
+            try:
+                open_session(data, library=library, session__model_external_initializers_file_folder_path=weights)
+            except Exception as e:
+                raise CompileError(f"ONNX Runtime refuses the executable for {shape}: {e}") from e
         return CompiledExecutable(data, "native")
 
 
 def _runs_as(bucket: Bucket) -> Bucket:
     """A prefill chunk over a past runs row by row, because the attention kernel takes one row there."""
     return replace(bucket, batch=1) if bucket.phase == "prompt" and bucket.context else bucket
-
-
-def try_opening(data: bytes, folder: Path, what: str, library: str | None = None) -> None:
-    """Open executable bytes with ONNX Runtime; weights and `library` are in `folder` under their bundle names."""
-    from llmc.runtime.executors.onnxruntime.session import open_session
-
-    try:
-        open_session(data, library=library, session__model_external_initializers_file_folder_path=str(folder))
-    except Exception as e:
-        raise CompileError(f"ONNX Runtime refuses the executable for {what}: {e}") from e
