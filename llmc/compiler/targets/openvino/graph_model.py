@@ -2,7 +2,7 @@
 
 Where the graph has [B, Q, …] the model has [T, …], T being all new tokens of the step; where it has [B, …] after
 `last_rows` it has [R, …], one for each requested row of logits. Rotary embedding and RMS norm are written in the forms
-that OpenVINO's plugins fuse. `attended` is attention in operators that every plugin has, over B rows of Q new tokens
+that OpenVINO's plugins fuse. `attend` is attention in operators that every plugin has, over B rows of Q new tokens
 and a cache of S tokens each. `TokenRows` may have these sizes static or dynamic.
 
 Adapters that requests choose use the fewest nodes, where one format holds W and B (floats, and 8 bits in groups that
@@ -13,9 +13,10 @@ end where W's columns do). On a CPU, starting each matmul takes time in a step o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import openvino as ov
@@ -24,12 +25,64 @@ from openvino import opset15
 
 from llmc.compiler.program.ir import Graph, Node, Value
 from llmc.compiler.program.match import Matcher
-from llmc.compiler.targets.openvino.formats import WeightFormat
+from llmc.compiler.targets.openvino.formats import Constants, WeightFormat
 from llmc.compiler.targets.openvino.plain import PLAIN, Building, shape_of
 from llmc.compiler.weights.recipes import BESIDE
 from llmc.errors import CompileError
 
 _INT32_MAX = 2**31 - 1
+
+
+UNSEEN = -65504.0
+"""Score of an invisible token: float16's least number, for devices that compute in float16."""
+
+
+class TokenRows(ABC):
+    """The rows of a step, and their token visibility."""
+
+    single: bool
+    """Whether Q is known to be 1."""
+    live: Any
+    """[B, 1, S, 1]: whether the cache slot holds a token. Only with a cache, as `parts`."""
+    of_keys: Any
+    """[B, 1, 1, S + Q] float32: positions of the cached and the new tokens."""
+
+    def __init__(self, constants: Constants) -> None:
+        self.constants = constants
+        self._masks: dict[tuple[int, int], Any] = {}
+
+    @abstractmethod
+    def shape(self, *sizes: int | str) -> Any:
+        """Return a shape of numbers, "B" and "Q"; -1 is the remaining size."""
+
+    @abstractmethod
+    def parts(self, shares: Any) -> tuple[Any, Any]:
+        """Split [..., S + Q] into [..., S] and [..., Q]."""
+
+    @abstractmethod
+    def mask(self, window: int, groups: int) -> Any:
+        """[B, 1, groups · Q, S + Q], or its broadcast: whether a new token sees each cached and new token.
+
+        `window`: a token sees so many, itself included; not positive: all before it.
+        """
+
+    def seen(self, window: int, groups: int) -> Any:
+        """Return `mask`, which layers share."""
+        if (window, groups) not in self._masks:
+            self._masks[window, groups] = self.mask(window, groups)
+        return self._masks[window, groups]
+
+    def headed(self, x: Any, heads: int, size: int) -> Any:
+        """[B · Q, H · D] → [B, H, Q, D]."""
+        if self.single:
+            return ops.reshape(x, self.shape("B", heads, 1, size), False)
+        apart = ops.reshape(x, self.shape("B", -1, heads, size), False)
+        return ops.transpose(apart, self.constants.small([0, 2, 1, 3]))
+
+    def by_row(self, by_head: Any, kv_heads: int, groups: int) -> Any:
+        """[1, Hkv, groups, 1] → [B, Hkv, groups · Q, 1], the layout of scores."""
+        each = ops.broadcast(by_head, self.shape("B", kv_heads, groups, "Q"))
+        return ops.reshape(each, self.shape("B", kv_heads, -1, 1), False)
 
 
 class GraphModel(Building):
@@ -201,6 +254,61 @@ class GraphModel(Building):
         )  # fmt: skip
         return {"top_values": top.output(0), "top_ids": top.output(1)}
 
+    def attend(self, rows: TokenRows, node: Node, query: Any, new: Sequence[Any], past: Sequence[Any] | None) -> Any:
+        """[B · Q, Hq · Dv] of query [B · Q, Hq · D], new keys and values [B, H, Q, D] and cached ones [B, H, S, D].
+
+        Unused cache slots may hold anything, NaN included. A group's query heads are rows of one matmul with its key.
+        """
+        small, (heads, kv_heads, size), width = self.constants.small, heads_of(node), value_width(node)
+        groups, softcap = heads // kv_heads, float(node.attrs["softcap"])
+        grouped = ops.reshape(rows.headed(query, heads, size), rows.shape("B", kv_heads, -1, size), False)
+        grouped = ops.multiply(grouped, small(node.attrs["scale"], np.float32))
+        scores = ops.matmul(grouped, new[0], False, True)
+        past_value = None
+        if past is not None:
+            past_value = ops.select(rows.live, past[1], small(0, np.float32))  # 0 · NaN is NaN
+            scores = ops.concat([ops.matmul(grouped, past[0], False, True), scores], -1)
+        if softcap:
+            cap = small(softcap, np.float32)
+            scores = ops.multiply(ops.tanh(ops.divide(scores, cap)), cap)
+        if slopes := node.attrs.get("slopes"):
+            by_head = rows.by_row(small(np.reshape(slopes, (1, kv_heads, groups, 1)), np.float32), kv_heads, groups)
+            scores = ops.add(scores, ops.multiply(by_head, rows.of_keys))
+        if (table := node.optional(9)) is not None:
+            scores = self._with_offsets(rows, scores, table, (kv_heads, groups))
+        scores = ops.select(rows.seen(int(node.attrs["window"]), groups), scores, small(UNSEEN, np.float32))
+        shares = self._shares(rows, scores, node)
+        if past_value is None:
+            out = ops.matmul(shares, new[1], False, False)
+        else:
+            of_past, of_new = rows.parts(shares)
+            out = ops.add(ops.matmul(of_past, past_value, False, False), ops.matmul(of_new, new[1], False, False))
+        if not rows.single:
+            out = ops.transpose(ops.reshape(out, rows.shape("B", heads, -1, width), False), small([0, 2, 1, 3]))
+        return ops.reshape(out, small([-1, heads * width]), False)
+
+    def _shares(self, rows: TokenRows, scores: Any, node: Node) -> Any:
+        """Softmax of scores [B, Hkv, groups · Q, S + Q], including each head's sink."""
+        sinks = self.sinks(node)
+        if sinks is None:
+            return ops.softmax(scores, -1)
+        small, (heads, kv_heads, _) = self.constants.small, heads_of(node)
+        groups = heads // kv_heads
+        sinks = rows.by_row(ops.reshape(sinks, small([1, kv_heads, groups, 1]), False), kv_heads, groups)
+        shares = ops.softmax(ops.concat([scores, sinks], -1), -1)
+        return ops.slice(shares, small([0]), small([-1]), small([1]), small([3]))
+
+    def _with_offsets(self, rows: TokenRows, scores: Any, table: Value, heads: tuple[int, int]) -> Any:
+        """Scores [B, Hkv, groups · Q, S + Q] plus each head's bias by key offset, from a table [Hq, offsets]."""
+        small = self.constants.small
+        at = ops.squeeze(ops.minimum(rows.of_keys, small(int(table.shape[1]) - 1, np.float32)), small([1, 2]))
+        added = ops.transpose(
+            ops.gather(self.get(table), ops.convert(at, np.int32), small(1)), small([1, 0, 2])
+        )  # [B, Hq, S + Q]
+        apart = ops.reshape(scores, rows.shape("B", *heads, "Q", -1), False)
+        built = ops.add(apart, ops.unsqueeze(ops.reshape(added, rows.shape("B", *heads, -1), False), small(3)))
+        return ops.reshape(built, ops.shape_of(scores), False)
+
 
 def caches_of(graph: Graph) -> list[Value]:
     """Return the graph's cache inputs in the order of the cache's shape: keys and values, and recurrent states."""
@@ -257,103 +365,3 @@ def output_of(node: Any) -> Any:
 
 def _rows(value: Value | None) -> int:
     return 0 if value is None else int(value.shape[0])
-
-
-UNSEEN = -65504.0
-"""Score of an invisible token: float16's least number, for devices that compute in float16."""
-
-
-class TokenRows(Protocol):
-    """The rows of a step, and their token visibility."""
-
-    single: bool
-    """Whether Q is known to be 1."""
-    live: Any
-    """[B, 1, S, 1]: whether the cache slot holds a token. Only with a cache, as `parts`."""
-    of_keys: Any
-    """[B, 1, 1, S + Q] float32: positions of the cached and the new tokens."""
-
-    def shape(self, *sizes: int | str) -> Any:
-        """Return a shape of numbers, "B" and "Q"; -1 is the remaining size."""
-
-    def seen(self, window: int, groups: int) -> Any:
-        """[B, 1, groups · Q, S + Q], or its broadcast: whether a new token sees each cached and new token.
-
-        `window`: a token sees so many, itself included; not positive: all before it.
-        """
-
-    def parts(self, shares: Any) -> tuple[Any, Any]:
-        """Split [..., S + Q] into [..., S] and [..., Q]."""
-
-
-def headed(to: GraphModel, rows: TokenRows, x: Any, heads: int, size: int) -> Any:
-    """[B · Q, H · D] → [B, H, Q, D]."""
-    if rows.single:
-        return ops.reshape(x, rows.shape("B", heads, 1, size), False)
-    return ops.transpose(ops.reshape(x, rows.shape("B", -1, heads, size), False), to.constants.small([0, 2, 1, 3]))
-
-
-def attended(
-    to: GraphModel, rows: TokenRows, node: Node, query: Any, new: Sequence[Any], past: Sequence[Any] | None
-) -> Any:
-    """[B · Q, Hq · Dv] of query [B · Q, Hq · D], new keys and values [B, H, Q, D] and cached ones [B, H, S, D].
-
-    Unused cache slots may hold anything, NaN included. The query heads of a group are rows of one matmul with their key
-    head.
-    """
-    small, (heads, kv_heads, size), width = to.constants.small, heads_of(node), value_width(node)
-    groups, softcap = heads // kv_heads, float(node.attrs["softcap"])
-    grouped = ops.reshape(headed(to, rows, query, heads, size), rows.shape("B", kv_heads, -1, size), False)
-    grouped = ops.multiply(grouped, small(node.attrs["scale"], np.float32))
-    scores = ops.matmul(grouped, new[0], False, True)
-    past_value = None
-    if past is not None:
-        past_value = ops.select(rows.live, past[1], small(0, np.float32))  # 0 · NaN is NaN
-        scores = ops.concat([ops.matmul(grouped, past[0], False, True), scores], -1)
-    if softcap:
-        cap = small(softcap, np.float32)
-        scores = ops.multiply(ops.tanh(ops.divide(scores, cap)), cap)
-    if slopes := node.attrs.get("slopes"):
-        by_head = _by_row(rows, small(np.reshape(slopes, (1, kv_heads, groups, 1)), np.float32), kv_heads, groups)
-        scores = ops.add(scores, ops.multiply(by_head, rows.of_keys))
-    if (table := node.optional(9)) is not None:
-        scores = _with_offsets(rows, scores, to.get(table), int(table.shape[1]), (kv_heads, groups), small)
-    scores = ops.select(rows.seen(int(node.attrs["window"]), groups), scores, small(UNSEEN, np.float32))
-    shares = _shares(to, rows, scores, node)
-    if past_value is None:
-        out = ops.matmul(shares, new[1], False, False)
-    else:
-        of_past, of_new = rows.parts(shares)
-        out = ops.add(ops.matmul(of_past, past_value, False, False), ops.matmul(of_new, new[1], False, False))
-    if not rows.single:
-        out = ops.transpose(ops.reshape(out, rows.shape("B", heads, -1, width), False), small([0, 2, 1, 3]))
-    return ops.reshape(out, small([-1, heads * width]), False)
-
-
-def _shares(to: GraphModel, rows: TokenRows, scores: Any, node: Node) -> Any:
-    """Softmax of scores [B, Hkv, groups · Q, S + Q], including each head's sink."""
-    sinks = to.sinks(node)
-    if sinks is None:
-        return ops.softmax(scores, -1)
-    small, (heads, kv_heads, _) = to.constants.small, heads_of(node)
-    groups = heads // kv_heads
-    sinks = _by_row(rows, ops.reshape(sinks, small([1, kv_heads, groups, 1]), False), kv_heads, groups)
-    shares = ops.softmax(ops.concat([scores, sinks], -1), -1)
-    return ops.slice(shares, small([0]), small([-1]), small([1]), small([3]))
-
-
-def _with_offsets(
-    rows: TokenRows, scores: Any, table: Any, offsets: int, heads: tuple[int, int], small: Callable[..., Any]
-) -> Any:  # fmt: skip
-    """Scores [B, Hkv, groups · Q, S + Q] plus each head's bias by key offset, from a table [Hq, offsets]."""
-    at = ops.squeeze(ops.minimum(rows.of_keys, small(offsets - 1, np.float32)), small([1, 2]))
-    added = ops.transpose(ops.gather(table, ops.convert(at, np.int32), small(1)), small([1, 0, 2]))  # [B, Hq, S + Q]
-    apart = ops.reshape(scores, rows.shape("B", *heads, "Q", -1), False)
-    built = ops.add(apart, ops.unsqueeze(ops.reshape(added, rows.shape("B", *heads, -1), False), small(3)))
-    return ops.reshape(built, ops.shape_of(scores), False)
-
-
-def _by_row(rows: TokenRows, by_head: Any, kv_heads: int, groups: int) -> Any:
-    """[1, Hkv, groups, 1] → [B, Hkv, groups · Q, 1], the layout of scores."""
-    each = ops.broadcast(by_head, rows.shape("B", kv_heads, groups, "Q"))
-    return ops.reshape(each, rows.shape("B", kv_heads, -1, 1), False)

@@ -10,7 +10,7 @@ and where it has [B, …] after `last_rows` it has [R, …], one for each reques
              precision and layout the device chooses; of a model with adapters to choose from, adapters [T] int64
     outputs  logits [R, V] float32; with top_k also top_values [R, k] float32, descending, and top_ids [R, k] int64
 
-    where layers have recurrent state (states.py)
+    where layers have recurrent state
     inputs   state_rows [2 · B] int32, the table rows that each row's state is read from and written to; state_begins
              [B + 1] int32: 0, 2, 4 …; state_interval [B] int32, more than a step's tokens; LAYOUT_state.N: the table of
              the N-th state, float32 (runtime/executors/openvino/paged_cache.py has the layouts)
@@ -57,10 +57,8 @@ from llmc.compiler.targets.openvino.formats import Constants, WeightFormat
 from llmc.compiler.targets.openvino.graph_model import (
     GraphModel,
     TokenRows,
-    attended,
     caches_of,
     grows,
-    headed,
     heads_of,
     kept_of,
     model_of,
@@ -102,9 +100,9 @@ class OverBlocks(OneLength, TokenRows):
     """
 
     def __init__(self, constants: Constants, sizes: Any, past: Any, tables: Any) -> None:
-        super().__init__(constants, sizes)
+        TokenRows.__init__(self, constants)
+        OneLength.__init__(self, constants, sizes)
         self._tables = tables
-        self._masks: dict[tuple[int, int], Any] = {}
         small = constants.small
         start = ops.reshape(past, small([-1, 1, 1, 1]), False)
         at = ops.reshape(self._range(self.context), small([1, 1, 1, -1]), False)
@@ -123,16 +121,14 @@ class OverBlocks(OneLength, TokenRows):
         of_past, of_new = (ops.slice(shares, *ends[i : i + 2], small([1]), small([3])) for i in range(2))
         return of_past, of_new
 
-    def seen(self, window: int, groups: int) -> Any:
+    def mask(self, window: int, groups: int) -> Any:
         """Live cached tokens, and tokens that are not ahead."""
-        if (window, groups) not in self._masks:
-            small = self.constants.small
-            mask = ops.logical_and(self._there, ops.less_equal(self._offsets, self._of_tokens))
-            if window > 0:
-                first = ops.subtract(self._of_tokens, small(window))
-                mask = ops.logical_and(mask, ops.greater(self._offsets, first))
-            self._masks[window, groups] = ops.tile(mask, small([1, 1, groups, 1]))
-        return self._masks[window, groups]
+        small = self.constants.small
+        mask = ops.logical_and(self._there, ops.less_equal(self._offsets, self._of_tokens))
+        if window > 0:
+            first = ops.subtract(self._of_tokens, small(window))
+            mask = ops.logical_and(mask, ops.greater(self._offsets, first))
+        return ops.tile(mask, small([1, 1, groups, 1]))
 
     def cached(self, cache: Any, heads: int, size: int) -> Any:
         """Gather [B, H, S, D] from a cache."""
@@ -264,11 +260,11 @@ class PagedModel(GraphModel):
         rows = self._over_blocks[ring]
         query, *built = self.qkv(node)
         kept = list(zip(self._caches[pair], built, kept_of(node), strict=True))
-        new = [headed(self, rows, x, heads, size) for _, x, (heads, size) in kept]
+        new = [rows.headed(x, heads, size) for _, x, (heads, size) in kept]
         for what, x in zip(KEY_VALUE, new, strict=True):
             self._given.setdefault(f"new_{what}.{pair}", x)
         past = [rows.cached(cache, heads, size) for cache, _, (heads, size) in kept]
-        return attended(self, rows, node, query, new, past)
+        return self.attend(rows, node, query, new, past)
 
     def _count_plain(self, what: str, why: str) -> None:
         self.plain[what] = self.plain.get(what, (0, ""))[0] + 1, why

@@ -36,10 +36,8 @@ from llmc.compiler.targets.openvino.formats import Constants, WeightFormat
 from llmc.compiler.targets.openvino.graph_model import (
     GraphModel,
     TokenRows,
-    attended,
     caches_of,
     grows,
-    headed,
     kept_of,
     model_of,
     parameter,
@@ -234,9 +232,9 @@ class StaticModel(GraphModel):
         rows = self._rows_over(self._rings.get(past[0]))
         for v, x, (heads, size) in zip(past, new, kept_of(node), strict=True):
             if v not in self._new:  # some layers read the keys and values of earlier ones
-                self._new[v] = headed(self, rows, x, heads, size)
+                self._new[v] = rows.headed(x, heads, size)
         held = [self.get(v) for v in past] if self.sizes[2] else None
-        return [attended(self, rows, node, query, [self._new[v] for v in past], held)]
+        return [self.attend(rows, node, query, [self._new[v] for v in past], held)]
 
     def _op_causal_conv(self, node: Node) -> list[Any]:
         return self._chunked(chunked.causal_conv, node, node.attrs["silu"])
@@ -277,11 +275,10 @@ class Positions(TokenRows):
         self, constants: Constants, past_lengths: Any, sizes: tuple[int, int, int], ring: int | None = None
     ) -> None:  # fmt: skip
         """`ring`: slots of cached tokens, fewer than the context; slot j has the last token with p mod `ring` = j."""
-        self._constants = constants
+        super().__init__(constants)
         batch, query, context = sizes
         self._sizes = batch, query, context if ring is None else ring
         self.single = query == 1
-        self._masks: dict[tuple[int, int], Any] = {}
         small = constants.small
         past = ops.reshape(past_lengths, small([batch, 1, 1, 1]), False)
         self.of_tokens = ops.add(past, self._table("new", np.arange(query).reshape(1, 1, query, 1)))
@@ -303,21 +300,16 @@ class Positions(TokenRows):
 
     def shape(self, *sizes: int | str) -> Any:
         known = {"B": self._sizes[0], "Q": self._sizes[1]}
-        return self._constants.small([known[size] if isinstance(size, str) else size for size in sizes])
+        return self.constants.small([known[size] if isinstance(size, str) else size for size in sizes])
 
     def parts(self, shares: Any) -> tuple[Any, Any]:
-        small, (_, query, context) = self._constants.small, self._sizes
+        small, (_, query, context) = self.constants.small, self._sizes
         of_past, of_new = ops.variadic_split(shares, small(-1), small([context, query])).outputs()
         return of_past, of_new
 
-    def seen(self, window: int, groups: int) -> Any:
+    def mask(self, window: int, groups: int) -> Any:
         """A constant where it does not depend on the past."""
-        if (window, groups) not in self._masks:
-            self._masks[window, groups] = self._built(window, groups)
-        return self._masks[window, groups]
-
-    def _built(self, window: int, groups: int) -> Any:
-        (batch, query, context), small = self._sizes, self._constants.small
+        (batch, query, context), small = self._sizes, self.constants.small
         at = np.arange(query)
         ahead = at[:, None] - at
         new = (ahead >= 0) & (ahead < window) if window > 0 else ahead >= 0
@@ -338,4 +330,4 @@ class Positions(TokenRows):
 
     def _table(self, name: str, values: NDArray[Any]) -> Any:
         shape = "x".join(map(str, values.shape))
-        return self._constants.table(f"{name}_{shape}", values.astype(np.int32))
+        return self.constants.table(f"{name}_{shape}", values.astype(np.int32))
