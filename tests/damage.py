@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmc.runtime.executors.fake.program import FakeProgram
+from llmc.runtime.executors.fake.device import FakeProgram
 from tests.devices import use
 
 

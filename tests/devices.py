@@ -13,9 +13,8 @@ from llmc.compiler.targets.base import Lowered, Shape
 from llmc.compiler.targets.fake import Compiling, FakeTarget
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.fake import executor as fake
-from llmc.runtime.executors.fake.device import FakeKind
+from llmc.runtime.executors.fake.device import FakeKind, FakeProgram
 from llmc.runtime.executors.fake.executor import FakeExecutor
-from llmc.runtime.executors.fake.program import FakeProgram
 
 Replay: TypeAlias = "Callable[..., tuple[Any, Any]]"
 """Program.replay, or what a broken device computes in its place: of the same program and arguments."""

@@ -18,8 +18,7 @@ from llmc.artifacts.bundle.trust import (
     code_of_bundle,
     code_of_entry,
 )
-from llmc.compiler.targets import open_target
-from llmc.compiler.targets.declared import devices
+from llmc.compiler.targets import devices, open_target
 from llmc.runtime import executors
 from llmc.runtime.executors import encoders
 from llmc.runtime.executors.base import EXECUTABLES

@@ -103,7 +103,7 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Any:
             return version(package)
 
         monkeypatch.setattr(metadata, "version", version_here)
-        for module in ("llmc.platforms", "llmc.compiler.pipeline.survey", "llmc.compiler.targets.xla.topology"):
+        for module in ("llmc.platforms", "llmc.compiler.pipeline.survey", "llmc.compiler.targets.xla.tpu"):
             monkeypatch.setattr(f"{module}.find_spec", lambda p, *more: None if p in lacks else found(p, *more))
 
     return become

@@ -66,7 +66,7 @@ def prepare(
     from llmc.compiler.checkpoint import with_adapters
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.pipeline.compilation import Compilation
-    from llmc.compiler.targets.declared import declared
+    from llmc.compiler.targets import declared
     from llmc.settings import Settings
 
     settings = Settings.from_environment()

@@ -86,7 +86,7 @@ def split(arguments: Mapping[str, Any], device: str | None = None) -> tuple[dict
 
 
 def _takes(device: str | None, option: str) -> bool:
-    from llmc.compiler.targets.declared import declared
+    from llmc.compiler.targets import declared
 
     return device is not None and device.partition(":")[0] in declared()[option].devices
 
@@ -94,7 +94,7 @@ def _takes(device: str | None, option: str) -> bool:
 def _require_known(compiled: Mapping[str, Any]) -> None:
     from llmc.compiler.options import SHARED
     from llmc.compiler.pipeline.planning import PlanArguments
-    from llmc.compiler.targets.declared import declared
+    from llmc.compiler.targets import declared
 
     known = {*SHARED, *declared(), *PlanArguments.__dataclass_fields__, *_COMPILES, *ENGINE}
     known = (known | {*_WITHOUT_EFFECT, *_ONE, "quantization", "convert"}) - {"model", "settings", "target"}

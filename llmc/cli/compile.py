@@ -28,7 +28,7 @@ from llmc.cli.output import CompileProgress, close_bars, echo
 from llmc.cli.planning import PlanningFlags
 from llmc.cli.quantities import size
 from llmc.cli.results import print_disaggregated, print_estimate, print_key, print_programs, print_result
-from llmc.compiler.targets.declared import offered
+from llmc.compiler.targets import offered
 from llmc.errors import InputError, LlmcError
 from llmc.paths import expanded, is_dir
 from llmc.settings import Settings

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from llmc.cli.output import echo
-from llmc.compiler.targets.declared import offered
+from llmc.compiler.targets import offered
 
 ALL = "--help-all"
 _OWN = "Options of {}"

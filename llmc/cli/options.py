@@ -29,7 +29,7 @@ import typer
 from llmc.cli.grouped_help import ALL, CommandOfOptions, panel_of, show_all
 from llmc.cli.quantities import size
 from llmc.compiler.options import DTYPES, EXECUTORS, LOCAL, QUANTISATIONS
-from llmc.compiler.targets.declared import declared, offered, require_device
+from llmc.compiler.targets import declared, offered, require_device
 from llmc.errors import InputError
 
 if TYPE_CHECKING:

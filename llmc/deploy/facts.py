@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from llmc.compiler.estimates.footprint import ServerEstimate
-from llmc.compiler.targets.hosting import Hosting
+from llmc.compiler.targets.description import Hosting
 from llmc.deploy.quoting import label
 from llmc.errors import ArtifactError, InputError
 

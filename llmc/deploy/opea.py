@@ -9,7 +9,7 @@ from llmc.deploy.base import DeploymentKind, Options
 from llmc.deploy.docker import Compose
 
 if TYPE_CHECKING:
-    from llmc.compiler.targets.hosting import Hosting
+    from llmc.compiler.targets.description import Hosting
 
 
 class Opea(DeploymentKind):

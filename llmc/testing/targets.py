@@ -13,8 +13,7 @@ from llmc.artifacts.store.store import Store
 from llmc.compiler.options import CompileOptions, Option, OptionValue
 from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
 from llmc.compiler.pipeline.resolve import recorded_options
-from llmc.compiler.targets import open_target
-from llmc.compiler.targets.declared import declared, devices
+from llmc.compiler.targets import declared, devices, open_target
 from llmc.errors import InputError
 from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.llm import BundleLLM

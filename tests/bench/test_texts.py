@@ -11,7 +11,7 @@ import llmc
 from llmc.bench.texts import measure
 from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.executors.fake.encoder import FakeEncoder
+from llmc.runtime.executors.fake.executor import FakeEncoder
 from llmc.testing.toy import write_toy_encoder
 
 TEXTS = ["a" * 10, "b" * 16, "c" * 40, "d", "e" * 64]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from llmc.cli.main import main
 from llmc.compiler.options import DTYPES, QUANTISATIONS, Option
-from llmc.compiler.targets.declared import declared, devices
+from llmc.compiler.targets import declared, devices
 from llmc.testing.toy import write_toy
 from tests.cli.helpers import Ran
 from tests.compiler.checkpoint.writers import write_gguf

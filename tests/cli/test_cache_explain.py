@@ -58,7 +58,7 @@ def test_code_that_differs_is_named_by_module(
     monkeypatch.setattr(code, "ROOT", sources)
     requested = ("compile", toy, "--device", "fake", "--max-model-len", 32, "--max-num-seqs", 1, "-o", "made", "-q")
     try:
-        for name in ("runtime/executors/fake/program.py", "cli/compile.py"):
+        for name in ("runtime/executors/fake/device.py", "cli/compile.py"):
             code.forget()
             assert llmc(*requested).code == 0
             before = {entry.key.digest for entry in store.entries()}
@@ -70,13 +70,11 @@ def test_code_that_differs_is_named_by_module(
             if name.startswith("cli/"):
                 assert {key.kind for key in new} <= {"bundle"}, "provenance names all sources"
                 continue
-            assert "code: runtime.executors.fake.program" in said
+            assert "code: runtime.executors.fake.device" in said
             for key in (next(key for key in new if key.kind == kind) for kind in ("executable", "verify", "weights")):
-                assert (
-                    llmc("cache", "explain", key.short).out.splitlines()[-1] == "code: runtime.executors.fake.program"
-                )
+                assert llmc("cache", "explain", key.short).out.splitlines()[-1] == "code: runtime.executors.fake.device"
             found = llmc("cache", "explain", key.short, "--json").json["differences"]
-            assert found[-1]["modules"] == ["runtime.executors.fake.program"]
+            assert found[-1]["modules"] == ["runtime.executors.fake.device"]
     finally:
         code.forget()
 

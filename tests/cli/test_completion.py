@@ -18,7 +18,7 @@ import pytest
 
 from llmc.cli.completion import SHELLS
 from llmc.cli.root import COMMANDS
-from llmc.compiler.targets.declared import offered
+from llmc.compiler.targets import offered
 from tests.artifacts.helpers import REPO
 from tests.cli.helpers import Llmc
 from tests.cli.test_main import HEAVY, imported

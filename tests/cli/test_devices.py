@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from llmc.compiler.pipeline import survey
-from llmc.compiler.targets.declared import devices
-from llmc.compiler.targets.xla.topology import CHIPS
+from llmc.compiler.targets import devices
+from llmc.compiler.targets.xla.tpu import CHIPS
 from llmc.platforms import install_line
 from llmc.runtime import accelerators
 from llmc.runtime.executors.xla import client

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from llmc.cli.grouped_help import device_in
-from llmc.compiler.targets.declared import declared, devices
+from llmc.compiler.targets import declared, devices
 from tests.cli.helpers import Llmc
 
 COMMANDS = (["compile"], ["plan", "make"])

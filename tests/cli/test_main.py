@@ -14,7 +14,7 @@ import llmc as package
 from llmc.cli import main as main_module
 from llmc.cli.main import run
 from llmc.cli.root import COMMANDS, OTHER_NAMES
-from llmc.compiler.targets.declared import devices, other_names
+from llmc.compiler.targets import devices, other_names
 from tests.artifacts.helpers import REPO, child, finish
 from tests.cli.helpers import Llmc
 from tests.devices import negated, use

@@ -215,7 +215,7 @@ def test_a_warm_up_runs_every_bucket_twice_and_nothing_is_compiled(llmc: Llmc, f
 
 def failing(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], error: BaseException) -> None:
     """The fake encoder raises `error` for batches of this shape."""
-    from llmc.runtime.executors.fake.encoder import FakeEncoder
+    from llmc.runtime.executors.fake.executor import FakeEncoder
 
     run = FakeEncoder.encode
 

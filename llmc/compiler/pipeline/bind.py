@@ -67,8 +67,7 @@ def why_unverified(target: Target, checkpoint: Checkpoint, options: CompileOptio
     if checkpoint.tensor_names():
         return None
     if not target.description.config_only:
-        from llmc.compiler.targets import open_target
-        from llmc.compiler.targets.declared import offered
+        from llmc.compiler.targets import offered, open_target
 
         able = ", ".join(name for name in offered() if open_target(name).description.config_only)
         raise InputError(

@@ -34,9 +34,8 @@ from llmc.compiler.pipeline.on_target import compile_fully, write_host_files
 from llmc.compiler.pipeline.planning import plan_for
 from llmc.compiler.pipeline.resolve import CompileJob
 from llmc.compiler.stages import Stages
-from llmc.compiler.targets import open_target
+from llmc.compiler.targets import declared, open_target
 from llmc.compiler.targets.base import Target, VendorPrefill
-from llmc.compiler.targets.declared import declared
 from llmc.errors import InputError
 from llmc.files import read_text
 from llmc.platforms import EXTRAS

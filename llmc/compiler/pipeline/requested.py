@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from llmc.compiler.targets.declared import declared
+from llmc.compiler.targets import declared
 from llmc.errors import CheckpointError
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.checkpoint import Checkpoint, open_checkpoint
 from llmc.compiler.model_size import weights_of
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.targets import open_target
+from llmc.compiler.targets import open_target, selecting_adapters
 from llmc.compiler.targets.base import Deployment, Target
-from llmc.compiler.targets.declared import selecting_adapters
 from llmc.errors import InputError
 
 if TYPE_CHECKING:

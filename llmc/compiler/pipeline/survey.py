@@ -7,9 +7,8 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from typing import Any
 
-from llmc.compiler.targets import open_target
+from llmc.compiler.targets import offered, open_target
 from llmc.compiler.targets.base import Target
-from llmc.compiler.targets.declared import offered
 from llmc.cpus import usable_cpus
 from llmc.platforms import exists_here, install_line
 from llmc.runtime.accelerators import ACCELERATORS, CPU

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from llmc.compiler.options import CompileOptions, OptionValue
+from llmc.compiler.targets import check_own, refuse_foreign
 from llmc.compiler.targets.costs import Costs
-from llmc.compiler.targets.declared import check_own, refuse_foreign
-from llmc.compiler.targets.description import DeviceDescription
-from llmc.compiler.targets.hosting import Hosting
+from llmc.compiler.targets.description import DeviceDescription, Hosting
 from llmc.errors import InputError
 from llmc.settings import Settings
 
@@ -66,9 +65,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Deployment:
-    """Inputs of target resolution: the plan's limits and mean traffic lengths, the model's configuration, its
-    weights.
-    """
+    """Inputs of target resolution: the plan's limits, mean traffic lengths, the model's configuration and weights."""
 
     limits: Limits
     facts: Mapping[str, Any]
@@ -77,17 +74,15 @@ class Deployment:
 
     @property
     def parameters(self) -> int:
-        """Number of model parameters."""
         return sum(one.count for one in self.weights)
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """The target selected for one deployment, and its options.
+    """The target for one deployment, and its options: `requested` with defaults filled in.
 
-    `options` are `requested` with defaults filled in. `why` is the reason for the target and `decided` the reason for
-    defaults that depend on the model; both may be "". `starter` is a target with options whose executables serve until
-    the others are open.
+    `why` is the reason for the target, `decided` the one for defaults that depend on the model; both may be "". The
+    `starter`'s executables serve until the others are open.
     """
 
     target: Target
@@ -99,10 +94,7 @@ class Resolved:
 
 
 class Fixed(NamedTuple):
-    """The dimensions (of DIMENSIONS) that executables fix, and the reason, for the summary and the manifest.
-
-    The runtime pads only these dimensions.
-    """
+    """The dimensions (of DIMENSIONS) that executables fix, and the reason. The runtime pads only these."""
 
     dims: tuple[str, ...]
     why: str
@@ -110,10 +102,7 @@ class Fixed(NamedTuple):
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a manifest records for the host that opens the bundle: executor, required instruction set, executor options.
-
-    The pipeline adds further options of its own.
-    """
+    """What a manifest records for the opening host: executor, required instruction set, executor options."""
 
     executor: str
     features: tuple[str, ...] = ()
@@ -167,14 +156,10 @@ class Target(ABC):
 
     @cached_property
     def settings(self) -> Settings:
-        """The settings given to `open_target`, or the environment's."""
         return Settings.from_environment()
 
     def resolve(self, options: CompileOptions, deployment: Deployment) -> Resolved:
-        """Select the target that compiles, and its options. Most devices return themselves.
-
-        Raises InputError for options that no target supports.
-        """
+        """Select the target that compiles (usually this one), and its options. Raises InputError."""
         return Resolved(self, options, self.configure(options))
 
     def configure(self, options: CompileOptions) -> CompileOptions:
@@ -195,11 +180,9 @@ class Target(ABC):
         return replace(options, quantize=quantize, dtype=dtype, specialise=specialise, own=_own(device, options))
 
     def recorded(self, options: CompileOptions) -> Recorded:
-        """Return what the manifest of a bundle with these options records."""
         return Recorded(self.description.executor, self.isa())
 
     def fixes(self, options: CompileOptions) -> Fixed:
-        """Return the dimensions that executables fix."""
         if not options.specialise:
             return Fixed((), "one executable for all buckets, run at the exact shape")
         why = self.description.why_static
@@ -215,10 +198,7 @@ class Target(ABC):
 
     @abstractmethod
     def toolchain(self) -> dict[str, str]:
-        """Return names and versions of the packages that determine an executable, without importing them.
-
-        Raises DeviceError.
-        """
+        """Return versions of the packages that determine an executable, without importing them. Raises DeviceError."""
 
     def isa(self) -> tuple[str, ...]:
         """Return the instruction set that executables are tied to, or ()."""
@@ -229,28 +209,22 @@ class Target(ABC):
         return cache
 
     def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
-        """Trace the programs to lower, each as a cached stage (compiler/program/stage.py).
+        """Trace the programs to lower, each as a cached stage; none for a device with built-in models.
 
-        Returns none for a device with built-in models. Raises CompileError, and CheckpointError for a model that the
-        device cannot hold.
+        Raises CompileError, and CheckpointError for a model that the device cannot hold.
         """
         return ()
 
     @abstractmethod
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
-        """Lower programs and weights, each as a cached stage.
-
-        Raises UnfitError for options that do not fit the device, CompileError for a program that it has no form for.
-        """
+        """Lower programs and weights, each as a cached stage. Raises UnfitError and CompileError."""
 
     @abstractmethod
     def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> CompiledExecutable:
         """Compile one executable, in any thread or in a worker process. Raises CompileError."""
 
     def show(self, lowered: Lowered, shapes: Sequence[Shape], options: CompileOptions) -> Iterator[tuple[str, str]]:
-        """Yield name and text of each lowered program. A device that lowers per shape yields one for each of
-        `shapes`.
-        """
+        """Yield name and text of each lowered program, for each of `shapes` where a device lowers per shape."""
         del shapes, options
         for name, path in lowered.forms.items():
             yield name, path.read_text()
@@ -258,10 +232,7 @@ class Target(ABC):
     def analyse(
         self, stages: Stages, lowered: Lowered, files: Sequence[Path], options: CompileOptions
     ) -> dict[str, Any]:
-        """Return facts about the compiled executables (`files`) for the manifest and --json, or {}.
-
-        Raises CompileError if the executables do not fit their device.
-        """
+        """Return facts about compiled `files` for the manifest and --json. Raises CompileError if unfit."""
         return {}
 
     def describe(self, analysis: Mapping[str, Any]) -> list[str]:
@@ -270,7 +241,6 @@ class Target(ABC):
 
     @property
     def state(self) -> State:
-        """The state of executables that this host compiles."""
         return "portable" if self.remaining() else "native"
 
     def remaining(self) -> str:
@@ -278,24 +248,15 @@ class Target(ABC):
         return ""
 
     def on_target(self) -> OnTargetCompiler | None:
-        """The on-target compiler, which turns portable executables into native ones on the device's host
-        (on_target.py).
-
-        None where a compile leaves nothing to do.
-        """
+        """The compiler of portable executables on the device's host (on_target.py); None if nothing is left to do."""
         return None
 
     def tuner(self) -> Tuner | None:
-        """The kernel tuner, which times kernels on the device's host (tuning.py); None where there is nothing
-        to tune.
-        """
+        """The kernel tuner on the device's host (tuning.py); None where there is nothing to tune."""
         return None
 
     def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
-        """Return what a server needs of its host, for `llmc deploy`. `recorded` are a manifest's options.
-
-        Raises InputError for a device that no single server has.
-        """
+        """Return what a server needs of its host; `recorded` are a manifest's options. Raises InputError."""
         return Hosting()
 
     def lacks(self) -> str:
@@ -304,12 +265,10 @@ class Target(ABC):
 
     @property
     def costs(self) -> Costs:
-        """Estimates of a bundle's costs before it is compiled."""
         return Costs()
 
     @property
     def verification(self) -> VerificationPolicy:
-        """The verification policy of executables."""
         from llmc.compiler.verification.limits import VerificationPolicy  # at the top it would be in every key
 
         return VerificationPolicy()
@@ -322,7 +281,7 @@ class VendorPrefill(Protocol):
     def prefills_on(self, device: str) -> Mapping[str, str] | None:
         """Return the environment variables that select `device` for prefill when the one bundle is opened.
 
-        Returns None where the vendor does not support `device`: llmc then transfers the KV cache between two bundles.
+        None where the vendor does not support it: llmc then transfers the KV cache between two bundles.
         """
 
 

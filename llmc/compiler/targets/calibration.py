@@ -26,8 +26,6 @@ from llmc.paths import expanded
 from llmc.strict_json import loads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from llmc.artifacts.digest import Blob
     from llmc.artifacts.store.workspace import Workspace
     from llmc.compiler.checkpoint.base import Checkpoint
@@ -82,11 +80,7 @@ def calibration_costs(options: CompileOptions) -> dict[str, Timing]:
 
 
 def require_calibratable(options: CompileOptions) -> None:
-    """Check the calibration options.
-
-    Raises InputError for a text with an option that is not calibrated, an unreadable text, an invalid bound, and
-    unsupported head bits.
-    """
+    """Raise InputError for an unreadable text, an invalid bound, or an option of another format."""
     given, bound, lm_head = CALIBRATE.of(options), MAX_KL.of(options), LM_HEAD_BITS.of(options)
     if lm_head not in (None, 4, 8):
         raise InputError(f"{LM_HEAD_BITS.flag} {lm_head} must be 4 or 8")
@@ -103,8 +97,8 @@ def require_calibratable(options: CompileOptions) -> None:
 def calibrated(stages: Stages, options: CompileOptions, added: float) -> tuple[Stages, Mixed]:
     """Return the stages over the calibrated checkpoint, if a text was given, and the matrices that stay in 8 bits.
 
-    `added` is the mean divergence of 8-bit embedding, lm_head, KV cache and activations. Raises VerificationError for a
-    bound that 8 bits do not keep either.
+    `added` is the mean divergence of everything else in 8 bits. Raises VerificationError for a bound that 8 bits
+    exceed.
     """
     if options.quantize != "int4":
         return stages, Mixed()
@@ -138,9 +132,7 @@ def _with_blocks(stages: Stages, given: str) -> Stages:
 
 
 def _mixed(stages: Stages, most: float, lm_head: int | None) -> Mixed:
-    """Select what stays in 8 bits so that the divergence is at most `most`. With `lm_head` None, embedding and lm_head
-    are one more candidate group.
-    """
+    """Select what stays in 8 bits for a divergence of at most `most`; without `lm_head`, it is one more candidate."""
     judged = judged_in(stages.checkpoint)
     reached, sensed = _sensed(stages, judged, embed_lm_head=lm_head != 8)
     costs = [cost for cost in sensed if EMBED_LM_HEAD.isdisjoint(cost.names)]
@@ -180,9 +172,7 @@ def _mixed(stages: Stages, most: float, lm_head: int | None) -> Mixed:
 
 
 def _sensed(stages: Stages, judged: Judged, *, embed_lm_head: bool) -> tuple[float, list[GroupCost]]:
-    """The divergence with everything in 4 bits, and the cost of each matrix group, embedding and lm_head included with
-    `embed_lm_head`.
-    """
+    """The divergence with everything in 4 bits, and the cost of each matrix group."""
     from llmc.compiler.weights.mixed import GroupCost
 
     probe = sequences_in(stages.checkpoint, OWN)[0]
@@ -233,10 +223,7 @@ _PASSAGE = 1500
 
 
 def sequences_in(checkpoint: Checkpoint, given: str) -> list[list[int]]:
-    """Tokenize the text `given` to --calibrate.
-
-    Raises InputError for a text that is too short or unreadable, CheckpointError for another model's tokenizer.
-    """
+    """Tokenize the text `given` to --calibrate. Raises InputError, and CheckpointError for a foreign tokenizer."""
     from llmc.compiler.weights.calibration import TOKENS, sequences_of
     from llmc.runtime.text.tokenizer import Tokenizer
 

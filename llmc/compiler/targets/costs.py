@@ -26,7 +26,6 @@ class Timing:
     parameters: float = 0.0
 
     def of(self, layers: int, parameters: int) -> float:
-        """Scale to a model's size."""
         return self.fixed + self.layers * layers / LAYERS + self.parameters * parameters / PARAMETERS
 
 
@@ -43,10 +42,7 @@ WEIGHTS = Timing(parameters=2.5)
 
 @dataclass(frozen=True)
 class Verifying:
-    """Seconds of verification: a fixed part, then per opened executable, per step and per 1,000 prompt tokens.
-
-    estimates/durations.py counts them.
-    """
+    """Seconds of verification: to begin, per opened executable, per step and per 1,000 prompt tokens."""
 
     begin: Timing
     opened: Timing
@@ -106,7 +102,6 @@ class Costs:
         return 0
 
     def devices(self, options: CompileOptions) -> int:
-        """Return the number of devices that one graph is sharded over."""
         return 1
 
     def step_tokens(self, largest: int, options: CompileOptions) -> int:

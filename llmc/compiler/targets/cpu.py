@@ -35,9 +35,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmc.compiler.options import CompileOptions, Option, flag_of
-from llmc.compiler.targets import open_target
+from llmc.compiler.targets import open_target, refuse_foreign
 from llmc.compiler.targets.base import Deployment, Resolved, Target
-from llmc.compiler.targets.declared import refuse_foreign
 from llmc.compiler.targets.onnxruntime.target import OnnxRuntimeTarget, with_cpus
 from llmc.errors import DeviceError, InputError
 from llmc.runtime.host import cpu_features

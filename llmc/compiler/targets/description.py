@@ -1,9 +1,9 @@
-"""Static facts of a device: names, options, requirements, tested hardware, and its reference model."""
+"""Static facts of a device: names, options, requirements, tested hardware, reference model, and what a server needs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -38,16 +38,11 @@ class ReferenceModel:
         return self.location.partition(":")[0]
 
     def open(self, checkpoint: Checkpoint) -> LogitReference:
-        """Open the model with the checkpoint's weights."""
         built: LogitReference = _named(self.location)(checkpoint)
         return built
 
     def require_readable(self, checkpoint: Checkpoint) -> None:
-        """Check that the model reads the checkpoint.
-
-        Raises CheckpointError for an unsupported architecture, naming the supported ones, and for an unread tensor or
-        configuration key.
-        """
+        """Raise CheckpointError for an unsupported architecture, and for an unread tensor or configuration key."""
         _named(self.check)(checkpoint)
 
     def first_difference(self, checkpoint: Checkpoint, longest: int) -> str:
@@ -80,9 +75,8 @@ BucketRanges: TypeAlias = "Callable[[CompileOptions, Limits], Mapping[str, Range
 
 @dataclass(frozen=True)
 class Hardware:
-    """A run on real hardware: `machine`, `toolchain`, `date` ("2026-11"), and `source`, the document with its figures.
-
-    Without a machine nothing ran on hardware; `instead` says what was done.
+    """A run on real hardware; `source` is the document with its figures. Without a machine, `instead` says what was
+    done.
     """
 
     machine: str = ""
@@ -93,7 +87,6 @@ class Hardware:
 
     @property
     def ran(self) -> bool:
-        """Whether executables ran on the device."""
         return bool(self.machine)
 
     def __str__(self) -> str:
@@ -123,12 +116,7 @@ class Requirements:
 
 @dataclass(frozen=True)
 class Topologies:
-    """The topologies that a device takes behind the colon.
-
-    They have a form ("GENERATION-SHAPE"), an example ("tpu:v5e-2x2"), titles of the table's rows and last column
-    ("generation", "shapes"), and the known ones: name, generation, shape, chips, devices, hosts and
-    hbm_bytes_per_device.
-    """
+    """The topologies behind the colon: form, example, titles of the table's rows and last column, and known ones."""
 
     written: str
     example: str
@@ -187,3 +175,39 @@ class DeviceDescription:
     accelerators: tuple[AcceleratorKind, ...] = ()
     hardware: Hardware = Hardware()
     guide: str = ""
+
+
+@dataclass(frozen=True)
+class Hosting:
+    """Requirements of one server, for `llmc deploy`: container, pod and unit.
+
+    resources              of the vendor's Kubernetes device plug-in, by name
+    node_selector          labels of nodes that have the device
+    devices                device nodes
+    reservation, runtime   the same in Docker Compose's terms
+    environment            set for the server
+    extra                  the llmc extra that runs the bundles on a plain Python image
+    own_image              the vendor's software that the image must bring where `extra` is not enough
+    """
+
+    extra: str = ""
+    own_image: str = ""
+    resources: Mapping[str, int] = field(default_factory=dict)
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    devices: tuple[str, ...] = ()
+    reservation: Mapping[str, Any] = field(default_factory=dict)
+    runtime: str = ""
+    host_memory: bool = True
+    """Whether weights and cache are in host memory, and host CPUs compute."""
+
+
+def nvidia(count: int, extra: str, product: str = "") -> Hosting:
+    """NVIDIA GPUs. Of `product`, the driver's name, GPU feature discovery makes a label: blanks become dashes."""
+    return Hosting(
+        extra=extra,
+        resources={"nvidia.com/gpu": count},
+        node_selector={"nvidia.com/gpu.product": product.replace(" ", "-")} if product else {},
+        reservation={"driver": "nvidia", "count": count, "capabilities": ["gpu"]},
+        host_memory=False,
+    )

@@ -49,7 +49,6 @@ class EncoderCase:
         return cls(task, (no, yes))
 
     def components(self, stages: Stages) -> dict[str, Value]:
-        """Return the key components of this case's program."""
         return {
             **stages.reading(),
             "config": stages.config_digest,
@@ -60,10 +59,7 @@ class EncoderCase:
 
 @dataclass(frozen=True)
 class CompiledEncoder:
-    """Executables by shape, (batch, tokens) or None for any shape, each a store entry with "executable".
-
-    `files` go into the bundle by name, `facts` into the manifest's options.
-    """
+    """Executables by shape, (batch, tokens) or None for any, each a store entry with "executable"; files; facts."""
 
     executables: Sequence[tuple[tuple[int, int] | None, Entry]]
     files: Mapping[str, str]
@@ -127,7 +123,6 @@ class EncoderTarget(ABC):
         return False
 
     def default_dtype(self) -> str:
-        """The dtype for `--dtype auto`."""
         return "f32"
 
     @property
@@ -136,9 +131,8 @@ class EncoderTarget(ABC):
         return "portable"
 
     def analyse(self, stages: Stages, built: CompiledEncoder, options: CompileOptions) -> dict[str, Any]:
-        """Return facts about the compiled executables for the manifest and --json, or {}.
-
-        The device's target for generation formats them. Raises CompileError if executables do not fit their device.
+        """Return facts about the compiled executables for the manifest and --json. Raises CompileError if they do not
+        fit.
         """
         return {}
 
@@ -154,9 +148,7 @@ class EncoderTarget(ABC):
 
     @abstractmethod
     def toolchain(self) -> dict[str, str]:
-        """Return names and versions of the packages that determine an executable. Raises DeviceError where one is
-        missing.
-        """
+        """Return versions of the packages that determine an executable. Raises DeviceError."""
 
     def traced(self, stages: Stages, case: EncoderCase, options: CompileOptions) -> Iterator[tuple[str, str]]:
         """Yield name and text of the traced program; sizes are symbols. Raises CheckpointError and CompileError."""
@@ -169,9 +161,7 @@ class EncoderTarget(ABC):
     def lowered(
         self, stages: Stages, plan: EncodePlan, case: EncoderCase, options: CompileOptions
     ) -> Iterator[tuple[str, str]]:  # fmt: skip
-        """Yield name and text of each lowered program: one for any shape, or one per bucket. Raises the errors of
-        `make`.
-        """
+        """Yield name and text of each lowered program. Raises the errors of `make`."""
 
     @abstractmethod
     def make(self, stages: Stages, plan: EncodePlan, case: EncoderCase, options: CompileOptions) -> CompiledEncoder:
@@ -195,10 +185,7 @@ CPU, ENGINES = "cpu", ("openvino", "onnxruntime")
 
 
 def open_encoder_target(device: str) -> tuple[EncoderTarget, str]:
-    """Open the target for `device`, and return why it was selected.
-
-    Raises InputError for a device that does not support models without a cache.
-    """
+    """Open the target for `device`, and return why it was selected. Raises InputError."""
     name, _, detail = device.partition(":")
     if name != CPU:
         return _named(name, device).of(detail), ""

@@ -38,7 +38,7 @@ from llmc.compiler.targets.base import CompiledExecutable, Lowered, Shape, State
 from llmc.compiler.targets.costs import Costs, Timing, Verifying
 from llmc.compiler.targets.description import TOY, DeviceDescription
 from llmc.errors import CheckpointError, InputError
-from llmc.runtime.executors.fake.program import EMBEDDING, FORMAT, LM_HEAD, of_adapter
+from llmc.runtime.executors.fake.device import EMBEDDING, FORMAT, LM_HEAD, PORTABLE, FakeKind, of_adapter
 
 if TYPE_CHECKING:
     from llmc.artifacts.digest import Blob
@@ -48,9 +48,7 @@ if TYPE_CHECKING:
     from llmc.buckets.limits import Limits
     from llmc.compiler.targets.on_target import OnTargetCompiler
     from llmc.runtime.cache_shape import CacheShape
-    from llmc.runtime.executors.fake.device import FakeKind
     from llmc.settings import Settings
-
 
 DECAY = -0.9
 """Negative, so that greedy text does not repeat one token: a vector that favours a token opposes it one step later."""
@@ -69,26 +67,18 @@ class FakeCosts(Costs):
 
 
 class FakeTarget(Target):
-    """`--device fake`; the detail behind the colon selects the kind of steps (fake/kind.py)."""
+    """`--device fake`; the detail behind the colon selects the kind of steps (executors/fake/device.py)."""
 
     description = DeviceDescription("fake", "fake", reference=TOY, selects_adapters=True, reads_files=False)
 
     def __init__(
         self, kind: FakeKind | None = None, *, state: State = "native", compiling: Compiling | None = None
     ) -> None:
-        """Create a target; tests set the state of executables and `compiling`, a compiler that fails, waits or errs.
-
-        `compiling` is called for each executable, in the thread that compiles it.
-        """
-        from llmc.runtime.executors.fake.device import FakeKind
-
+        """Tests set the state of executables, and `compiling`, called for each one in the thread that compiles it."""
         self._kind, self._state, self._compiling = kind or FakeKind(), state, compiling
 
     @classmethod
     def of(cls, detail: str, settings: Settings) -> Self:
-        """The kinds are in fake/kind.py: ragged steps, a shared token pool, captured graphs."""
-        from llmc.runtime.executors.fake.device import PORTABLE, FakeKind
-
         return cls(FakeKind.of(detail), state="portable" if detail == PORTABLE else "native")
 
     def remaining(self) -> str:

@@ -25,7 +25,7 @@ from llmc.compiler.targets.encoder import CompiledEncoder, EncoderCase, EncoderT
 from llmc.compiler.targets.fake import DECAY
 from llmc.compiler.weights.stage import stored_weights
 from llmc.errors import CheckpointError
-from llmc.runtime.executors.fake.program import EMBEDDING, LM_HEAD
+from llmc.runtime.executors.fake.device import EMBEDDING, LM_HEAD
 
 if TYPE_CHECKING:
     from llmc.artifacts.digest import Blob

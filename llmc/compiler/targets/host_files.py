@@ -18,10 +18,7 @@ from llmc.integrations.settings import complete
 
 
 def exported(name: str, plan: Plan, limits: Limits | None = None) -> Export | None:
-    """Export the plan for the server `name`, within `limits` (default: the plan's).
-
-    Returns None, with a warning, where the server's rules leave nothing of the plan.
-    """
+    """Export the plan for the server `name`. None, with a warning, where the server's rules leave nothing of it."""
     server = bucket_rules(name)
     setup = Setup(limits or plan.limits, complete(server.settings, {}))
     try:

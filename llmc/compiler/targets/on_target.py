@@ -42,9 +42,7 @@ class OnTargetCompiler(ABC):
         """Describe what this host lacks, with the install line or where to go; "" if nothing."""
 
     def host(self) -> Mapping[str, str]:
-        """Return what compiled executables are tied to: device, driver, compiler … Not empty where nothing is
-        missing.
-        """
+        """Return what compiled executables are tied to: device, driver, compiler …"""
         return executor_class(self.executor).description.host()
 
     def pins(self, bundle: Bundle) -> Mapping[str, Value]:
@@ -52,10 +50,7 @@ class OnTargetCompiler(ABC):
         return {}
 
     def host_files(self, bundle: Path, plan: Plan) -> Mapping[str, str]:
-        """Return texts for the device's host by file name: server settings, and a job that compiles `bundle` there.
-
-        Most devices have none.
-        """
+        """Return texts for the device's host by file name: server settings, and a job that compiles `bundle` there."""
         return {}
 
 
@@ -70,9 +65,8 @@ class EachExecutable(OnTargetCompiler):
 
     @abstractmethod
     def compile(self, bundle: Bundle, executable: Executable) -> bytes:
-        """Compile a portable executable of `bundle` to a native one. Called from any thread, `--jobs` at once.
-
-        Raises CompileError, with the compiler's words or the path of its log, and DeviceError.
+        """Compile a portable executable of `bundle`, in any thread. Raises CompileError with the compiler's words or
+        log.
         """
 
     def compile_program(self, bundle: Bundle, name: str) -> bytes:

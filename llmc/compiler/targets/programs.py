@@ -1,18 +1,19 @@
 """Targets whose portable form is one torch.export program per bucket, which the device's compiler takes and CPUs run.
 
-Programs take their weights as inputs (dialect two_part: the cache is read-only, new keys and values come out), so that
-all buckets share one weights file, and a graph is some tens of kilobytes. The model is traced twice, without and with a
-cache, with symbolic sizes. Specialising a bucket from that takes well under a second (program/to_export.py), so
-parallel jobs would gain nothing from processes.
+A compile never claims a native executable. It fixes the plan, each bucket's graph at its fixed shape, and the weights
+in the device's form, and it verifies the numbers with a NaN fill of the unused cache.
 
-weightless.py defines the bundle's files.
+Programs take their weights as inputs (dialect two_part: the cache is read-only, new keys and values come out), so that
+all buckets share one weights file (weightless.py), and a graph is some tens of kilobytes. The model is traced twice,
+without and with a cache, with symbolic sizes. Specialising a bucket from that takes well under a second
+(program/to_export.py), so parallel jobs would gain nothing from processes.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -25,8 +26,7 @@ from llmc.compiler.stages import Stages, version_of
 from llmc.compiler.targets.base import CompiledExecutable, Lowered, Shape, Target, cache_for
 from llmc.compiler.targets.costs import WEIGHTS as WEIGHTS_COST
 from llmc.compiler.targets.costs import Costs, Timing, Verifying, traces
-from llmc.compiler.targets.description import TRACING, DeviceDescription, Requirements
-from llmc.compiler.targets.hosting import Hosting
+from llmc.compiler.targets.description import TRACING, DeviceDescription, Hosting, Requirements
 from llmc.compiler.weights.weightless import PLACEMENTS, WEIGHTS, shared_files
 from llmc.compiler.weights.weightless import TABLES as TABLES_FILE
 from llmc.compiler.weights.weightless import TENSORS as TENSORS_FILE
@@ -53,12 +53,7 @@ class ProgramCosts(Costs):
 
     executable_seconds: ClassVar[float] = 0.2
     executable_bytes: ClassVar[int] = 40_000
-    verifying: ClassVar[Verifying] = Verifying(
-        begin=Timing(fixed=0.5),
-        opened=Timing(layers=0.15),
-        step=Timing(layers=0.06),
-        tokens=Timing(parameters=2.2),
-    )
+    verifying: ClassVar[Verifying] = replace(Costs.verifying, step=Timing(layers=0.06), tokens=Timing(parameters=2.2))
 
     def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Timing]:
         return {"trace": traces(buckets), "weights": WEIGHTS_COST}
@@ -84,7 +79,6 @@ class ProgramTarget(Target):
         self._traced: dict[Path, dict[str, Any]] = {}
 
     def toolchain(self) -> dict[str, str]:
-        """The tracer, and the traced model code."""
         return {package: version_of(package) for package in ("torch", "transformers")}
 
     def held_cache(self, cache: CacheShape, limits: Limits, options: CompileOptions) -> CacheShape:
@@ -92,7 +86,6 @@ class ProgramTarget(Target):
         return cache.in_blocks(limits.block_size, limits.max_model_len)
 
     def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
-        """Without and with a cache, as the plan needs."""
         return both_weightless(stages, options)
 
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:

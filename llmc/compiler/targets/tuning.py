@@ -43,18 +43,14 @@ RESULTS = "results.json"
 
 @dataclass(frozen=True)
 class Results:
-    """Tuning results: `found` maps the compiler's keys to its results.
-
-    `built_for` names what they hold for: GPU, compiler … .
-    """
+    """`found` maps the compiler's keys to its results; `built_for` names what they hold for: GPU, compiler …"""
 
     built_for: Mapping[str, str]
     found: Mapping[str, bytes] = field(default_factory=dict)
 
     def merged(self, newer: Results) -> Results:
-        """Add the results of `newer`, which win for common keys.
-
-        Raises ArtifactError for results of another GPU or compiler, naming the differences.
+        """Add the results of `newer`, which win. Raises ArtifactError for another GPU or compiler, naming the
+        differences.
         """
         names = sorted(self.built_for.keys() | newer.built_for.keys())
         mine, theirs = self.built_for, newer.built_for
@@ -77,11 +73,11 @@ class Tuner(ABC):
 
     @abstractmethod
     def tune(self, bundle: Bundle, executable: Executable, known: Results | None) -> Results | None:
-        """Return `known` with results for the matmuls of one executable of `bundle`; matmuls in `known` are not timed
-        again.
+        """Return `known` with results for matmuls of one executable of `bundle` that are not in it; None for none at
+        all.
 
-        Returns None where nothing is known and the executable has no matmuls. Raises CompileError with the compiler's
-        words, DeviceError, and ArtifactError where `known` is of another GPU or compiler.
+        Raises CompileError with the compiler's words, DeviceError, and ArtifactError where `known` is of another GPU or
+        compiler.
         """
 
 
@@ -102,9 +98,7 @@ def write_results(results: Results) -> bytes:
 
 
 def read_results(path: Path) -> Results:
-    """Read the file `path`. Raises InputError where it cannot be read, ArtifactError for invalid content;
-    both name it.
-    """
+    """Read a file. Raises InputError where it cannot be read, ArtifactError for invalid content; both name it."""
     return parse_results(read_bytes(path), str(path))
 
 

@@ -27,9 +27,8 @@ R = TypeVar("R")
 
 
 class Workers(ProcessPoolExecutor):
-    """A pool of `jobs` processes. With `preload`, module names, each task gets a fresh process.
-
-    Leaving the block by an exception does not wait for running tasks.
+    """A pool of `jobs` processes; with `preload`, module names, each task gets a fresh one. An exception waits for no
+    task.
     """
 
     def __init__(self, jobs: int, preload: Sequence[str] = ()) -> None:
@@ -52,9 +51,8 @@ class Workers(ProcessPoolExecutor):
 
 
 class Jobs:
-    """Runs up to `jobs` tasks at once in threads.
-
-    With `workers`, a factory of process pools, `apart` runs in a process; the pool starts on first use.
+    """Runs up to `jobs` tasks at once in threads; `apart` runs in a process of the pool that `workers` makes on first
+    use.
     """
 
     def __init__(self, jobs: int, workers: Callable[[int], Workers] | None) -> None:
@@ -72,8 +70,7 @@ class Jobs:
     def each(
         self, work: Callable[[T], R], items: Sequence[T], done: Callable[[T, R], None] = lambda item, result: None
     ) -> list[R]:
-        """Return the result of `work` for each of `items`, in their order; this thread calls `done` with each as it
-        finishes.
+        """Return the results of `work` in the order of `items`; this thread calls `done` with each as it finishes.
 
         The first error kills the processes, and is raised when no thread runs any more. Nothing starts after it.
         """
@@ -135,10 +132,9 @@ def run_tool(
     seconds: float,
     environment: Mapping[str, str] | None = None,
 ) -> int | None:
-    """Run a command in `folder` with output to the file `out`, and return its exit code, negative for a signal.
+    """Run a command with output to the file `out`; return its exit code, negative for a signal, None after `seconds`.
 
-    Returns None where it was stopped after `seconds`. It runs in its own process group, which ends with it and with
-    this process.
+    It runs in its own process group, which ends with it and with this process.
     """
     process = subprocess.Popen(
         command,

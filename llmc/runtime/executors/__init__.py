@@ -5,7 +5,7 @@ Other packages add theirs in the entry-point group "llmc.executors" (registry.py
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llmc.errors import ArtifactError, DeviceError, UnknownNameError
 from llmc.platforms import not_installed
@@ -39,17 +39,19 @@ EXECUTORS = Registry(
 
 
 def executor_class(name: str) -> type[Executor]:
-    """The executor class called `name`.
+    """The executor class called `name`. Raises UnknownNameError, and DeviceError if its package is not installed."""
+    found: type[Executor] = installed(EXECUTORS, name)
+    return found
 
-    Raises UnknownNameError listing the known names, and DeviceError if the package that it needs is not installed.
-    """
+
+def installed(registry: Registry, name: str) -> Any:
+    """The entry `name` of a registry. Raises UnknownNameError, and DeviceError if its package is not installed."""
     try:
-        found: type[Executor] = EXECUTORS.get(name)
+        return registry.get(name)
     except ModuleNotFoundError as error:
         if (missing := not_installed(error)) is None:
             raise
         raise missing from error
-    return found
 
 
 def executor_module(name: str) -> str:
@@ -58,10 +60,9 @@ def executor_module(name: str) -> str:
 
 
 def open_executor(bundle: Bundle, slots: int | None = None, threads: int | None = None) -> Executor:
-    """Open a new executor over the bundle's executables.
+    """Open a new executor of `slots` sequences (default: the plan's max_num_seqs) of up to max_model_len tokens.
 
-    It holds `slots` sequences (default: the plan's max_num_seqs) of up to max_model_len tokens. Raises ArtifactError or
-    DeviceError if this host cannot run the bundle.
+    Raises ArtifactError or DeviceError if this host cannot run the bundle.
     """
     if bundle.manifest.is_unbound:
         raise ArtifactError(

@@ -117,15 +117,15 @@ class Executor(ABC):
     def run(self, step: Step) -> NDArray[np.float32]:
         """Append the step's new tokens to their slots and return each row's last live logits, [B, V].
 
-        The array is the executor's buffer: valid until the next step, and only in its first len(step.slots) rows.
-        Raises InputError for a step that the cache cannot serve.
+        The array is the executor's buffer: valid until the next step, in its first len(step.slots) rows. Raises
+        InputError for a step that the cache cannot serve.
         """
 
     def run_top(self, step: Step) -> TopLogits:
         """Run a step, but copy only the `Bundle.sample_top_k` largest logits of each row to the host.
 
-        Values [B, K] float32, descending, ids [B, K] int64; ties are ordered, and kept, by lower id. Buffers are as for
-        `run`. Raises InputError if `sample_top_k` is 0.
+        Values [B, K] float32, descending, ids [B, K] int64; ties are ordered, and kept, by lower id. Raises InputError
+        if `sample_top_k` is 0.
         """
         k = self._require_top()
         return top_of(self.run(step), k)
@@ -133,16 +133,14 @@ class Executor(ABC):
     def run_each(self, step: Step) -> NDArray[np.float32]:
         """Run a step and return logits after every live token of the live rows, row by row: [sum of new lengths, V].
 
-        To take back tokens, the engine starts a later step below them. `logits` then returns the rows of the last live
-        tokens, as after `run`.
+        To take back tokens, the engine starts a later step below them.
         """
         raise InputError(f"{self.bundle.path}: its graphs return logits after the last token of a row only")
 
     def logits(self) -> NDArray[np.float32]:
         """The logits [B, V] that `run` would have returned for the last step, also after `run_top` or `run_each`.
 
-        Rows hold each row's last live token, in the first len(step.slots) rows. Valid until the next step. Raises
-        InputError before the first step.
+        Valid until the next step. Raises InputError before the first step.
         """
         if self._logits is None:
             raise InputError("no step has run yet, so there are no logits")
@@ -153,18 +151,14 @@ class Executor(ABC):
         """Name of the executable that `run` would replay."""
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Make the first `length` cached tokens of slot `source` all that slot `target` holds.
-
-        `length` 0 empties slot `target`, which frees its part of `Capabilities.cache_tokens`.
-        """
+        """Make the first `length` cached tokens of slot `source` all that slot `target` holds; 0 empties it."""
         self.import_prefix(target, self.export_prefix(source, length))
 
     @abstractmethod
     def export_prefix(self, slot: int, length: int) -> list[NDArray[np.float32]]:
         """Copies of the first `length` cached tokens, each key and value [kv_heads, length, head_dim], in cache order.
 
-        Of a tensor with a window, only the window before token `length` counts; tokens that a ring buffer dropped are
-        0.
+        Of a tensor with a window only the window counts; tokens that a ring buffer dropped are 0.
         """
 
     @abstractmethod
@@ -173,10 +167,7 @@ class Executor(ABC):
 
     @abstractmethod
     def nan_fill(self, slot: int, start: int, value: float) -> None:
-        """Fill slot `slot` from token `start` on with `value`, except where earlier tokens are stored.
-
-        Verification fills with NaN to prove that padding does not change results.
-        """
+        """Fill slot `slot` from token `start` on with `value` (NaN in verification), except earlier tokens."""
 
     @abstractmethod
     def memory(self) -> dict[str, int]:
@@ -187,10 +178,7 @@ class Executor(ABC):
         """Open every executable before returning, so that no first use is slower."""
 
     def warm(self, steps: list[tuple[str, int, int, int]]) -> None:
-        """Open the executables that (phase, batch, query, context) shapes need before others, the first of them now.
-
-        Others may be opened in the background once the first step has run.
-        """
+        """Open the executables that (phase, batch, query, context) shapes need before others, the first of them now."""
         del steps
 
     @abstractmethod
@@ -198,7 +186,7 @@ class Executor(ABC):
         """Release everything; the executor cannot be used afterwards."""
 
     def _keep(self, logits: NDArray[np.float32], each_of: Step | None = None) -> None:
-        """Store the last step's logits; `each_of`: they are those of every live token of that step."""
+        """`each_of`: the logits are those of every live token of that step."""
         self._logits = logits
         self._ends = None if each_of is None else np.cumsum(each_of.new_lengths[: len(each_of.slots)]) - 1
 
@@ -225,10 +213,7 @@ class Executor(ABC):
             held.require(slot, int(step.past_lengths[row]))
 
     def _check_prefix(self, prefix: list[NDArray[np.float32]], tensors: int) -> int:
-        """The number of tokens in tensors to import; raises InputError unless it is consistent and fits a slot.
-
-        Recurrent state does not record its number of tokens, so it cannot be imported.
-        """
+        """The number of tokens to import. Recurrent state does not record its tokens, so it cannot be imported."""
         if self.bundle.cache_shape.states:
             raise InputError(f"{self.bundle.path}: its model has recurrent state, which cannot be imported")
         length = int(prefix[0].shape[1])
@@ -237,7 +222,6 @@ class Executor(ABC):
         return length
 
     def _require_top(self) -> int:
-        """The number of top logits that the bundle's graphs return; raises InputError if none."""
         if not (k := self.bundle.sample_top_k):
             raise InputError(
                 f"{self.bundle.path}: its graphs return all logits only; compile with --sample-top-k K for the largest"

@@ -47,7 +47,6 @@ def kernels_here(bundle: Bundle) -> KernelSet:
 
 
 def _recompile(bundle: Bundle, how: Sequence[str]) -> str:
-    """The command that compiles the bundle for the CPUs that its device name stands for."""
     return bundle.recompile(bundle.manifest.device.partition(":")[0], *how)
 
 
@@ -75,8 +74,7 @@ def require_features(bundle: Bundle, called: str) -> None:
 def require_built_here(bundle: Bundle, host: Mapping[str, str]) -> None:
     """Raise ArtifactError, naming the differences, for a bundle compiled on another target than `host` describes.
 
-    `host` is `ExecutorDescription.host`'s result. Raises DeviceError if this host lacks the device. Bundles without
-    on-target compilation pass.
+    `host` is `ExecutorDescription.host`'s result. Raises DeviceError if this host lacks the device.
     """
     wanted = bundle.manifest.options.get(BUILT_FOR)
     if wanted is None:
@@ -88,9 +86,9 @@ def require_built_here(bundle: Bundle, host: Mapping[str, str]) -> None:
             f"it again on its device's host: llmc compile --resume -o {bundle.path}"
         )
     if not host:
+        listed = ", ".join(f"{name} {value}" for name, value in sorted(wanted.items()))
         raise DeviceError(
-            f"{bundle.path}: compiled for {_listed(wanted)}, and this host has no such device; run it there, or "
-            f"{portable}"
+            f"{bundle.path}: compiled for {listed}, and this host has no such device; run it there, or {portable}"
         )
     differs = [
         f"{name} {wanted.get(name, 'unknown')} (here: {host.get(name, 'none')})"
@@ -101,10 +99,6 @@ def require_built_here(bundle: Bundle, host: Mapping[str, str]) -> None:
             f"{bundle.path}: compiled for another {', '.join(differs)}; compile it again here: "
             f"llmc compile --resume -o {bundle.path}, or {portable}"
         )
-
-
-def _listed(facts: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in sorted(facts.items()))
 
 
 def warn_in_place_of(bundle: Bundle, device: str) -> None:

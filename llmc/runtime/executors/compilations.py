@@ -21,8 +21,8 @@ from typing import Any
 class CompilationCounter:
     """Counts compilations by name. Thread-safe.
 
-    Until `ready`, opening the bundle's files does not count as compiling while serving. Afterwards everything is open,
-    and whatever an engine opens is counted.
+    Until `ready`, opening the bundle's files does not count as compiling while serving. Afterwards whatever an engine
+    opens is counted.
     """
 
     def __init__(self) -> None:
@@ -59,11 +59,9 @@ class CompilationCounter:
             self._total.loaded(what)
 
     def ready(self) -> None:
-        """Mark everything as open; requests come from now on."""
         self.is_ready = True
 
     def part_of(self, total: CompilationCounter) -> None:
-        """Forward all past and future counts to `total`."""
         for what in self._compiled:
             total.record(what)
         for what in self._opened:
@@ -77,12 +75,10 @@ class CompilationCounter:
 
     @property
     def count(self) -> int:
-        """Number of compilations so far."""
         return len(self._compiled)
 
     @property
     def compiled(self) -> tuple[str, ...]:
-        """What was compiled, in order."""
         return tuple(self._compiled)
 
 
@@ -126,9 +122,8 @@ class CounterMonitor(Monitor):
 
 
 class CallsMonitor(Monitor):
-    """Sees calls of a class's methods by anyone in the process, by wrapping the methods while it runs.
-
-    `methods` maps each to a function from the arguments (without `self`) to the call's name.
+    """Sees calls of a class's methods by anyone in the process, by wrapping them; `methods` maps each to a namer of
+    calls.
     """
 
     def __init__(self, name: str, owner: type, methods: Mapping[str, Callable[..., str]]) -> None:

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.errors import ArtifactError, UnknownNameError
-from llmc.platforms import not_installed
 from llmc.registry import Registry
+from llmc.runtime.executors import installed
 from llmc.runtime.executors.base import LENGTHS, TOKEN_IDS, TYPE_IDS, Capabilities, ExecutorDescription
 from llmc.runtime.executors.compatibility import warn_in_place_of
 from llmc.runtime.executors.compilations import CompilationCounter
@@ -29,10 +29,10 @@ ENCODERS = Registry(
     "encoder",
     "llmc.encoders",
     {
-        "fake-encoder": "llmc.runtime.executors.fake.encoder:FakeEncoder",
+        "fake-encoder": "llmc.runtime.executors.fake.executor:FakeEncoder",
         "onnxruntime-encoder": "llmc.runtime.executors.onnxruntime.encoder:OnnxRuntimeEncoder",
         "openvino-encoder": "llmc.runtime.executors.openvino.encoder:OpenVinoEncoder",
-        "xla-encoder": "llmc.runtime.executors.xla.encoder:XlaEncoder",
+        "xla-encoder": "llmc.runtime.executors.xla.executor:XlaEncoder",
     },
 )
 PHASE = "encode"
@@ -59,38 +59,32 @@ class Encoder(ABC):
 
     @property
     def streams(self) -> int:
-        """Number of batches that run concurrently."""
         return 1
 
     @property
     def type_ids(self) -> bool:
-        """Whether the model has segment types (`TYPE_IDS`)."""
         return bool(self.bundle.manifest.options.get("type_ids"))
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of `encode`'s inputs."""
         return (TOKEN_IDS, LENGTHS, TYPE_IDS) if self.type_ids else (TOKEN_IDS, LENGTHS)
 
     @abstractmethod
     def encode(self, inputs: Mapping[str, NDArray[np.int64]], stream: int = 0) -> NDArray[np.float32]:
         """Hidden states [B, T, H] of an embedding model, logits [B, labels] of a scoring model.
 
-        The array is valid until the next call with the same `stream`, a number below `streams`. Each stream has one
-        caller at a time.
+        Valid until the next call with the same `stream`, a number below `streams`. Each stream has one caller at a
+        time.
         """
 
     def open_all(self) -> None:
-        """Open every executable that is not open yet."""
         for executable in self.bundle.manifest.executables:
             self._open(executable)
 
     def memory(self) -> dict[str, int]:
-        """Bytes held, by purpose."""
         return {"weights": self.bundle.files.path("weights").stat().st_size}
 
     def close(self) -> None:
-        """Release everything."""
         self._opened.clear()
 
     @abstractmethod
@@ -121,12 +115,7 @@ def require_outputs(bundle: Bundle, shape: Any, width: int) -> None:
 
 def encoder_class(name: str) -> type[Encoder]:
     """The encoder called `name`. Raises UnknownNameError, and DeviceError if its package is not installed."""
-    try:
-        found: type[Encoder] = ENCODERS.get(name)
-    except ModuleNotFoundError as error:
-        if (missing := not_installed(error)) is None:
-            raise
-        raise missing from error
+    found: type[Encoder] = installed(ENCODERS, name)
     return found
 
 

@@ -37,10 +37,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
 
 
 class Form(NamedTuple):
-    """A kind of file: its `magic`, and its name in words ("an XLA executable").
-
-    artifacts/bundle/trust.py lists the magics of those that contain code.
-    """
+    """A kind of file: its `magic` (bundle/trust.py lists those of code), and its name ("an XLA executable")."""
 
     magic: bytes
     what: str
@@ -49,8 +46,8 @@ class Form(NamedTuple):
 def write_envelope(header: Mapping[str, Any], sections: Mapping[str, bytes], form: Form) -> bytes:
     """The file of `sections`, with the members of `header`; equal arguments give equal bytes.
 
-    Raises ValueError or TypeError for a header that is not JSON, too large or uses the format's members, and for a
-    section name other than 1 to 64 of a-z 0-9 "_" "." "-", first a letter.
+    Raises ValueError or TypeError for a header that is not JSON, too large or uses the format's members, and for an
+    invalid section name (_NAME).
     """
     if taken := RESERVED & set(header):
         raise ValueError(f"{sorted(taken)} are members of the format")
@@ -80,9 +77,8 @@ class ExecutableFile:
 
     @classmethod
     def parse(cls, data: bytes | bytearray | memoryview | mmap, source: str, form: Form) -> ExecutableFile:
-        """Read and check `data`, which sections keep referencing, as a file of `form`. `source` names it in errors.
-
-        Raises only ArtifactError, which states the problem.
+        """Read and check `data`, which sections keep referencing. `source` names it in errors. Raises only
+        ArtifactError.
         """
         view = memoryview(data).cast("B").toreadonly()
         found = bytes(view[:_MAGIC_BYTES])
@@ -104,7 +100,6 @@ class ExecutableFile:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Sorted section names."""
         return tuple(self._sections)
 
     def section(self, name: str) -> memoryview:
@@ -135,7 +130,6 @@ def _decode(data: bytes, source: str, form: Form) -> dict[str, Any]:
 
 
 def _cut(view: memoryview, length: int, found: object, source: str) -> dict[str, memoryview]:
-    """The sections, after checking that they are where the format puts them."""
     if not isinstance(found, dict) or not all(_is_placement(name, placement) for name, placement in found.items()):
         _fail(source, "'sections' must be {name: [offset, size]}")
     layout = _layout(length, {name: size for name, (_, size) in sorted(found.items())})

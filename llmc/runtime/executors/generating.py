@@ -29,8 +29,7 @@ GREEDY: Sampling = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "repetition_pe
 class GeneratingExecutor(Executor):
     """Generates one sequence at a time in its only slot; SequentialCore queues the others.
 
-    It serves through `generate`. The general contract's steps exist for warm-up and verification: `run` generates one
-    greedy token after all tokens of the slot and returns it as a one-hot row.
+    Steps exist for warm-up and verification: `run` generates one greedy token after all tokens of the slot.
     """
 
     capabilities = Capabilities(exact=True)
@@ -45,7 +44,7 @@ class GeneratingExecutor(Executor):
     """Whose parameters these are, with the source, for errors about other parameters."""
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
-        """`slots` is ignored: there is one slot."""
+        """There is one slot, whatever `slots` says."""
         super().__init__(bundle, 1, capacity, threads)
         self._vocab_size = bundle.size("vocab_size")
         self._held: list[int] = []
@@ -54,20 +53,17 @@ class GeneratingExecutor(Executor):
     def generate(self, prompt: Sequence[int], most: int, sampling: Sampling) -> Generator[int, None, None]:
         """Yield at most `most` tokens after `prompt`; closing the generator stops the device at once.
 
-        It may end earlier if the device meets an end token, which it may or may not yield. `sampling` has a value for
-        each of `parameters`. Raises DeviceError with the cause if the device fails.
+        It may end at an end token, yielded or not. `sampling` has a value for each of `parameters`. Raises DeviceError.
         """
 
     @property
     def executable(self) -> str:
-        """Name of the bundle's only executable, which serves every length."""
         return str(self.bundle.executable("any", None, None, None))
 
     def executable_of(self, step: Step) -> str:
         return self.executable
 
     def run(self, step: Step) -> NDArray[np.float32]:
-        """One row, 1 at the device's greedy token and 0 elsewhere."""
         held = SlotLengths(1, ANYWHERE)
         held.wrote(0, 0, len(self._held))
         self._check_step(step, held)

@@ -2,11 +2,10 @@
 
 A decode graph with static shapes takes the first rows of a cache exactly as long as its bucket, and writes to every
 row, including dummy rows. All slots' tokens are therefore kept in a `home` of full length, and a slot is laid out a
-second time in the decode cache while it decodes. Both copies are lazy. Tokens that decode added are copied home when
-another layout, a dummy row, a copy, an export or a prefill needs them, and back when the slot decodes again. Steps over
-the same slots in the same bucket copy nothing. A recurrent state, which has no length, is only at home. `Tensors`
-defines where a ring buffer (runtime/cache_shape.py) stores its tokens: at equal offsets in every layout, as far as it
-is that long.
+second time in the decode cache while it decodes. Both copies are lazy: tokens that decode added are copied home when
+another layout, a dummy row, a copy, an export or a prefill needs them, and back when the slot decodes again. A
+recurrent state, which has no length, is only at home. A ring buffer (runtime/cache_shape.py) stores its tokens at equal
+offsets in every layout, as far as it is that long.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ class TensorPart(NamedTuple):
 
     @property
     def token_values(self) -> int:
-        """Number of values per token."""
         return self.tensors * self.like.values
 
     @property
@@ -88,7 +86,6 @@ class Tensors:
         return [tensor[first : first + count] for array in self.arrays for tensor in array]
 
     def keeps(self, slots: int, length: int) -> bool:
-        """Whether `reserve` with this shape would keep the contents."""
         return (slots, length) == (self.slots, self.length) and self._fill is None
 
     def reserve(self, slots: int, length: int, query: int = 1) -> None:
@@ -109,7 +106,6 @@ class Tensors:
         self.nbytes = max(self.nbytes, sum(array.nbytes for array in self.arrays))
 
     def nbytes_of(self, tokens: int) -> int:
-        """Bytes of a row of `tokens` tokens."""
         return sum(
             part.token_values * part.like.token_slots(tokens) * array.itemsize
             for part, array in zip(self.parts, self.arrays, strict=True)
@@ -132,10 +128,7 @@ class Tensors:
         return np.zeros(self.slots, np.int64)
 
     def make_room(self, row: int, past: int, end: int) -> int:
-        """Make room for tokens `past` … `end` − 1 of a row after earlier ones.
-
-        Returns how many tokens it still has: `past`, or 0 if the row must be filled anew.
-        """
+        """Make room for tokens `past` … `end` − 1 of a row. Returns `past`, or 0 if the row must be filled anew."""
         return past
 
     def begin(self, part: TensorPart, row: int, first: int) -> None:
@@ -154,7 +147,6 @@ class Tensors:
         return free_offsets(part.like.token_slots(self.length), start, used)
 
     def copy_row(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` tokens of one row to another."""
         for part, array in zip(self.parts, self.arrays, strict=True):
             array[:, target, :, : part.like.token_slots(length)] = array[:, source, :, : part.like.token_slots(length)]
 
@@ -174,10 +166,9 @@ class SlotCache:
     """The cached tokens of `slots` sequences of up to `capacity` tokens; a step can decode `decode_rows` of them.
 
     The home holds tokens 0 … at_home[s] − 1 of slot s, its row of the decode cache 0 … in_decode[s] − 1. The longer of
-    the two covers the tokens that `held` states. With `decode_rows` 0 there is only a home. `decode_length` is the
-    longest layout of the decode cache in tokens; `home_kind` and `decode_kind` are the two storage classes. Recurrent
-    states are only at home, after all tokens of the slot: `states` has those of all slots, [slots, *shape] each, in the
-    cache's order.
+    the two covers the tokens that `held` states. `decode_length` is the longest layout of the decode cache in tokens;
+    `home_kind` and `decode_kind` are the two storage classes. `states` has the recurrent states of all slots, [slots,
+    *shape] each, in the cache's order.
     """
 
     def __init__(
@@ -202,9 +193,8 @@ class SlotCache:
         return self.decode.nbytes + sum(map(self.home.nbytes_of, self._touched)) + states
 
     def read(self, slot: int, length: int) -> list[Array]:
-        """Copies in float32 of the first `length` tokens of a slot, each part [tensors, heads, length, width].
-
-        Of a ring buffer, zeros before the last window.
+        """Float32 copies of a slot's first `length` tokens, each part [tensors, heads, length, width]; 0 before a
+        ring's window.
         """
         self.held.require(slot, length)
         self._bring_home(slot, length)
@@ -215,7 +205,6 @@ class SlotCache:
         return found
 
     def lay_out(self, slot: int, length: int, to: Tensors, row: int) -> None:
-        """Copy the first `length` tokens of a slot to a row of other tensors."""
         self.held.require(slot, length)
         self._bring_home(slot, length)
         self._copy_tokens(self.home, slot, to, row, 0, length)
@@ -253,9 +242,8 @@ class SlotCache:
             state[list(step.slots)] = built[: len(step.slots)]
 
     def begin_decode(self, step: Step) -> Tensors:
-        """Lay out the decode cache for a decode step over the first slots, with its live rows loaded.
-
-        Dummy rows cover nothing that is needed.
+        """Lay out the decode cache for a step over the first slots, with its live rows loaded; dummy rows cover nothing
+        needed.
         """
         length = step.context + 1
         if not self.decode.keeps(self._rows, length):
@@ -277,16 +265,12 @@ class SlotCache:
             self.held.wrote(slot, past, past + 1)
 
     def end_at_home(self, step: Step) -> None:
-        """Record the tokens that each live row of a step over the home added."""
         for row, slot in enumerate(step.slots):
             start = int(step.past_lengths[row])
             self._wrote_home(slot, start, start + int(step.new_lengths[row]))
 
     def nan_fill(self, slot: int, start: int, value: float) -> None:
-        """Fill slot `slot` from `start` on, and before the next decode step everything that no token owns there.
-
-        At 0 it also fills the slot's states, which no token owns then.
-        """
+        """Fill slot `slot` from `start` on, and before the next decode step everything that no token owns there."""
         kept, used = min(start, self.held.used[slot]), self.held.used[slot]
         self._bring_home(slot, kept)
         for part, array in zip(self.home.parts, self.home.arrays, strict=True):
@@ -316,7 +300,6 @@ class SlotCache:
             self._in_decode[slot] = min(self._in_decode[slot], start)
 
     def _bring_home(self, slot: int, length: int) -> None:
-        """Copy what decode added to a slot, up to `length` tokens, to its home."""
         held = self._at_home[slot]
         if held < length:
             held = self.home.make_room(slot, held, length)
@@ -325,7 +308,6 @@ class SlotCache:
             self._touched[slot] = max(self._touched[slot], length)
 
     def _empty(self, rows: Sequence[int]) -> None:
-        """Make some rows of the decode cache free to overwrite."""
         for row in rows:
             if row < len(self.held.used):
                 self._bring_home(row, self.held.used[row])
@@ -348,11 +330,9 @@ class SlotCacheExecutor(Executor):
                 self._cache.lay_out(step.slots[row], past, self._staging, row)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Copy between the homes of two slots; decode lays out the target when it takes part."""
         self._cache.copy(source, target, length)
 
     def export_prefix(self, slot: int, length: int) -> list[Array]:
-        """Copies from the slot's home, with recurrent states in the cache's order."""
         kv = iter([tensor for part in self._cache.read(slot, length) for tensor in part])
         states = iter([state[slot].copy() for state in self._cache.states])
         return [next(kv if t.kind == "kv" else states) for t in self.bundle.cache_shape]

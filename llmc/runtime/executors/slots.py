@@ -50,7 +50,6 @@ class SlotLengths:
         self.used[slot] = end
 
     def ran(self, step: Step) -> None:
-        """Record that each live row of a step wrote its new tokens."""
         for row, slot in enumerate(step.slots):
             start = int(step.past_lengths[row])
             self.wrote(slot, start, start + int(step.new_lengths[row]))
@@ -66,6 +65,16 @@ class SlotLengths:
         self.used[slot] = length
 
 
+def slots_in(tokens: int, capacity: int) -> int:
+    """The number of whole sequences of `capacity` tokens in a cache of `tokens`. Raises InputError for none."""
+    if tokens < capacity:
+        raise InputError(
+            f"a KV cache of {tokens} tokens holds no sequence of {capacity}; leave more memory to it: lower "
+            "--graph-reserved-mem, or plan for a shorter --max-model-len"
+        )
+    return tokens // capacity
+
+
 def offsets_of(t: CacheTensor, start: int, end: int) -> slice | NDArray[np.int64]:
     """Offsets of tokens `start` … `end` − 1 in order, or of the last of them in a ring buffer."""
     return slice(start, end) if t.ring is None else np.arange(max(start, end - t.ring), end) % t.ring
@@ -79,9 +88,8 @@ def free_offsets(offsets: int, start: int, used: int) -> NDArray[np.int64]:
 def windows(
     t: CacheTensor, held: NDArray[Any], length: int, offsets: slice | NDArray[np.int64] | None = None
 ) -> NDArray[Any]:
-    """[..., length, width]: a view of a slot's first `length` tokens, or of a ring's tokens that later steps see.
-
-    The rest is zeros. `offsets`: where the tokens are, unless by the ring buffer's rule.
+    """A view of a slot's first `length` tokens [..., length, width], or of a ring's tokens that later steps see, else
+    0.
     """
     if t.ring is None:
         return held[..., :length, :]
@@ -94,8 +102,8 @@ def windows(
 def sparse_bytes(count: int) -> NDArray[np.uint8]:
     """`count` zero bytes whose memory is allocated page by page.
 
-    numpy requests huge pages, each of which is allocated and cleared from its first token on. For slots of a hundred
-    tokens in a cache for two thousand, that is twenty times the memory, and the first prefill takes a second longer.
+    numpy requests huge pages, each of which is cleared from its first token on: for slots of a hundred tokens in a
+    cache for two thousand, twenty times the memory, and the first prefill takes a second longer.
     """
     pages = mmap.mmap(-1, max(1, count), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):

@@ -13,9 +13,8 @@ from llmc.artifacts.key import Key
 from llmc.compiler import code
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.executors.base import executable_key
-from llmc.compiler.targets import open_target
+from llmc.compiler.targets import devices, open_target
 from llmc.compiler.targets.base import Lowered, Shape, Target
-from llmc.compiler.targets.declared import devices
 from tests.compiler.keyed import DEVICES, Compiled, changed
 from tests.tiers import default_cases
 
@@ -111,7 +110,7 @@ def test_a_change_of_code_changes_the_keys_of_what_it_makes(device: str, compile
 
 INHERITED = ("compiler/targets/base.py",)
 TARGETS: Mapping[str, tuple[str, ...]] = {
-    "fake": ("compiler/targets/fake.py", "runtime/executors/fake/program.py"),
+    "fake": ("compiler/targets/fake.py", "runtime/executors/fake/device.py"),
     "cpu": (
         "compiler/targets/onnxruntime/target.py", "compiler/targets/onnxruntime/onnx_model.py",
         "runtime/executors/onnxruntime/session.py",
@@ -130,11 +129,11 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     ),
     "inductor": ("compiler/targets/inductor/target.py", "compiler/targets/programs.py"),
     "lpu": (
-        "compiler/targets/lpu/target.py", "compiler/targets/programs.py", "compiler/program/to_export.py",
-        "runtime/executors/lpu/artifact.py",
+        "compiler/targets/lpu.py", "compiler/targets/programs.py", "compiler/program/to_export.py",
+        "runtime/executors/lpu/hyperdex.py",
     ),
     "xla": (
-        "compiler/targets/xla/cpu.py", "compiler/targets/xla/target.py",
+        "compiler/targets/xla/target.py",
         "compiler/targets/xla/build.py", "compiler/targets/xla/step.py",
         "compiler/targets/xla/operators.py",
         "compiler/targets/xla/torch_xla.py", "compiler/targets/xla/torch_xla_worker.py",
@@ -142,13 +141,14 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
         "runtime/executors/xla/envelope.py", "runtime/executors/xla/client.py",
     ),
     "neuron:trn2": (
-        "compiler/targets/neuron/target.py", "compiler/targets/neuron/lowering.py", "compiler/targets/neuron/chips.py",
+        "compiler/targets/neuron/target.py", "compiler/targets/neuron/lowering.py",
+        "compiler/targets/neuron/neuronx_cc.py",
         "compiler/targets/xla/target.py", "compiler/targets/xla/build.py", "compiler/targets/xla/step.py",
         "compiler/targets/xla/hlo_ids.py", "compiler/targets/xla/sharding.py",
-        "runtime/executors/neuron/files.py", "runtime/executors/neuron/files.py",
+        "runtime/executors/neuron/files.py",
     ),
     "cuda:h100": (
-        "compiler/targets/cuda/target.py", "compiler/targets/cuda/topology.py", "compiler/targets/cuda/toolkit.py",
+        "compiler/targets/cuda/target.py", "compiler/targets/cuda/gpus.py",
         "compiler/targets/xla/described.py", "compiler/targets/xla/target.py", "compiler/targets/xla/build.py",
         "compiler/targets/xla/scan_layers.py", "compiler/targets/xla/sharding.py",
         "runtime/executors/xla/client.py",
@@ -156,7 +156,6 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     "tpu:v5e-2x2": (
         "compiler/targets/xla/tpu.py", "compiler/targets/xla/described.py", "compiler/targets/xla/target.py",
         "compiler/targets/xla/build.py",
-        "compiler/targets/xla/topology.py",
         "compiler/targets/xla/scan_layers.py", "compiler/targets/xla/sharding.py",
         "compiler/targets/xla/torch_xla_worker.py",
         "runtime/executors/xla/client.py",

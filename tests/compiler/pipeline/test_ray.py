@@ -19,7 +19,7 @@ from llmc.artifacts.store.store import Store
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
 from llmc.compiler.pipeline.executors import ray as farming
-from llmc.compiler.targets.declared import TARGETS
+from llmc.compiler.targets import TARGETS
 from llmc.errors import ArtifactError, DeviceError, InputError
 from llmc.settings import Settings
 from llmc.testing.toy import toy_plan, write_toy

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from llmc.compiler.targets import open_target
+from llmc.compiler.targets import devices, open_target
 from llmc.compiler.targets.cuda.gpus import GPUS
-from llmc.compiler.targets.declared import devices
-from llmc.compiler.targets.neuron.chips import CHIPS as NEURON
-from llmc.compiler.targets.xla.topology import CHIPS
-from llmc.compiler.targets.xla.tpu import GKE
+from llmc.compiler.targets.neuron.neuronx_cc import CHIPS as NEURON
+from llmc.compiler.targets.xla.tpu import CHIPS, GKE
 
 EXTRAS = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 NAMED = {"cuda": "cuda:l4", "tpu": "tpu:v5e-1x1"}

@@ -11,9 +11,8 @@ import pytest
 from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.resolve import recorded_options
-from llmc.compiler.targets import open_target
+from llmc.compiler.targets import devices, open_target
 from llmc.compiler.targets.base import Target
-from llmc.compiler.targets.declared import devices
 from llmc.compiler.targets.onnxruntime import target as onnxruntime
 from llmc.compiler.targets.openvino import target as openvino
 from llmc.errors import InputError

@@ -29,7 +29,7 @@ from llmc.compiler.verification.texts import TEXTS
 from llmc.errors import VerificationError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor
-from llmc.runtime.executors.fake.program import FakeProgram
+from llmc.runtime.executors.fake.device import FakeProgram
 from llmc.runtime.step import Step
 from llmc.runtime.text.tokenizer import Tokenizer
 from llmc.testing.toy import DECODE, tokenizer_json, toy_plan

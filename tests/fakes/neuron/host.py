@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc.runtime.executors.neuron import nrt
+from llmc.runtime.executors.neuron import executor
 
 ROOT = Path(__file__).parents[3]
 
@@ -32,8 +32,8 @@ def with_cores(patch: pytest.MonkeyPatch, folder: Path, instance: str = "trn2.48
     patch.syspath_prepend(str(Path(__file__).parent))
     (folder / "product_name").write_text(f"{instance}\n")
     (folder / "neuron0").touch()
-    patch.setattr(nrt, "INSTANCE", folder / "product_name")
-    patch.setattr(nrt, "DEVICE", folder / "neuron0")
+    patch.setattr(executor, "INSTANCE", folder / "product_name")
+    patch.setattr(executor, "DEVICE", folder / "neuron0")
     import nrtpy
 
     nrtpy.reset()

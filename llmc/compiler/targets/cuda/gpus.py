@@ -246,9 +246,9 @@ READ_FROM: Mapping[str, tuple[int, int]] = {"int8": (8, 0), "fp8": (9, 0)}
 """The least compute capability whose matmuls read weights of each format directly."""
 
 
-def lacks_format(gpu: GpuSpec, flag: str, name: str) -> str:
-    """Explain why `gpu` cannot read weights in format `name` (XlaFormats.lacks_format); "" where it can."""
-    least = READ_FROM.get(name) if flag == "--quantize" else None
+def lacks_format(gpu: GpuSpec, name: str) -> str:
+    """Explain why `gpu` cannot read weights in format `name` of --quantize; "" where it can."""
+    least = READ_FROM.get(name)
     if least is None or gpu.compute_capability >= least:
         return ""
     others = [other for other, needed in READ_FROM.items() if gpu.compute_capability >= needed] or ["none"]

@@ -59,7 +59,7 @@ class CudaTuner(Tuner):
     def _dumped(
         self, blob: memoryview, header: StepHeader, devices: Sequence[Any], source: str, known: Results | None
     ) -> bytes:
-        """The results that XLA wrote while compiling a portable program. Raises CompileError."""
+        """The results that XLA wrote while compiling a portable program."""
         with temporary_folder("tune") as folder:
             dump = Path(folder, "found.pb")
             options: dict[str, str | int | bool] = {

@@ -6,6 +6,13 @@ FILE is the output of `llmc tune`. Keys and manifests hold its digest in place o
 where a later compile with the digest finds it. "auto" takes all results in the store that hold for the GPU. Matmuls
 without a result use XLA's cost model, except with "none".
 
+Without help, XLA takes the first entry of a list: with jax 0.10.2 and an H100, tiles of 16 × 8, steps of 16 along the
+sum, one stage and two warps for every matmul size (GetDefaultConfig in xla/backends/gpu/autotuner/triton.cc, 0c1ab89;
+observed). Results of a GPU are looked up first; XLA's cost model orders the list (`OptimizeConfigsWithCostModel`,
+xla/backends/gpu/autotuner/triton/cost_model_config_optimization.cc, 80c095f). Neither leaves a path in the executable:
+results are passed under a name that XLA resolves with an environment variable (tsl::io::ResolveTestPrefixes), the model
+by XLA_FLAGS, since PJRT takes no map options. XLA reads both once a process, so each executable gets its own process.
+
 XLA writes its autotuning results on a host with a GPU, and reads them where there is none:
 
     AutotuneResults = 1 version, 4 results*          Entry = 1 device, 2 hlo, 3 result, 4 version
@@ -25,25 +32,32 @@ version with INVALID_ARGUMENT or INTERNAL.
 from __future__ import annotations
 
 import math
+import os
 import re
-from collections.abc import Mapping
-from dataclasses import replace
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llmc.artifacts.digest import digest_bytes, is_digest
+from llmc.artifacts.temporaries import temporary_folder
 from llmc.compiler.options import Option
 from llmc.compiler.targets.tuning import RESULTS, STAGE, Results, parse_results, read_bytes, read_results, write_results
 from llmc.errors import ArtifactError, InputError
+from llmc.runtime.executors.envelope import ExecutableFile, write_envelope
 from llmc.runtime.executors.xla import wire
 from llmc.runtime.executors.xla.client import toolchain_version
+from llmc.runtime.executors.xla.envelope import FORM
+from llmc.settings import variables
 
 if TYPE_CHECKING:
     from llmc.artifacts.store.workspace import Workspace
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.stages import Stages
     from llmc.compiler.targets.base import Lowered
-    from llmc.compiler.targets.cuda.matmuls import Looked
 
 VERSION = 3
 """The only version of AutotuneResults that XLA reads (kVersion)."""
@@ -112,15 +126,12 @@ def device_text(config: str) -> str:
 
 
 def _numbers(message: re.Match[str] | None, *names: str) -> str:
-    """The message's numbers joined by points, 0 for each missing one."""
     given = dict(re.findall(r"(\w+): (\d+)", message[1])) if message else {}
     return ".".join(given.get(name, "0") for name in names)
 
 
 def built_for(device: str, gpu: str, compiler: str) -> dict[str, str]:
-    """Return what results hold for: `device` is XLA's device text, `gpu` the product name, `compiler` XLA's
-    version.
-    """
+    """Return what results hold for: XLA's device text, the GPU's product name, XLA's version."""
     return {"gpu": gpu, "device": device, "compiler": compiler}
 
 
@@ -174,10 +185,7 @@ class Tuning:
         self._given: dict[str, bytes] = {}
 
     def configured(self, options: CompileOptions) -> CompileOptions:
-        """Replace a file name by its digest.
-
-        Raises InputError for an unreadable file, ArtifactError for results that do not hold here.
-        """
+        """Replace a file name by its digest. Raises InputError and ArtifactError."""
         value = TUNING.of(options)
         if value in WORDS or is_digest(value):
             return options
@@ -234,9 +242,8 @@ class Tuning:
 
 
 def summary(looked: Looked | None, lowered: Lowered, options: CompileOptions) -> dict[str, Any]:
-    """Summarise for the manifest: kernel selection, results digest, and how many matmuls have a result.
-
-    A matmul of several executables counts in each; one that an executable has in many layers counts once.
+    """Summarise for the manifest: kernel selection, results digest, and how many matmuls of all executables have a
+    result.
     """
     value = TUNING.of(options)
     found: dict[str, Any] = {"by": value if value in WORDS else "results"}
@@ -255,3 +262,91 @@ def reported(found: Mapping[str, Any]) -> list[str]:
     rest = found["of"] - found["tuned"]
     tuned = f"{found['tuned']} of {found['of']} tuned on a GPU"
     return [f"matmuls: {tuned}" + (f", kernels of {rest} by {others}" if rest else "")]
+
+
+RESULTS_NAME = "llmc-tuning.pb"
+FLAGS = "XLA_FLAGS"
+_FOLDER = "TEST_UNDECLARED_OUTPUTS_DIR"
+LOAD_RESULTS: Mapping[str, str] = {"xla_gpu_load_autotune_results_from": f"{_FOLDER}/{RESULTS_NAME}"}
+COST_MODEL = "--xla_gpu_experimental_cost_model_gemm_tiling_options=filter=0"
+"""Selects the configuration of the default list that the cost model ranks fastest."""
+
+_REPORTED = {"TF_CPP_VMODULE": "autotuner_cache=1", "TF_CPP_MIN_LOG_LEVEL": "0"}
+"""Makes XLA log a line for each matmul that it looks up (AutotunerCache::TryFindInCache)."""
+
+_MEMBER = "products"
+_LINE = re.compile(r"I\d{4} ")
+_HIT = re.compile(r"\] (In-memory|File-based) autotune cache hit")
+_MISS = re.compile(r"\] Autotune cache miss")
+
+
+@dataclass
+class Looked:
+    """How many matmuls of one executable XLA looked up, identical ones counted once, and how many it found."""
+
+    matmuls: int = 0
+    tuned: int = 0
+
+
+def noted(data: bytes, looked: Looked) -> bytes:
+    """Add the header member "products", {"of": …, "tuned": …}, to executable file `data`, if XLA reported any."""
+    if not looked.matmuls:
+        return data
+    parsed = ExecutableFile.parse(data, "an executable", FORM)
+    members = {**parsed.header, _MEMBER: {"of": looked.matmuls, "tuned": looked.tuned}}
+    return write_envelope(members, {name: bytes(parsed.section(name)) for name in parsed.names}, FORM)
+
+
+def noted_in(files: Sequence[Path]) -> Looked | None:
+    """Sum the matmul counts in the headers of executable files; None where no header has any."""
+    headers = [ExecutableFile.parse(file.read_bytes(), str(file), FORM).header for file in files]
+    found = [header[_MEMBER] for header in headers if _MEMBER in header]
+    return Looked(sum(each["of"] for each in found), sum(each["tuned"] for each in found)) if found else None
+
+
+@contextmanager
+def choosing(results: bytes | None, *, model: bool) -> Iterator[tuple[Mapping[str, str], Looked]]:
+    """Provide XLA's compile options, and the look-ups it reports, which are complete after the block.
+
+    `results` are AutotuneResults, or None. With `model`, the cost model selects kernels for matmuls without a result.
+    """
+    looked = Looked()
+    with temporary_folder("products") as folder:
+        if results is not None:
+            (Path(folder) / RESULTS_NAME).write_bytes(results)
+        flags = " ".join(filter(None, (variables((FLAGS,)).get(FLAGS), COST_MODEL if model else "")))
+        with _environment({**_REPORTED, _FOLDER: str(folder), FLAGS: flags}), _counting(looked):
+            yield (LOAD_RESULTS if results is not None else {}), looked
+
+
+@contextmanager
+def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
+    before = variables(wanted)
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name in wanted:
+            del os.environ[name]
+        os.environ.update(before)
+
+
+@contextmanager
+def _counting(looked: Looked) -> Iterator[None]:
+    """Capture C++ stderr, count look-up lines, and pass the others on."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as taken:
+        os.dup2(taken.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)
+            taken.seek(0)
+            for line in taken.read().decode(errors="replace").splitlines(keepends=True):
+                looked.tuned += bool(_HIT.search(line))
+                looked.matmuls += bool(_HIT.search(line) or _MISS.search(line))
+                if line.strip() and not _LINE.match(line):
+                    os.write(2, line.encode())

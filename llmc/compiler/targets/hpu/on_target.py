@@ -4,6 +4,12 @@ The programs stay unchanged. Recipes hold only for a pinned number of KV cache b
 sequences as a server holds at once, and for dtype and tensor parallel size. A rerun after an interrupt finds the first
 run's recipes in the same folder, and compiles the others.
 
+    python -m llmc.compiler.targets.hpu.on_target BUNDLE
+
+records in a process of its own, which reads PT_HPU_RECIPE_CACHE_CONFIG before the bridge is imported, and releases the
+device when it ends. It runs every bucket twice, as `llmc warmup` does, with the KV cache that the bundle pins, and
+prints each executable's number in the manifest when its bucket first ran. The last line on stderr is the error, if any.
+
 `host_files` are written next to a bundle, for a Gaudi host:
 
     buckets.txt, environment, arguments, kubernetes-env.yaml   the plan for vllm-gaudi (`llmc plan export`)
@@ -24,29 +30,35 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from llmc.artifacts.atomic_write import make_folder
+from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.bundle.trust import RECIPES
 from llmc.artifacts.bundle.writer import write_bundle
 from llmc.artifacts.digest import Blob, digest_bytes, digest_file
 from llmc.artifacts.key import Value, canonical_json
 from llmc.artifacts.third_party.base import merge
 from llmc.artifacts.third_party.contents import scan_tree
+from llmc.buckets.capture.options import CaptureOptions
 from llmc.compiler.targets.host_files import exported, rendered, server_files
 from llmc.compiler.targets.on_target import OnExecutable, WholeBundle
 from llmc.compiler.targets.workers import last_lines
-from llmc.errors import CompileError, DeviceError
+from llmc.errors import CompileError, DeviceError, LlmcError
 from llmc.integrations.vllm_gaudi.cache import VARIABLE, GaudiCache
+from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.hpu.recipes import KV_BLOCKS, Recipes, local_folder
-from llmc.runtime.startup.opening import EngineOptions
+from llmc.runtime.startup.capturing import CaptureChoice, Capturing
+from llmc.runtime.startup.opening import EngineOptions, open_executor
+from llmc.runtime.startup.outcome import WarmUpOutcome
+from llmc.runtime.startup.warming import Warmed, Warming
+from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.buckets.plan import Plan
-    from llmc.runtime.bundle import Bundle
 
 SERVER = "vllm-gaudi"
 TEMPLATES = ("finish.sh", "finish-job.yaml")
@@ -70,7 +82,7 @@ def _jobs(bundle: Path) -> Mapping[str, str]:
     return rendered("llmc.compiler.targets.hpu", TEMPLATES, values)
 
 
-RECORDING = "llmc.compiler.targets.hpu.recording"
+RECORDING = "llmc.compiler.targets.hpu.on_target"
 ROOM_MIB = 1 << 20
 """The bridge deletes the oldest recipes of a larger folder; this keeps all of one recording."""
 
@@ -93,7 +105,6 @@ class RecipeCompiler(WholeBundle):
         return "" if self.host() else "this host has no Gaudi device that its driver lists, or no habana-torch-plugin"
 
     def pins(self, bundle: Bundle) -> Mapping[str, Value]:
-        """The KV cache blocks of a server's sequences and kept prefixes."""
         plan = bundle.plan
         sequences = max(plan.limits.max_num_seqs, *(b.batch for b in plan.buckets)) + EngineOptions().prefix_slots
         capacity = max(plan.limits.max_model_len, *(b.context + b.query for b in plan.buckets))
@@ -103,7 +114,7 @@ class RecipeCompiler(WholeBundle):
     def compile(
         self, bundle: Bundle, pins: Mapping[str, Value], folder: Path, reported: OnExecutable
     ) -> Mapping[str, Path]:
-        """Keeps the cache folder over an interrupt for the next run; a failure names its log."""
+        """The cache folder outlives an interrupt for the next run."""
         manifest = bundle.manifest
         draft = manifest.changed(options={**manifest.options, **pins})
         write_bundle(folder / "draft", draft, {digest: bundle.files.path(digest) for digest in draft.blobs})
@@ -117,7 +128,7 @@ class RecipeCompiler(WholeBundle):
         return host_files(bundle, plan)
 
     def _run(self, draft: Path, cache: Path, bundle: Bundle, reported: OnExecutable) -> None:
-        """Record in a process of its own, which does not outlive this call."""
+        """In a process of its own, which does not outlive this call."""
         log = cache.with_suffix(".log")
         environment = {**os.environ, VARIABLE: f"{cache}/,false,{ROOM_MIB}"}
         with log.open("w") as errors:
@@ -176,3 +187,52 @@ def _end(process: subprocess.Popen[str]) -> None:
             process.wait()
     if process.stdout is not None:
         process.stdout.close()
+
+
+def record(bundle: Bundle, on_progress: Callable[[int], None]) -> None:
+    """Warm the bundle up, and call `on_progress` with the number of each executable that ran.
+
+    Raises DeviceError without a device, CompileError for a bucket that does not run, and the errors of opening.
+    """
+    numbers = {(e.phase, e.batch, e.query, e.context): i for i, e in enumerate(bundle.manifest.executables)}
+    reported: set[int] = set()
+
+    def ran(found: object, _done: int, _of: int) -> None:
+        if not isinstance(found, Warmed) or found.error is not None:
+            return
+        b = found.bucket
+        number = numbers[b.phase, b.batch, b.query, b.context]
+        if number not in reported:
+            reported.add(number)
+            on_progress(number)
+
+    executor = open_executor(bundle, EngineOptions())
+    try:
+        if executor.capabilities.in_place_of:
+            raise DeviceError(f"{bundle.path}: this process found no {executor.capabilities.in_place_of} device")
+        choice = CaptureChoice(CaptureOptions.of(bundle.settings))
+        capturing = Capturing.of(executor, bundle.plan, choice)
+        outcome = WarmUpOutcome(executor, Warming(executor, bundle.plan), capturing)
+        outcome.run(ran)
+    finally:
+        executor.close()
+    if outcome.interrupted:
+        raise CompileError("it was interrupted")
+    if outcome.failed:
+        bucket, error = next(iter(outcome.failed.items()))
+        raise CompileError(f"{len(outcome.failed)} buckets do not run on this device, first {bucket}: {error}")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command, and return the exit code."""
+    try:
+        bundle = Bundle(BundleFiles.open(Path(arguments[0])), Settings.from_environment())
+        record(bundle, lambda number: print(number, flush=True))
+    except LlmcError as error:
+        print(str(error).replace("\n", " "), file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

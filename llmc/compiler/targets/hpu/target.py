@@ -1,10 +1,6 @@
-"""Intel Gaudi, first stage: portable programs that any host can compile, verify and run on its CPU.
+"""Intel Gaudi, first stage: portable programs (programs.py) that any host can compile, verify and run on its CPU.
 
-There is no supported way to compile for Gaudi without the device, so a compile never claims a native executable. It
-fixes the plan, each bucket's graph at its fixed shape, and the weights in the device's form, and it verifies the
-numbers with a NaN fill of the unused cache. `remaining` lists the on-target work, which on_target.py does.
-
-Programs and weights are those of programs.py.
+There is no supported way to compile for Gaudi without the device. `remaining` lists the on-target work of on_target.py.
 """
 
 from __future__ import annotations
@@ -12,8 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llmc.compiler.targets.description import contract_tested
-from llmc.compiler.targets.hosting import Hosting
+from llmc.compiler.targets.description import Hosting, contract_tested
 from llmc.compiler.targets.programs import PROGRAMS, ProgramCosts, ProgramTarget
 from llmc.runtime.accelerators import GAUDI
 
@@ -44,9 +39,7 @@ class HpuCosts(ProgramCosts):
         return GAUDI_BYTES, "of a Gaudi 3"
 
     def graph_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
-        """A captured HPU graph keeps every layer's values separately, in bf16: linear in its new tokens in
-        both phases.
-        """
+        """A captured HPU graph keeps every layer's values separately, in bf16, in both phases."""
         return 2 * model.activations * bucket.tokens
 
 

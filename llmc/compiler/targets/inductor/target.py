@@ -1,14 +1,8 @@
-"""NVIDIA GPUs by AOTInductor, first stage: portable programs that a host without a GPU compiles, verifies and runs.
+"""NVIDIA GPUs by AOTInductor, first stage: portable programs (programs.py) that any host can compile, verify and run.
 
-AOTInductor compiles only for the GPU of its host, so a compile never claims a native executable. It fixes the plan,
-each bucket's graph at its fixed shape, and the weights in the GPU's form, and it verifies the numbers with a NaN fill
-of the unused cache. `remaining` lists the on-target work, which on_target.py does. `--device cuda:GPU` compiles
-natively without a GPU.
-
-`--device inductor:h100` names the GPU: plans are checked against its memory, and a host with another GPU refuses to
-compile the bundle.
-
-Programs and weights are those of programs.py.
+AOTInductor compiles only for the GPU of its host; `remaining` lists the on-target work of on_target.py. `--device
+cuda:GPU` compiles natively without a GPU. `--device inductor:h100` names the GPU: plans are checked against its memory,
+and a host with another GPU refuses to compile the bundle.
 """
 
 from __future__ import annotations
@@ -16,8 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from llmc.compiler.targets.description import contract_tested
-from llmc.compiler.targets.hosting import Hosting, nvidia
+from llmc.compiler.targets.description import Hosting, contract_tested, nvidia
 from llmc.compiler.targets.inductor.options import MODE, SECONDS
 from llmc.compiler.targets.programs import PROGRAMS, ProgramCosts, ProgramTarget
 from llmc.errors import UnknownNameError
@@ -58,8 +51,8 @@ class InductorCosts(ProgramCosts):
         return GRAPH_BYTES
 
     def workspace_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
-        """The pool that captured graphs share: a step's live values, its rows' past gathered from their slots, their
-        recurrent states, and the logits.
+        """The pool that captured graphs share: live values, gathered pasts and recurrent states of a step, and the
+        logits.
         """
         values = model.working_set * bucket.tokens + model.cache_values * bucket.batch * bucket.context
         size = self.cache_bytes(options)
@@ -86,7 +79,6 @@ class InductorTarget(ProgramTarget):
 
     @classmethod
     def of(cls, detail: str, settings: Settings) -> Self:
-        """Create the target for a GPU of targets/cuda/gpus.py, or for any. Raises UnknownNameError."""
         from llmc.compiler.targets.cuda.gpus import NAMES, gpu_of  # no portable program's key has it
 
         gpu = gpu_of(detail)

@@ -114,7 +114,6 @@ def running_sum(x: Array, axis: int) -> Array:
 
 
 def _inlined(function: Callable[..., Any]) -> Callable[..., tuple[Array, ...]]:
-    """`function` with all called functions inlined."""
     import jax
     from jax.extend import core
 
@@ -141,7 +140,6 @@ def _inlined(function: Callable[..., Any]) -> Callable[..., tuple[Array, ...]]:
 
 
 def _cleaned(module: Any) -> bytes:
-    """The bytecode of an MLIR module, its functions inlined."""
     from jax._src.interpreters import mlir
     from jaxlib.mlir.dialects import stablehlo
     from jaxlib.mlir.passmanager import PassManager
@@ -161,7 +159,6 @@ def _module(code: bytes) -> bytes:
 
 
 def _partitioned(code: bytes, devices: Sequence[Any]) -> bytes:
-    """One rank's module, from XLA's partitioner."""
     import numpy as np
     from jaxlib import _jax
 

@@ -34,8 +34,7 @@ from llmc.artifacts.log import logger
 from llmc.buckets.plan import Plan
 from llmc.compiler.targets.host_files import exported, rendered, server_files
 from llmc.compiler.targets.neuron import neuronx_cc
-from llmc.compiler.targets.neuron.chips import NeuronChip
-from llmc.compiler.targets.neuron.neuron_config import NEURON_CONFIG, NeuronConfig
+from llmc.compiler.targets.neuron.neuronx_cc import NEURON_CONFIG, NeuronChip, NeuronConfig
 from llmc.compiler.targets.on_target import EachExecutable
 from llmc.compiler.targets.xla.hlo_ids import COMPUTATIONS, ID, INSTRUCTIONS, ROOT_ID
 from llmc.errors import CompileError, DeviceError, InputError
@@ -48,7 +47,6 @@ from llmc.runtime.executors.xla.slot_executor import SLOT_PROGRAMS
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest import Executable
     from llmc.artifacts.key import Value
-    from llmc.buckets.plan import Plan
     from llmc.runtime.bundle import Bundle
     from llmc.settings import Settings
 
@@ -114,7 +112,6 @@ def _instruction(message: bytes, rank: int, is_entry: bool, root: int | bytes | 
 
 
 def _attribute(name: str, value: str) -> bytes:
-    """The field of frontend attributes, a map with this one entry."""
     return wire.field(_ATTRIBUTES, wire.field(1, wire.field(1, name.encode()) + wire.field(2, value.encode())))
 
 

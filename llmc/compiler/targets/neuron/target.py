@@ -1,14 +1,13 @@
 """AWS Trainium and Inferentia: `--device neuron[:trn1|inf2|trn2]`, one HLO module a bucket.
 
-Graphs, weights and cache are those of the xla target: weights are inputs, so that all buckets share one file, and the
-cache is contiguous, slots × max_model_len. A module is portable: it is verified on this host's CPU, and neuronx-cc,
-where installed, compiles it to a NEFF (on_target.py).
+Graphs, weights and cache are those of the xla target. A module is portable: it is verified on this host's CPU, and
+neuronx-cc, where installed, compiles it to a NEFF (on_target.py).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -17,13 +16,19 @@ from llmc.artifacts.log import logger
 from llmc.buckets.strategies.base import Range
 from llmc.compiler.options import MAX_TOP_K, Option
 from llmc.compiler.targets.base import CompiledExecutable
-from llmc.compiler.targets.description import contract_tested
-from llmc.compiler.targets.hosting import Hosting
-from llmc.compiler.targets.neuron.chips import DEFAULT, NeuronChip, chip_of
-from llmc.compiler.targets.neuron.neuron_config import NEURON_CONFIG, NeuronConfig, canonical
-from llmc.compiler.targets.neuron.neuronx_cc import SECONDS
+from llmc.compiler.targets.costs import Timing, Verifying
+from llmc.compiler.targets.description import Hosting, contract_tested
+from llmc.compiler.targets.neuron.neuronx_cc import (
+    DEFAULT,
+    NEURON_CONFIG,
+    SECONDS,
+    NeuronChip,
+    NeuronConfig,
+    canonical,
+    chip_of,
+)
 from llmc.compiler.targets.xla.capacity import gib
-from llmc.compiler.targets.xla.target import CACHE_SLOTS, TENSOR_PARALLEL, XLA, XlaLowered, XlaTarget, tensors
+from llmc.compiler.targets.xla.target import CACHE_SLOTS, TENSOR_PARALLEL, XLA, XlaCosts, XlaLowered, XlaTarget, tensors
 from llmc.errors import CompileError, InputError
 from llmc.runtime.accelerators import NEURON
 
@@ -58,6 +63,22 @@ def _ranges(options: CompileOptions, limits: Limits) -> Mapping[str, Range]:
     return {name: Range.of(name, [size, size, size]) for name, size in sizes.items()}
 
 
+class NeuronCosts(XlaCosts):
+    """Costs on cores of `chip`, each with `room` bytes under the options."""
+
+    executable_seconds: ClassVar[float] = 1.5
+    executable_bytes: ClassVar[int] = 400_000
+    device_seconds: ClassVar[float] = 60.0
+    verifying: ClassVar[Verifying] = replace(XlaCosts.verifying, opened=Timing(fixed=3.0))
+
+    def __init__(self, chip: str, room: Callable[[CompileOptions], int]) -> None:
+        self._chip, self._room = chip, room
+
+    def memory(self, options: CompileOptions) -> tuple[int, str] | None:
+        cores = TENSOR_PARALLEL.of(options)
+        return cores * self._room(options), f"of {cores} cores of {self._chip}"
+
+
 class NeuronTarget(XlaTarget):
     """`--device neuron[:CHIP]`."""
 
@@ -82,18 +103,15 @@ class NeuronTarget(XlaTarget):
 
     @classmethod
     def of(cls, detail: str, settings: Settings) -> Self:
-        """Create the target for the named chip, else for NEURON_PLATFORM_TARGET_OVERRIDE's."""
         return cls(detail or settings.neuron_target or "")
 
     @property
     def costs(self) -> Costs:
-        from llmc.compiler.targets.neuron.costs import NeuronCosts
-
         return NeuronCosts(self.chip.name, self._room)
 
     @property
     def chip(self) -> NeuronChip:
-        """The chip to compile for. Raises UnknownNameError listing the known ones."""
+        """The chip to compile for. Raises UnknownNameError."""
         return chip_of(self._named or DEFAULT)
 
     def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
@@ -108,10 +126,7 @@ class NeuronTarget(XlaTarget):
         )
 
     def configure(self, options: CompileOptions) -> CompileOptions:
-        """Refuses an unknown chip, and unsupported members of --override-neuron-config.
-
-        The device finds the 256 largest logits unless another number is given.
-        """
+        """The device finds the 256 largest logits unless another number is given."""
         requested, chip = NeuronConfig.parse(NEURON_CONFIG.of(options)), self.chip
         chip.lnc(requested.lnc)
         if text := NEURON_CONFIG.of(options):
@@ -134,7 +149,7 @@ class NeuronTarget(XlaTarget):
         return super().configure(options)
 
     def resolve(self, options: CompileOptions, deployment: Deployment) -> Resolved:
-        """Itself; the default number of largest logits is limited by the vocabulary."""
+        """The default number of largest logits is limited by the vocabulary."""
         top_k = self.configure(options).sample_top_k
         if not options.sample_top_k:
             options = replace(options, sample_top_k=min(top_k, int(deployment.config["vocab_size"])))
@@ -155,7 +170,6 @@ class NeuronTarget(XlaTarget):
         return {name: version for name, version in super().toolchain().items() if name != "XLA_FLAGS"}
 
     def machine(self, options: CompileOptions) -> Machine:
-        """This host's CPU, for which modules are lowered."""
         from llmc.compiler.targets.xla.build import host_machine
 
         return host_machine(TENSOR_PARALLEL.of(options), self.settings.threads)

@@ -14,8 +14,7 @@ from llmc.compiler.program.program import GraphProgram, Program
 from llmc.compiler.program.stage import traced_graph
 from llmc.compiler.stages import Stages, toolchain, version_of
 from llmc.compiler.targets.base import Lowered, Target
-from llmc.compiler.targets.description import TRACING, DeviceDescription, Requirements
-from llmc.compiler.targets.hosting import Hosting
+from llmc.compiler.targets.description import TRACING, DeviceDescription, Hosting, Requirements
 from llmc.compiler.targets.openvino.precision import group_of
 from llmc.compiler.weights.stage import weights_stage
 from llmc.runtime.host import host_features

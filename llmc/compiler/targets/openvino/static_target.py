@@ -30,8 +30,7 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.program.program import GraphProgram, Program
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets.base import CompiledExecutable, Lowered, Recorded, Shape, cache_for
-from llmc.compiler.targets.description import contract_tested
-from llmc.compiler.targets.hosting import Hosting
+from llmc.compiler.targets.description import Hosting, contract_tested
 from llmc.compiler.targets.on_target import EachExecutable
 from llmc.compiler.targets.openvino.base_target import (
     ACTIVATION_GROUP_SIZE,

@@ -7,26 +7,140 @@ In addition to inputs and outputs, the file's header holds XLA's analysis:
                  of the executable where XLA does not count it, as on GPUs
     cost         one device's work: {"flops"} of matmuls, {"xla_flops", "xla_bytes_accessed"} as XLA counts them, which
                  counts the body of a loop once
-    collectives  {kind: {"count", "bytes", …}}, see collectives.py; empty on one device
+    collectives  {kind: {"count", "bytes", …}}; empty on one device
+
+Collectives are counted in HLO text, the output of `compiled.as_text()`: computations, `NAME (parameters) -> shape {`,
+of instructions, `%name = shape opcode(operands), attributes`, with shapes like `f32[3,1,64]{2,1,0:T(8,128)}` or tuples
+of shapes (XLA's HloModule::ToString). Bytes are those of the result on one device, without a layout's padding. An
+asynchronous collective, a pair of `…-start` and `…-done`, counts once. A collective in a loop's body counts once
+however often the loop runs, and also under `in_loop`. Text that is not HLO has no collectives.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import jax
 import jax.numpy as jnp
 from jax import export
 
-from llmc.compiler.targets.xla.collectives import collectives
 from llmc.errors import CompileError
 from llmc.runtime.executors.envelope import write_envelope
 from llmc.runtime.executors.xla.client import Platform, open_client, toolchain_version
 from llmc.runtime.executors.xla.envelope import FORM, StepHeader, Tensor
 from llmc.runtime.executors.xla.programs import compile_exported, mesh_of, sharding_of
+
+KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+"""The counted opcodes, in addition to their `-start` forms."""
+
+
+class Collectives(TypedDict):
+    """All collectives of one kind."""
+
+    count: int
+    bytes: int
+    """Bytes of all results on one device."""
+    in_loop: int
+    """The part of `count` that is in a loop, and runs once an iteration."""
+
+
+def collectives(hlo: str) -> dict[str, Collectives]:
+    """Count each kind of collective that occurs in `hlo`, in the order of KINDS."""
+    computations = _computations(hlo)
+    looped = _looped(computations)
+    found: dict[str, Collectives] = {}
+    for computation, instructions in computations.items():
+        for shape, opcode, _ in instructions:
+            kind = opcode.removesuffix("-start")
+            if kind in KINDS:
+                row = found.setdefault(kind, {"count": 0, "bytes": 0, "in_loop": 0})
+                row["count"] += 1
+                row["bytes"] += sum(_bytes(array) for array in _ARRAY.finditer(_result(shape, opcode)))
+                row["in_loop"] += computation in looped
+    return {kind: found[kind] for kind in KINDS if kind in found}
+
+
+_Instruction = tuple[str, str, str]
+"""Shape, opcode, and the rest."""
+
+_COMPUTATION = re.compile(r"(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
+_INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?[\w.\-]+ = (.+)")
+_OPCODE = re.compile(r"\s*([a-z][a-z0-9\-]*)\(")
+_COMMENT = re.compile(r"/\*.*?\*/")
+_CALLED = re.compile(
+    r"\b(?:calls|to_apply|body|condition|(?:true|false|branch|called)_computations?)=(%?[\w.\-]+|\{[^}]*\})"
+)
+_ARRAY = re.compile(r"\b(?:(pred)|[a-z]+(\d+)\w*)\[([\d,<=]*)\]")
+
+
+def _computations(hlo: str) -> dict[str, list[_Instruction]]:
+    built: dict[str, list[_Instruction]] = {}
+    current = built.setdefault("", [])
+    for line in hlo.splitlines():
+        if header := _COMPUTATION.match(line):
+            current = built.setdefault(header[1], [])
+        elif instruction := _INSTRUCTION.match(line):
+            text = _COMMENT.sub("", instruction[1])
+            shape, rest = _shape_first(text)
+            if opcode := _OPCODE.match(rest):
+                current.append((shape, opcode[1], rest[opcode.end() :]))
+    return built
+
+
+def _shape_first(text: str) -> tuple[str, str]:
+    depth = 0
+    for index, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
+        if character == " " and depth == 0:
+            return text[:index], text[index:]
+    return text, ""
+
+
+def _looped(computations: dict[str, list[_Instruction]]) -> set[str]:
+    """Bodies and conditions of loops, and all that they call."""
+    every = [i for instructions in computations.values() for i in instructions]
+    waiting = [name for _, opcode, rest in every if opcode == "while" for name in _called(rest)]
+    looped: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        if name not in looped:
+            looped.add(name)
+            waiting += [called for _, _, rest in computations.get(name, []) for called in _called(rest)]
+    return looped
+
+
+def _called(rest: str) -> list[str]:
+    return [name.strip(" %") for match in _CALLED.finditer(rest) for name in match[1].strip("{}").split(",")]
+
+
+def _result(shape: str, opcode: str) -> str:
+    """The result's part of an instruction's shape; `-start` returns (operands, results, contexts…), all-reduce's the
+    result.
+    """
+    if not opcode.endswith("-start") or not shape.startswith("("):
+        return shape
+    if opcode == "all-reduce-start" and not shape.startswith("(("):
+        return shape
+    parts: list[str] = [""]
+    depth = 0
+    for character in shape[1:-1]:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts[1] if len(parts) > 1 else parts[0]
+
+
+def _bytes(array: re.Match[str]) -> int:
+    boolean, bits, dims = array.groups()
+    elements = math.prod(int(d.lstrip("<=")) for d in dims.split(",") if d)
+    return elements if boolean else -(-elements * int(bits) // 8)
+
 
 ANALYSIS = ("memory", "cost", "collectives")
 """Header members from `analyse`."""
@@ -41,10 +155,7 @@ _RESULTS = {"step": ("logits", "top_values", "top_ids"), "encode": ("result",)}
 
 @dataclass(frozen=True)
 class Machine:
-    """The compile target: `devices` that one graph is sharded over, of this host or described.
-
-    `compiler_options`: XLA's options for it, by name.
-    """
+    """The compile target: `devices` that one graph is sharded over, of this host or described, and XLA's options."""
 
     platform: Platform
     topology: str
@@ -54,10 +165,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class XlaJob:
-    """A function over arrays, its inputs, and those that it may update in place (`donated`).
-
-    The results for donated inputs are its last outputs, in order.
-    """
+    """A function, its inputs, and those that it may update in place, which are its last outputs, in order."""
 
     kind: Literal["step", "slots", "encode"]
     function: Callable[..., Any]
@@ -87,7 +195,9 @@ def build(job: XlaJob, machine: Machine) -> bytes:
         if job.native is None:
             compiled = compile_exported(portable, header, machine.devices, job.name, machine.compiler_options)
         else:
-            compiled = _compile_native(job, job.native, machine)
+            given, _, native_function = jitted(replace(job, function=job.native), machine, job.donated)
+            lowered = native_function.trace(*given).lower(lowering_platforms=(machine.platform,))
+            compiled = lowered.compile(compiler_options=dict(machine.compiler_options))
         native = compiled.runtime_executable().serialize()
     except CompileError:
         raise
@@ -96,12 +206,6 @@ def build(job: XlaJob, machine: Machine) -> bytes:
     analysis = analyse(compiled, flops, len(machine.devices), len(native))
     _require_in_place(job, analysis["memory"], machine)
     return write_envelope({**header.to_json(), **analysis}, {"native": native, "export": portable}, FORM)
-
-
-def _compile_native(job: XlaJob, native: Callable[..., Any], machine: Machine) -> Any:
-    shaped, _, function = jitted(replace(job, function=native), machine, job.donated)
-    lowered = function.trace(*shaped).lower(lowering_platforms=(machine.platform,))
-    return lowered.compile(compiler_options=dict(machine.compiler_options))
 
 
 def stablehlo(job: XlaJob, machine: Machine) -> str:
@@ -124,7 +228,7 @@ def jitted(job: XlaJob, machine: Machine, donated: tuple[int, ...] = ()) -> tupl
 
 
 def _outputs(job: XlaJob, shaped: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Outputs by shape; those of donated inputs have their sharding, others are replicated."""
+    """Those of donated inputs have their sharding, others are replicated."""
     built = jax.eval_shape(job.function, *shaped)
     first = len(built) - len(job.donated)
     given = dict(enumerate(job.donated, first))
@@ -182,10 +286,7 @@ def first_lines(error: Exception) -> str:
 
 
 def matmul_flops(jaxpr: Any) -> int:
-    """Sum 2 · B · M · N · K of each `dot_general` of a (closed) jaxpr; a scan's body counts once per iteration.
-
-    XLA's own count takes the body of a loop once, and a step of rolled layers is mostly loop.
-    """
+    """Sum 2 · B · M · N · K of each `dot_general` of a (closed) jaxpr; a scan's body counts once per iteration."""
     total = 0
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         if equation.primitive.name == "dot_general":

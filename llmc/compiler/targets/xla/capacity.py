@@ -3,7 +3,7 @@
     need = weights + cache + the largest step's temporary memory + the code of all executables
 
 Weights, cache and code stay on the device while a server runs. One step runs at a time, and needs its temporary memory
-and that of outputs that do not reuse an input's. The memory for programs is a property of the chip (xla/topology.py,
+and that of outputs that do not reuse an input's. The memory for programs is a property of the chip (tpu.py,
 cuda/gpus.py); XLA refuses one executable that needs more, but not a set of them.
 
 `DescribedMachine` is a machine known only by description: its devices, their memory, and its array layouts.
@@ -37,9 +37,7 @@ class DescribedMachine(ABC):
 
     @property
     @abstractmethod
-    def devices(self) -> int:
-        """Number of devices."""
-
+    def devices(self) -> int: ...
     @property
     @abstractmethod
     def usable_bytes(self) -> int:
@@ -61,10 +59,7 @@ class DescribedMachine(ABC):
 
     @abstractmethod
     def describe(self) -> list[Any]:
-        """Return its JAX devices, which compile but do not run; xla/client.py prepares the process.
-
-        Raises DeviceError, with the install line, where a package is missing or refuses.
-        """
+        """Return its JAX devices, which compile but do not run (xla/client.py comes first). Raises DeviceError."""
 
 
 ArrayKind: TypeAlias = Literal["kv", "ring", "state"]
@@ -127,10 +122,8 @@ def values_bytes(shape: Sequence[int], item_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class CachePart:
-    """One device's share of a cache array.
-
-    Keys or values [layers, slots, kv_heads, offsets, head_dim] grow with a slot's tokens, in a ring buffer up to its
-    size; recurrent states [layers, slots, …] do not.
+    """One device's share of a cache array: keys or values [layers, slots, kv_heads, offsets, head_dim], which grow with
+    a slot's tokens (in a ring buffer up to its size), or recurrent states [layers, slots, …].
     """
 
     kind: ArrayKind
@@ -138,7 +131,6 @@ class CachePart:
     item_bytes: int
 
     def sized(self, slots: int, capacity: int) -> tuple[int, ...]:
-        """Return its shape for so many slots of so many tokens."""
         layers, _, *inner = self.shape
         if self.kind != "state":
             inner[1] = min(capacity, inner[1]) if self.kind == "ring" else capacity
@@ -147,10 +139,9 @@ class CachePart:
 
 @dataclass(frozen=True)
 class Cache:
-    """The cache on one device: its `parts`.
+    """The cache on one device: its `parts`, with more slots and tokens than max_num_seqs and max_model_len, rounded up.
 
-    It has `spare_slots` more than max_num_seqs, and a slot `spare_tokens` more than max_model_len, rounded up. With
-    `fixed_slots` the number of slots was requested (--cache-slots).
+    With `fixed_slots` the number of slots was requested (--cache-slots).
     """
 
     parts: tuple[CachePart, ...]
@@ -178,7 +169,6 @@ class Cache:
 
     @property
     def grows(self) -> bool:
-        """Whether a longer sequence needs more memory."""
         return any(part.kind != "state" for part in self.parts)
 
 
@@ -186,8 +176,8 @@ class Cache:
 class Largest:
     """The most sequences at the requested length, and the longest length for the requested sequences.
 
-    They are 0 where not one fits, and where length takes no memory. With a requested number of slots, `max_num_seqs`
-    counts slots.
+    0 where not one fits, and where length takes no memory. With a requested number of slots, `max_num_seqs` counts
+    slots.
     """
 
     max_num_seqs: int
@@ -197,7 +187,7 @@ class Largest:
 def largest_that_fits(need: Need, cache: Cache, limits: Limits, available: int) -> Largest:
     """Return what fits in `available` bytes with the same weights, temporary memory and code.
 
-    Exact for the cache; temporary memory shrinks with a plan, so more may fit. Lengths below 2 are none.
+    More may fit, since temporary memory shrinks with a plan. Lengths below 2 are none.
     """
     room = available - (need.total - need.cache)
     counted = replace(cache, spare_slots=0) if cache.fixed_slots else cache
@@ -217,8 +207,8 @@ def require_fits(
 ) -> None:
     """Raise CompileError where `need` exceeds a device of `topology`, with the excess and what fits.
 
-    `degrees`: the need under other degrees of tensor parallelism that the topology and the model allow. `lighter`:
-    flags under which steps take less temporary memory, named where that could be enough.
+    `degrees`: the need under other degrees of tensor parallelism. `lighter`: flags under which steps take less
+    temporary memory.
     """
     available = topology.usable_bytes
     if need.total <= available:
@@ -238,10 +228,12 @@ def require_fits(
         options.append(f"--tensor-parallel {wider}")
     if need.total - need.temporary <= available:
         options += [f"{flag}, with less temporary memory" for flag in lighter]
+    what = "the weights alone do not fit" if need.weights > available else "no sequence fits in the remaining memory"
+    nothing = f"{what}: choose more --tensor-parallel, or {topology.larger} (llmc devices lists them)"
     raise CompileError(
         f"does not fit {topology.name} by {gib(need.total - available)} a {topology.unit}: {need}; "
         f"a {topology.unit} has {gib(available)} for programs; "
-        + (f"largest that fits: {', or '.join(options)}" if options else _nothing(need, available, topology))
+        + (f"largest that fits: {', or '.join(options)}" if options else nothing)
     )
 
 
@@ -250,11 +242,6 @@ def gib(amount: int) -> str:
     if amount < 1 << 20:
         return f"{amount} byte{'s' * (amount != 1)}"
     return f"{amount / (1 << 30):,.2f} GiB" if amount >= 1 << 30 else f"{amount / (1 << 20):.1f} MiB"
-
-
-def _nothing(need: Need, available: int, topology: DescribedMachine) -> str:
-    what = "the weights alone do not fit" if need.weights > available else "no sequence fits in the remaining memory"
-    return f"{what}: choose more --tensor-parallel, or {topology.larger} (llmc devices lists them)"
 
 
 def _most(highest: int, fits: Callable[[int], bool]) -> int:

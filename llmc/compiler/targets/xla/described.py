@@ -1,8 +1,7 @@
 """Targets for described machines: any host compiles executables for them, and their memory is known.
 
-Graphs, weights and cache are those of every XLA target. A device's memory is checked before anything is compiled, and
-again with XLA's figures for each executable. Nothing runs on such a machine: verification compiles the same portable
-programs for this host's CPU.
+A device's memory is checked before anything is compiled, and again with XLA's figures for each executable. Verification
+compiles the same portable programs for this host's CPU.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from llmc.compiler.targets.base import cache_for
 from llmc.compiler.targets.description import contract_tested
-from llmc.compiler.targets.xla.target import CACHE_SLOTS, TENSOR_PARALLEL, XLA, XlaLowered, XlaTarget
+from llmc.compiler.targets.xla.target import CACHE_SLOTS, TENSOR_PARALLEL, XLA, XlaCosts, XlaLowered, XlaTarget
 from llmc.compiler.weights.weightless import ITEM_BYTES
 from llmc.settings import Settings
 
@@ -48,6 +47,17 @@ def listed(machine: DescribedMachine, generation: str, shape: str, chips: int, h
     }  # fmt: skip
 
 
+class DescribedCosts(XlaCosts):
+    """Cost estimates for a described machine. Verification compiles each program for this CPU first."""
+
+    def __init__(self, topology: DescribedMachine) -> None:
+        self._topology = topology
+
+    def memory(self, options: CompileOptions) -> tuple[int, str] | None:
+        devices = TENSOR_PARALLEL.of(options)
+        return devices * self._topology.usable_bytes, f"of {devices} of the devices of {self._topology.name}"
+
+
 class DescribedTarget(XlaTarget):
     """A target for a described machine."""
 
@@ -59,7 +69,6 @@ class DescribedTarget(XlaTarget):
 
     @classmethod
     def of(cls, detail: str, settings: Settings) -> Self:
-        """Create the target for a topology such as "v5e-2x2", which is parsed on first use."""
         return cls(detail)
 
     @property
@@ -69,7 +78,6 @@ class DescribedTarget(XlaTarget):
 
     @property
     def verification(self) -> VerificationPolicy:
-        """Verification compiles each program for this CPU first, and does not run the executables."""
         return replace(super().verification, each=False, portable=True)
 
     def lighter(self, options: CompileOptions) -> Sequence[str]:
@@ -77,7 +85,6 @@ class DescribedTarget(XlaTarget):
         return ()
 
     def configure(self, options: CompileOptions) -> CompileOptions:
-        """Refuses an unknown topology."""
         self._devices(options)
         return super().configure(options)
 
@@ -86,7 +93,6 @@ class DescribedTarget(XlaTarget):
         return topology.devices, f"topology {topology.name}"
 
     def machine(self, options: CompileOptions) -> Machine:
-        """The topology's first devices, as many as graphs are sharded over."""
         from llmc.compiler.targets.xla.build import Machine, host_machine
 
         degree, topology = TENSOR_PARALLEL.of(options), self.topology
@@ -103,9 +109,7 @@ class DescribedTarget(XlaTarget):
     def _require(
         self, stages: Stages, options: CompileOptions, layout: Mapping[str, Any], memories: Sequence[Mapping[str, int]]
     ) -> Need:
-        """A device's memory need, with XLA's figures for each executable. Raises CompileError if the device
-        has less.
-        """
+        """A device's memory need with XLA's figures for each executable. Raises CompileError if it has less."""
         from llmc.compiler.targets.xla.capacity import Cache, Need, require_fits
 
         limits, config, topology = stages.plan.limits, stages.checkpoint.config, self.topology
@@ -124,7 +128,6 @@ class DescribedTarget(XlaTarget):
     def analyse(
         self, stages: Stages, lowered: Lowered, files: Sequence[Path], options: CompileOptions
     ) -> dict[str, Any]:
-        """Memory, work and collectives of all executables on one device. Raises CompileError where they do not fit."""
         found = super().analyse(stages, lowered, files, options)
         memories = [e["memory"] for e in found["executables"]]
         assert isinstance(lowered, XlaLowered)
@@ -134,12 +137,10 @@ class DescribedTarget(XlaTarget):
 
 
 def _share(shape: Sequence[int], dims: Dims, degree: int) -> tuple[int, ...]:
-    """One device's share of an array's shape."""
     return tuple(n if dim is None else n // degree for n, dim in zip(shape, dims, strict=True))
 
 
 def _weight_bytes(layout: Mapping[str, Any], config: Mapping[str, Any], degree: int, machine: DescribedMachine) -> int:
-    """Bytes of the weights on one of `degree` devices."""
     from llmc.compiler.targets.xla.sharding import weight_shardings
 
     split = weight_shardings({w["name"]: tuple(w["shape"]) for w in layout["weights"]}, config, degree)
@@ -150,7 +151,6 @@ def _weight_bytes(layout: Mapping[str, Any], config: Mapping[str, Any], degree: 
 
 
 def _cache_parts(layout: Mapping[str, Any], groups: Sequence[Sequence[CacheTensor]], degree: int) -> list[CachePart]:
-    """Cache arrays on one of `degree` devices."""
     from llmc.compiler.targets.xla.capacity import CachePart
     from llmc.compiler.targets.xla.sharding import cache_dims
 

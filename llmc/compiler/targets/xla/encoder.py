@@ -1,11 +1,8 @@
-"""Encoders on XLA: one executable per bucket (texts × tokens) over one weights file, by `--device xla`'s compiler.
+"""Encoders on XLA: one executable per bucket (texts × tokens) over one weights file, by the target for generation.
 
 The program is traced once without tensors, and weights are arguments, so that executables depend only on shapes:
-another checkpoint of the same shapes finds them all in the store. The compiler is the target for generation
-(targets/xla/), with its operators, formats, processes and keys.
-
-TPUs are only described (`--device tpu:v5e-1x1`): verification runs the portable programs of the same executables on
-this host's CPU.
+another checkpoint of the same shapes finds them all in the store. TPUs are only described (`--device tpu:v5e-1x1`):
+verification runs the portable programs on this host's CPU.
 """
 
 from __future__ import annotations
@@ -40,18 +37,16 @@ if TYPE_CHECKING:
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.stages import Stages
     from llmc.compiler.targets.base import State
-    from llmc.compiler.targets.encoder import CompiledEncoder, EncoderCase
     from llmc.compiler.targets.xla.build import XlaJob
     from llmc.compiler.targets.xla.target import XlaTarget
     from llmc.compiler.weights.weightless import Described
 
 
 def traced_weightless(stages: Stages, case: EncoderCase, options: CompileOptions) -> Entry:
-    """Return an entry with `program`, `tensors`, `weights` and `placements`.
+    """Return an entry with torch's model.json (`program`), tensors.json (`tensors`), `weights` and `placements`.
 
-    `program` is torch's model.json, `tensors` the tensors.json of weights/weightless.py. The entry's meta has the names
-    of the program's `inputs`, and whether it has `type_ids`. Weights have the options' dtype and quantization; computed
-    constants are float32 or int32. Raises CheckpointError and CompileError.
+    Its meta has the names of the program's `inputs`, and whether it has `type_ids`. Computed constants are float32 or
+    int32. Raises CheckpointError and CompileError.
     """
     components = {
         **case.components(stages),
@@ -97,7 +92,6 @@ def traced_weightless(stages: Stages, case: EncoderCase, options: CompileOptions
 
 
 def _table(array: NDArray[Any]) -> NDArray[Any]:
-    """A computed constant in a dtype that executables take."""
     return array.astype("float32" if array.dtype.kind == "f" else "int32")
 
 
@@ -115,14 +109,12 @@ class XlaEncoderTarget(EncoderTarget):
 
     @classmethod
     def of(cls, detail: str) -> Self:
-        """`detail` means the same as for models that generate."""
         built = cls(detail)
         _ = built.compiler
         return built
 
     @cached_property
     def compiler(self) -> XlaTarget:
-        """The target for models that generate. Raises InputError for an invalid device detail."""
         from llmc.compiler.targets.xla.target import XlaTarget
 
         found = open_target(self._device)
@@ -133,7 +125,6 @@ class XlaEncoderTarget(EncoderTarget):
         return "one executable per bucket of texts × tokens: XLA compiles fixed shapes"
 
     def configure(self, options: CompileOptions) -> CompileOptions:
-        """Also refuses what the compiler does, such as an unknown topology."""
         built = super().configure(options)
         self.compiler.configure(built)
         return built
@@ -172,7 +163,6 @@ class XlaEncoderTarget(EncoderTarget):
             yield job.name, stablehlo(job, machine)
 
     def make(self, stages: Stages, plan: EncodePlan, case: EncoderCase, options: CompileOptions) -> CompiledEncoder:
-        """Build one program with its weights, and an executable a bucket, in as many processes as there are jobs."""
         traced = traced_weightless(stages, case, options)
         shapes = [(bucket.batch, bucket.query) for bucket in plan.buckets]
         preload = self.compiler.description.fresh_process
@@ -243,7 +233,6 @@ class TpuEncoderTarget(XlaEncoderTarget):
     packages: ClassVar[tuple[str, ...]] = ("jax", "libtpu")
 
     def analyse(self, stages: Stages, built: CompiledEncoder, options: CompileOptions) -> dict[str, Any]:
-        """Adds a device's memory need. Raises CompileError where the device has less."""
         found = super().analyse(stages, built, options)
         assert isinstance(self.compiler, DescribedTarget)
         topology = self.compiler.topology

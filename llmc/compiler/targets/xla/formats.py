@@ -38,16 +38,13 @@ def cache_dtype(options: CompileOptions) -> str:
 
 
 def described_as(rolled: bool, quantize: str) -> Stack | None:
-    """Return the function from the traced program's tensors to the executables' tensors; None where they are
-    the same.
-    """
+    """Return the function from the traced program's tensors to the executables'; None where they are the same."""
     if not rolled and quantize == "none":
         return None
     return lambda described: _quantised(_stack(described) if rolled else described, quantize)
 
 
 def _stack(described: Sequence[Described]) -> list[Described]:
-    """The tensors of all layers under one name each, stacked."""
     from llmc.compiler.targets.xla.scan_layers import stacked_names
 
     known = {d["name"]: d for d in described}

@@ -74,16 +74,12 @@ def _changed(message: bytes, change: Change) -> bytes:
 
 
 def _with(message: bytes, field: int) -> bytes:
-    """`message` with `field` added as 0 where it is left out."""
     there = any(number == field for number, _, _ in wire.fields(message))
     return message if there else message + wire.field(field, 0)
 
 
 def changed(module: bytes, in_module: Change, in_instruction: Change) -> bytes:
-    """Change the fields of an HloModuleProto, and those of its instructions, by functions of field number and value.
-
-    A result of None leaves a field out.
-    """
+    """Change a module's fields and its instructions' by functions of number and value; None leaves one out."""
 
     def in_computation(number: int, value: int | bytes) -> int | bytes:
         return _changed(wire.as_bytes(value), in_instruction) if number == INSTRUCTIONS else value

@@ -34,9 +34,7 @@ Array = Any
 
 
 class Quantised(NamedTuple):
-    """A matrix as int8 or fp8 weights [.., N, K] and scale [.., N]; a tree of arrays, which a scan divides by
-    layers.
-    """
+    """A matrix as int8 or fp8 weights [.., N, K] and scale [.., N]; a tree of arrays, which a scan divides."""
 
     quantized: Array
     scale: Array
@@ -50,7 +48,6 @@ class Quantised(NamedTuple):
         return (out * self.scale).astype(x.dtype)
 
     def rows(self, indices: Array) -> Array:
-        """Look up rows, in float32: indices […] → […, K]."""
         quantized, scale = (jnp.take(part, indices, axis=0, mode="clip") for part in self)
         return quantized.astype(jnp.float32) * scale[..., None]
 
@@ -107,10 +104,11 @@ _UNARY: dict[str, Rule] = {
     "neg": operator.neg, "rsqrt": lax.rsqrt, "cos": jnp.cos, "sin": jnp.sin, "tanh": jnp.tanh, "silu": jax.nn.silu,
     "sigmoid": jax.nn.sigmoid, "bitwise_not": operator.invert, "abs": jnp.abs, "reciprocal": jnp.reciprocal,
     "floor": jnp.floor, "log": jnp.log, "relu": jax.nn.relu, "exp": jnp.exp, "exp2": jnp.exp2, "square": jnp.square,
+    "squeeze": jnp.squeeze,
 }  # fmt: skip
 _BINARY: dict[str, Rule] = {
     "mul": operator.mul, "div": operator.truediv, "le": operator.le, "lt": operator.lt, "gt": operator.gt,
-    "ge": operator.ge, "eq": operator.eq, "ne": operator.ne,
+    "ge": operator.ge, "eq": operator.eq, "ne": operator.ne, "remainder": jnp.remainder,
 }  # fmt: skip
 
 
@@ -131,6 +129,7 @@ def _binary(apply: Rule) -> Rule:
 RULES.update({f"{name}.default": _unary(apply) for name, apply in _UNARY.items()})
 RULES.update({f"{name}.{kind}": _binary(apply) for name, apply in _BINARY.items() for kind in ("Tensor", "Scalar")})
 _rule("__and__.Tensor", "bitwise_and.Tensor", "logical_and.default")(_binary(operator.and_))
+_rule("minimum.default", "min.other")(_binary(jnp.minimum))
 
 
 @_rule("add.Tensor", "add.Scalar")
@@ -141,12 +140,6 @@ def _add(self: Array, other: Any, alpha: float = 1) -> Array:
 @_rule("sub.Tensor", "sub.Scalar")
 def _sub(self: Array, other: Any, alpha: float = 1) -> Array:
     return self - (other if alpha == 1 else alpha * other)
-
-
-@_rule("remainder.Scalar", "remainder.Tensor")
-def _remainder(self: Array, other: Any) -> Array:
-    """The result has the divisor's sign."""
-    return jnp.remainder(self, other)
 
 
 @_rule("pow.Tensor_Scalar")
@@ -162,11 +155,6 @@ def _power_of(self: float, exponent: Array) -> Array:
 @_rule("clamp.default", "clamp.Tensor")
 def _clamp(self: Array, min: Any = None, max: Any = None) -> Array:  # noqa: A002 - ATen's names
     return jnp.clip(self, min, max)
-
-
-@_rule("minimum.default", "min.other")
-def _minimum(self: Array, other: Array) -> Array:
-    return jnp.minimum(self, other)
 
 
 @_rule("gelu.default")
@@ -186,14 +174,14 @@ def _softmax(self: Array, dim: int, dtype: Any = None) -> Array:
     return jax.nn.softmax(self if dtype is None else self.astype(dtype), axis=dim)
 
 
-@_rule("mean.dim")
-def _mean(self: Array, dim: Sequence[int] | None, keepdim: bool = False, dtype: Any = None) -> Array:
-    return jnp.mean(self, axis=None if dim is None else tuple(dim), dtype=dtype, keepdims=keepdim)
+def _reduced(apply: Rule) -> Rule:
+    def rule(self: Array, dim: Sequence[int] | None, keepdim: bool = False, dtype: Any = None) -> Array:
+        return apply(self, axis=None if dim is None else tuple(dim), dtype=dtype, keepdims=keepdim)
+
+    return rule
 
 
-@_rule("sum.dim_IntList")
-def _sum(self: Array, dim: Sequence[int] | None, keepdim: bool = False, dtype: Any = None) -> Array:
-    return jnp.sum(self, axis=None if dim is None else tuple(dim), dtype=dtype, keepdims=keepdim)
+RULES |= {"mean.dim": _reduced(jnp.mean), "sum.dim_IntList": _reduced(jnp.sum)}
 
 
 @_rule("cumsum.default")
@@ -260,9 +248,7 @@ def _topk(self: Array, k: int, dim: int = -1, largest: bool = True, sorted: bool
 
 @_rule("max.dim")
 def _max(self: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
-    """With the index of the first of equal values; uses only reductions of one tensor, which every compiler
-    supports.
-    """
+    """The index is of the first of equal values. Uses only reductions of one tensor, which every compiler supports."""
     top = jnp.max(self, dim, keepdims=True)
     offsets = lax.broadcasted_iota(jnp.int32, self.shape, dim % self.ndim)
     first = jnp.min(jnp.where(self == top, offsets, self.shape[dim] - 1), dim, keepdims=keepdim)
@@ -308,11 +294,6 @@ def _unsqueeze(self: Array, dim: int) -> Array:
 @_rule("squeeze.dim")
 def _squeeze(self: Array, dim: int) -> Array:
     return jnp.squeeze(self, dim) if self.shape[dim] == 1 else self
-
-
-@_rule("squeeze.default")
-def _squeeze_all(self: Array) -> Array:
-    return jnp.squeeze(self)
 
 
 @_rule("expand.default")
@@ -404,7 +385,6 @@ def _embedding(
 
 @_rule("gather.default")
 def _gather(self: Array, dim: int, index: Array, sparse_grad: bool = False) -> Array:
-    """Other axes of the index may be shorter."""
     del sparse_grad
     read = tuple(slice(None if axis == dim % self.ndim else size) for axis, size in enumerate(index.shape))
     return jnp.take_along_axis(self[read], index, axis=dim, mode="clip")
@@ -420,8 +400,7 @@ def _index(self: Array, indices: Sequence[Array | None]) -> Array:
 
 @_rule("llmc.attend.default")
 def _attend(**given: Any) -> Array:
-    """attention/attend.py, imported here because few programs need it."""
-    from llmc.compiler.targets.xla.attention.attend import attend
+    from llmc.compiler.targets.xla.attention import attend
 
     return attend(**given)
 

@@ -55,7 +55,7 @@ def starred(name: str) -> tuple[str, int]:
 def grouped(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Return the arguments of a rolled program, sorted by name, and the weights that each stacks, in layer order.
 
-    Raises NotRollableError where some layer lacks a weight that another has, or where there are two stacks of layers.
+    Raises NotRollableError where a layer lacks a weight that another has, or where there are two stacks of layers.
     """
     found: dict[str, dict[int, str]] = {}
     for name in names:
@@ -75,8 +75,8 @@ def grouped(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
 def stacked_names(weights: Mapping[str, Sequence[int]]) -> dict[str, tuple[str, ...]]:
     """Return the arguments of a rolled program over `weights` (shapes by name), in order, with the weights of each.
 
-    "a.*.b" → ("a.0.b", "a.1.b", …), to be stacked along a new first axis; any other weight → itself, unstacked. The
-    order depends only on the names. Raises NotRollableError where layers differ in their weights or shapes.
+    "a.*.b" → ("a.0.b", "a.1.b", …), to be stacked along a new first axis; any other weight → itself, unstacked. Raises
+    NotRollableError where layers differ in their weights or shapes.
     """
     arguments = grouped(weights)
     for sources in arguments.values():
@@ -96,9 +96,7 @@ _PRELUDE = -1
 
 @dataclass(frozen=True)
 class Carry:
-    """A value passed between layers, by its names: before the first, inside the body, after it, and for the
-    epilogue.
-    """
+    """A value passed between layers, by its names before the first, inside the body, after it, and for the epilogue."""
 
     before: str
     inside: str
@@ -268,12 +266,10 @@ class _Folding:
         return tuple(self._program.dtypes[name] for name in operation.outputs)
 
     def _shape(self, operation: Operation) -> Any:
-        """An operation without its operands."""
         blank = _renamed(operation, dict.fromkeys(operation.refs(), ""))
         return operation.operator, operation.several, repr(blank.arguments), self._dtypes(operation)
 
     def _leaves(self, operation: Operation, layer: int, offsets: Mapping[str, int]) -> list[_Leaf]:
-        """The operands of an operation of `layer`, in terms that equal layers share."""
         return [self._leaf(name, layer, offsets) for name in operation.refs()]
 
     def _leaf(self, name: str, layer: int, offsets: Mapping[str, int]) -> _Leaf:
@@ -310,8 +306,6 @@ def _varying(leaves: Sequence[Sequence[_Leaf]], read: Sequence[Sequence[Sequence
 
 
 def _renamed(operation: Operation, names: Mapping[str, str]) -> Operation:
-    """`operation` with operands renamed by `names`."""
-
     def given(argument: Any) -> Any:
         if isinstance(argument, Ref):
             return Ref(names.get(argument.name, argument.name))
@@ -337,10 +331,7 @@ class RolledCore:
         self.weights = list(grouped(program.weights.values()))
 
     def run(self, given: Given, read: Read, weights: Sequence[Array]) -> CoreOutput:
-        """`read` receives the layer's index as a traced number.
-
-        Raises CompileError, also where layers read values of the prelude that differ in shape.
-        """
+        """Raises CompileError, also where layers read values of the prelude that differ in shape."""
         program, folded = self._program, self._folded
         arguments = dict(zip(self.weights, weights, strict=True))
         values = dict(given)

@@ -54,18 +54,15 @@ class Sharding:
 def weight_shardings(
     weights: Mapping[str, tuple[int, ...]], config: Mapping[str, Any], degree: int
 ) -> dict[str, Sharding]:
-    """Return a sharding for each of `weights` (name to shape) over `degree` devices; with degree 1 nothing is split.
+    """Return a sharding for each of `weights` (name to shape) over `degree` devices.
 
-    Raises CompileError, with several devices, for a weight that no rule names, or whose shape is not a multiple of what
-    `config` says.
+    Raises CompileError for a weight that no rule names, or whose shape is not a multiple of what `config` says.
     """
     return {name: _sharding(name, tuple(shape), config, degree) for name, shape in weights.items()}
 
 
 def cache_dims(tensor: CacheTensor, degree: int) -> Dims:
-    """Return the dims of a cache array: keys or values [layers, slots, kv_heads, capacity, head_dim] are split by whole
-    heads where these divide. Recurrent states [layers, slots, …] are replicated, as the weights that compute them are.
-    """
+    """Return a cache array's dims: whole key/value heads are split where these divide, recurrent states never."""
     if tensor.kind == "state":
         return (None,) * (2 + len(tensor.shape))
     return (None, None, AXIS if degree > 1 and tensor.shape[0] % degree == 0 else None, None, None)
@@ -89,11 +86,10 @@ def logits_dims(config: Mapping[str, Any], degree: int) -> Dims:
 class ShardedCore:
     """A core over `degree` devices with sharding constraints on its logits and new cache entries.
 
-    `entries` are the dims of the cache's arrays. Without the constraints, where key/value heads do not divide, XLA
-    splits the replicated cache while a step writes to it, and gathers all of it afterwards. New entries with the
-    cache's sharding prevent that: only they are gathered, once for all layers. Logits are first declared split like
-    lm_head and then declared whole; otherwise XLA gathers lm_head's weight instead of the logits. Lowering needs a mesh
-    of `degree` devices with the axis AXIS, as its inputs' shardings name it.
+    `entries` are the dims of the cache's arrays. Without constraints, where key/value heads do not divide, XLA splits
+    the replicated cache while a step writes to it, and gathers all of it afterwards; with them only new entries are
+    gathered, once for all layers. Logits are first declared split like lm_head and then whole; otherwise XLA gathers
+    lm_head's weight instead. Lowering needs a mesh of `degree` devices with the axis AXIS.
     """
 
     def __init__(self, core: Core, config: Mapping[str, Any], degree: int, entries: Sequence[Dims]) -> None:
@@ -125,40 +121,34 @@ def describe(
     config: Mapping[str, Any],
     degree: int,
     cache: CacheShape,
-    item_bytes: Mapping[str, int] | None = None,
+    item_bytes: Mapping[str, int],
 ) -> dict[str, Any]:
     """Describe the shardings for people and manifests: rules with their weights, total and per-device sizes, notes.
 
-    Sizes are "elements" and "elements_per_device"; with `item_bytes`, the size of each weight's elements, they are
-    "bytes" and "bytes_per_device". A weight counts once with its scales. Rules that named no weight are left out.
+    `item_bytes`: the size of each weight's elements. A weight counts once with its scales.
     """
-    unit = "elements" if item_bytes is None else "bytes"
-    share = f"{unit}_per_device"
     split_by = {rule.name: "rows" if rule.dim == 0 else "columns" for rule in _rules(config)}
     decided: dict[str, dict[str, Any]] = {}
     for name, sharding in shardings.items():
         split = AXIS in sharding.dims
         how = f"split by {split_by[sharding.rule]}" if split else "replicated"
-        row = decided.setdefault(sharding.rule, {"weights": 0, "how": how, unit: 0, share: 0})
-        size = math.prod(sharding.shape) * (1 if item_bytes is None else item_bytes[name])
+        row = decided.setdefault(sharding.rule, {"weights": 0, "how": how, "bytes": 0, "bytes_per_device": 0})
+        size = math.prod(sharding.shape) * item_bytes[name]
         row["weights"] += not name.endswith(SCALE)
-        row[unit] += size
-        row[share] += size // degree if split else size
+        row["bytes"] += size
+        row["bytes_per_device"] += size // degree if split else size
     return {
         "degree": degree,
         "rules": {name: decided[name] for name in (*split_by, UNNAMED) if name in decided},
         "cache": cache_words(cache, degree),
-        unit: sum(row[unit] for row in decided.values()),
-        share: sum(row[share] for row in decided.values()),
+        "bytes": sum(row["bytes"] for row in decided.values()),
+        "bytes_per_device": sum(row["bytes_per_device"] for row in decided.values()),
         "notes": list(dict.fromkeys(s.note for s in shardings.values() if s.note)),
     }
 
 
 def require_degree(degree: int, devices: int, config: Mapping[str, Any], topology: str) -> None:
-    """Raise InputError for a degree that `topology` (such as "topology v5e-2x2") has too few devices for.
-
-    The same for a degree that splits nothing of the model.
-    """
+    """Raise InputError for a degree that `topology` has too few devices for, or that splits nothing of the model."""
     if degree < 1:
         raise InputError(f"--tensor-parallel {degree} must be at least 1")
     if degree == 1:
@@ -214,7 +204,6 @@ def _sharding(name: str, shape: tuple[int, ...], config: Mapping[str, Any], degr
 
 
 def _rules(config: Mapping[str, Any]) -> Sequence[Rule]:
-    """The architecture's rules, and the one for adapters' masks."""
     from llmc.compiler.architectures.shared.sharding import Rule
 
     return *architecture_or_plain(config).sharding, Rule("adapters' masks", r"adapter_masks\.\w+", None)

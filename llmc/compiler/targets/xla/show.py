@@ -40,10 +40,7 @@ _PLAIN = "builtin.module(func.func(stablehlo-legalize-composite-to-call),sccp,ca
 
 
 def of_entry(store: Store, entry: Entry, executable: str | None = None) -> ExecutableFile:
-    """Return the executable of `entry`, or its output named `executable`.
-
-    Raises InputError when it has none of that name, or none that is XLA's.
-    """
+    """Return the executable of `entry`, or its output named `executable`. Raises InputError if it has none of XLA's."""
     names = [name for name in entry.outputs if executable is None or name == executable]
     location = f"{entry.key.kind} {entry.key.short}"
     if len(names) != 1:
@@ -53,10 +50,9 @@ def of_entry(store: Store, entry: Entry, executable: str | None = None) -> Execu
 
 
 def of_bundle(files: BundleFiles, executable: str | None = None) -> ExecutableFile:
-    """Return the executable of a bundle that `executable` describes by words that `cache show` prints.
+    """Return the executable that `executable` describes by words of `cache show`, or another program by file name.
 
-    A bundle's other programs are found by their file name. Raises InputError when there is none, or more than one, or
-    it is not XLA's.
+    Raises InputError when there is none, or more than one, or it is not XLA's.
     """
     manifest, words = files.manifest, (executable or "").split()
     found = {str(item): item.blob for item in manifest.executables if set(words) <= set(str(item).split())}
@@ -73,10 +69,7 @@ def of_bundle(files: BundleFiles, executable: str | None = None) -> ExecutableFi
 
 
 def stablehlo_text(envelope: ExecutableFile) -> str:
-    """Return the program as StableHLO, one line an operation.
-
-    Raises DeviceError without JAX, ArtifactError for a program that this JAX cannot read.
-    """
+    """Return the program as StableHLO. Raises DeviceError without JAX, ArtifactError if this JAX cannot read it."""
     mlir = _jax_mlir()
     with mlir.make_ir_context():
         return str(_module(envelope, _CLEAN))
@@ -102,7 +95,6 @@ def _envelope(data: bytes, source: str, target: str) -> ExecutableFile:
 
 
 def _some(names: Iterable[str]) -> str:
-    """Some of `names`, and the number of others."""
     known = [repr(name) for name in names]
     more = f" and {len(known) - LISTED} more" if len(known) > LISTED else ""
     return (", ".join(known[:LISTED]) or "none") + more
@@ -143,7 +135,6 @@ def _module(envelope: ExecutableFile, passes: str) -> Any:
 
 
 def _fix_platform(module: Any, index: int) -> None:
-    """Make the first argument of @main, the platform, a constant."""
     from jaxlib.mlir import ir
     from jaxlib.mlir.dialects import stablehlo
 

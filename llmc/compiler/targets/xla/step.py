@@ -1,4 +1,4 @@
-"""One bucket's step as a JAX function: the program over a cache that stays on the device, updated in place.
+"""Steps and slot operations as JAX functions over a cache that stays on the device, updated in place.
 
     step(token_ids [B, Q], past_lengths [B], new_lengths [B], slots [B], *adapters, *cache, *weights)
         → logits [B, V] float32, with `top` the largest of them and their ids, *cache
@@ -17,6 +17,17 @@ A program over weights in 8 bits (`QuantisedCore`) reads two inputs as one matri
         → hidden states [B, T, H], or logits [B, labels], float32
 
 Integers are int32. Nothing is donated: a program of frontend/encode.py keeps nothing between calls.
+
+`slot_programs` are the programs for cache slots between steps. All take the cache's arrays first; all but `slot_read`
+update them in place. Numbers are int32 scalars. A recurrent state is copied with any number of tokens.
+
+    slot_copy(*cache, source, target, length)    copies a slot's first `length` offsets and its states to another slot
+    slot_fill(*cache, slot, start, used, value)  writes `value` (float32) from token `start` on, in a slot that has had
+                                                 `used` tokens; in states where `start` is 0
+    slot_read(*cache, slot)                      → a slot's part of each array: [layers, kv_heads, offsets, head_dim]
+                                                   or [layers, …]
+    slot_write(*cache, slot, length, *rows)      writes the first `length` offsets of such rows, and their states, to a
+                                                 slot
 """
 
 from __future__ import annotations
@@ -29,8 +40,8 @@ from jax import lax
 
 from llmc.compiler.checkpoint.adapter_layout import ADAPTERS
 from llmc.compiler.program.sized import BoundProgram, TracedProgram
-from llmc.compiler.targets.xla.attention.cache_view import CacheView
 from llmc.compiler.targets.xla.build import XlaJob
+from llmc.compiler.targets.xla.cache_view import CacheView
 from llmc.compiler.targets.xla.operators import Quantised, evaluate
 from llmc.compiler.weights.weightless import SCALE
 from llmc.runtime.executors.base import LENGTHS
@@ -53,7 +64,7 @@ Offsets = Sequence[tuple[int, int]]
 
 
 class CoreOutput(NamedTuple):
-    """A core's outputs: logits, the largest of them if requested, and the new entries of each group.
+    """Logits, the largest of them if requested, and the new entries of each group.
 
     Keys and values are [layers, B, H, Q, D], recurrent states [layers, B, …].
     """
@@ -167,9 +178,8 @@ def _write(cache: Array, new: Array, slots: Array, past: Array, live: Array, loo
     """`cache` with the first live[b] of row b's new tokens at slot slots[b], token past[b] on.
 
     `new` is [layers, B, kv_heads, Q, head_dim]. A row's window of Q offsets is read, changed where tokens are live, and
-    written back. A window that would pass the end of the cache is moved back, and its tokens forward in it. Tokens that
-    pass the end of a ring buffer wrap to its beginning. Of more tokens than a ring buffer has offsets, the last live
-    ones are taken.
+    written back. A window that would pass the end of the cache is moved back, and its tokens forward in it; in a ring
+    buffer they wrap to its beginning, and of more tokens than it has offsets the last live ones are taken.
     """
     layers, batch, heads, query, size = new.shape
     new, offsets = _held(new, cache.dtype), cache.shape[3]
@@ -199,7 +209,6 @@ def _write(cache: Array, new: Array, slots: Array, past: Array, live: Array, loo
 
 
 def _replace(cache: Array, new: Array, slots: Array, live: Array, loops: bool) -> Array:
-    """`cache` with live rows' states in `new` [layers, B, …] written to their slots."""
     new = new.astype(cache.dtype)
     batch, inner = new.shape[1], new.shape[2:]
     sizes, start = (new.shape[0], 1, *inner), (0,) * len(inner)
@@ -213,7 +222,6 @@ def _replace(cache: Array, new: Array, slots: Array, live: Array, loops: bool) -
 
 
 def _each(batch: int, row: Callable[[Any, Array], Array], cache: Array, loops: bool) -> Array:
-    """`cache` after `row` of every row, in turn."""
     if loops:
         written: Array = lax.fori_loop(0, batch, row, cache)
         return written
@@ -223,9 +231,7 @@ def _each(batch: int, row: Callable[[Any, Array], Array], cache: Array, loops: b
 
 
 class WeightInputs:
-    """The weights that a program reads by these names, some of them as two inputs: quantized weights, followed by
-    scales.
-    """
+    """The weights that a program reads, some of them as two inputs: quantized weights, followed by scales."""
 
     def __init__(self, read: Sequence[str], weights: Collection[str]) -> None:
         """`weights`: the names of all inputs that are weights, scales included."""
@@ -237,7 +243,6 @@ class WeightInputs:
         ]
 
     def joined(self, given: Sequence[Array]) -> list[Any]:
-        """Combine the inputs `names` to the program's weights."""
         rest = iter(given)
         return [Quantised(next(rest), next(rest)) if scaled else next(rest) for scaled in self._scaled]
 
@@ -246,7 +251,6 @@ class QuantisedCore:
     """A core, some of whose weights are in two `Parts`."""
 
     def __init__(self, core: Core, weights: Collection[str]) -> None:
-        """`weights`: the names of all inputs that are weights, scales included."""
         self._core = core
         self._parts = WeightInputs(core.weights, weights)
         self.weights = self._parts.names
@@ -258,10 +262,7 @@ class QuantisedCore:
 def encode_job(
     program: bytes, inputs: Sequence[str], described: Sequence[Described], batch: int, tokens: int
 ) -> XlaJob:
-    """Build the job for `batch` texts of `tokens` tokens; `described` are all tensors of its weights.
-
-    Raises CompileError where a guard of the trace does not hold there.
-    """
+    """Build the job for `batch` texts of `tokens` tokens. Raises CompileError where a guard of the trace fails."""
     bound = TracedProgram.parse(program, inputs).at(batch, tokens, 0)
     weights = {d["name"]: _whole(d["name"], d["shape"], d["dtype"]) for d in described}
     parts = WeightInputs(list(bound.weights.values()), weights)
@@ -278,5 +279,82 @@ def encode_job(
 
 
 def _whole(name: str, shape: Sequence[int], dtype: str) -> Tensor:
-    """A replicated input."""
     return Tensor(name, tuple(shape), dtype, (None,) * len(shape))
+
+
+def slot_programs(
+    cache: Sequence[Tensor], kinds: Sequence[ArrayKind]
+) -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], bool]]:
+    """Return each program by name: its function, inputs, and whether it changes the cache."""
+    numbers = [Tensor(name, (), "int32", ()) for name in ("slot", "other", "tokens")]
+    used = Tensor("used", (), "int32", ())
+    value = Tensor("value", (), "float32", ())
+    built = _Slots(kinds)
+    return {
+        "slot_copy": (built.copy, (*cache, *numbers), True),
+        "slot_fill": (built.fill, (*cache, numbers[0], numbers[2], used, value), True),
+        "slot_read": (built.read, (*cache, numbers[0]), False),
+        "slot_write": (built.write, (*cache, numbers[0], numbers[2], *map(_row, cache)), True),
+    }
+
+
+def _row(tensor: Tensor) -> Tensor:
+    return Tensor(
+        f"{tensor.name}_row", tensor.shape[:1] + tensor.shape[2:], tensor.dtype, tensor.dims[:1] + tensor.dims[2:]
+    )
+
+
+class _Slots:
+    def __init__(self, kinds: Sequence[ArrayKind]) -> None:
+        self._kinds = kinds
+
+    def copy(self, *given: Array) -> tuple[Array, ...]:
+        *cache, source, target, length = given
+        return self._begun(cache, target, length, [_slot(c, source) for c in cache])
+
+    def fill(self, *given: Array) -> tuple[Array, ...]:
+        *cache, slot, start, used, value = given
+        return tuple(
+            _replaced(c, slot, _mask(kind, c, start, used), value.astype(c.dtype))
+            for kind, c in zip(self._kinds, cache, strict=True)
+        )
+
+    def read(self, *given: Array) -> tuple[Array, ...]:
+        *cache, slot = given
+        return tuple(_slot(c, slot)[:, 0] for c in cache)
+
+    def write(self, *given: Array) -> tuple[Array, ...]:
+        count = len(self._kinds)
+        cache, (slot, length), rows = given[:count], given[count : count + 2], given[count + 2 :]
+        return self._begun(cache, slot, length, [row[:, None] for row in rows])
+
+    def _begun(self, cache: Sequence[Array], slot: Array, length: Array, new: Sequence[Array]) -> tuple[Array, ...]:
+        """`cache` with a slot's first `length` offsets and its states replaced by those of `new`."""
+        return tuple(
+            _replaced(c, slot, True if kind == "state" else _offsets(c) < length, row)
+            for kind, c, row in zip(self._kinds, cache, new, strict=True)
+        )
+
+
+def _slot(cache: Array, slot: Array) -> Array:
+    return lax.dynamic_slice_in_dim(cache, slot, 1, axis=1)
+
+
+def _offsets(cache: Array) -> Array:
+    return jnp.arange(cache.shape[3])[:, None]
+
+
+def _mask(kind: ArrayKind, cache: Array, start: Array, used: Array) -> Array:
+    """Elements that belong to no token before `start`, in a slot that has had `used` tokens."""
+    if kind == "state":
+        return start == 0
+    index = _offsets(cache)
+    if kind == "kv":
+        return index >= start
+    ring = cache.shape[3]
+    return start + jnp.remainder(index - start, ring) < jnp.maximum(used, ring)
+
+
+def _replaced(cache: Array, slot: Array, mask: Any, new: Array) -> Array:
+    row = jnp.where(mask, new, _slot(cache, slot))
+    return lax.dynamic_update_slice_in_dim(cache, row, slot, axis=1)

@@ -2,15 +2,16 @@
 
 The traced program becomes a JAX function (targets/xla/), is exported as StableHLO and compiled. Weights are arguments,
 so that all buckets share one weights file and executables depend only on shapes: with `--config` they are compiled
-before there are weights. cpu.py is for this host, described.py for described machines (tpu.py, and targets/cuda/).
+before there are weights. XlaCpuTarget is for this host, described.py for others (tpu.py, and targets/cuda/).
 """
 
 from __future__ import annotations
 
 import json
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -25,18 +26,23 @@ from llmc.compiler.program.program import PROGRAM, Program
 from llmc.compiler.program.stage import CACHED, DTYPES, WeightlessDialect, both_weightless, program_for
 from llmc.compiler.stages import Stages, version_of
 from llmc.compiler.targets.base import CompiledExecutable, Lowered, Shape, Target, cache_for
-from llmc.compiler.targets.description import TRACING, DeviceDescription, Requirements
+from llmc.compiler.targets.costs import WEIGHTS, Costs, Timing, Verifying, traces
+from llmc.compiler.targets.description import TRACING, DeviceDescription, Hardware, Hosting, Requirements
 from llmc.compiler.targets.workers import Workers
-from llmc.compiler.targets.xla.capacity import CAPACITY_MULTIPLE, array_kind, capacity
+from llmc.compiler.targets.xla.capacity import CAPACITY_MULTIPLE, array_kind, capacity, gib
 from llmc.compiler.targets.xla.formats import KV_CACHE_DTYPE, KV_CACHES, QUANTIZED_DTYPES, cache_dtype, described_as
 from llmc.compiler.weights.weightless import ITEM_BYTES, Described, described_stage, shared_files
 from llmc.errors import InputError
+from llmc.runtime.accelerators import CPU
+from llmc.runtime.host import host_features
 
 if TYPE_CHECKING:
     from llmc.artifacts.digest import Blob
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.workspace import Workspace
+    from llmc.buckets.bucket import Bucket
     from llmc.buckets.limits import Limits
+    from llmc.compiler.architectures.shared.size import ModelSize, Weights
     from llmc.compiler.targets.xla.build import Machine, XlaJob
     from llmc.compiler.targets.xla.capacity import ArrayKind
     from llmc.compiler.targets.xla.sharding import Dims
@@ -74,10 +80,8 @@ _STEP_INPUTS = ("token_ids", "past_lengths", "new_lengths", "slots")
 
 @dataclass(frozen=True)
 class XlaLowered(Lowered):
-    """Adds the steps' common inputs as JSON (`layout`: keys and values, the weights), and their sharding for people.
-
-    It also has whether repeated layers are one scanned body, the model's configuration, and its cache in the executor's
-    layout.
+    """Adds the steps' common inputs as JSON (`layout`: keys and values, the weights), their sharding for people
+    (`split`), whether layers are rolled, the model's configuration, and its cache in the executor's layout.
     """
 
     layout: Mapping[str, Any]
@@ -103,6 +107,62 @@ XLA = DeviceDescription(
 """The common description of XLA's devices."""
 
 
+LAYER_BYTES = {False: 900_000, True: 1_300_000}
+"""Bytes of machine code and its description per layer, by whether cached tokens are read."""
+HELD = 2.5
+"""Memory as a multiple of the largest run's temporary buffers: its own, and what earlier runs have not released."""
+
+
+class XlaCosts(Costs):
+    """Common cost estimates of XLA's devices."""
+
+    verifying: ClassVar[Verifying] = Verifying(
+        begin=Timing(fixed=1.0),
+        opened=Timing(fixed=1.5),
+        step=Timing(parameters=0.02),
+        tokens=Timing(parameters=2.2),
+    )
+    executable_bytes: ClassVar[int] = 1_000_000
+    splits_weights: ClassVar[tuple[str, ...]] = (TENSOR_PARALLEL.flag,)
+
+    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Timing]:
+        return {"trace": traces(buckets), "weights": WEIGHTS, "slots": Timing(fixed=1.0)}
+
+    def weight_bits(self, options: CompileOptions, weights: Weights) -> float:
+        """8 where they are quantized, which experts are not; row scales add a hundredth or less."""
+        if options.quantize in QUANTIZED_DTYPES and not weights.experts:
+            return 8.0
+        return super().weight_bits(options, weights)
+
+    def cache_bytes(self, options: CompileOptions) -> int:
+        return ITEM_BYTES[KV_CACHES[cache_dtype(options)]]
+
+    def devices(self, options: CompileOptions) -> int:
+        return TENSOR_PARALLEL.of(options)
+
+
+class XlaCpuCosts(XlaCosts):
+    """Cost estimates on this host's CPU."""
+
+    executable_seconds: ClassVar[float] = 3.0
+    verifying: ClassVar[Verifying] = replace(XlaCosts.verifying, opened=Timing(layers=0.2))
+    graph_bytes_source: ClassVar[str] = "code of each executable, and the temporary buffers of the largest, as measured"
+
+    def graph_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
+        """Machine code and its description, whatever the batch: 22 times the serialised bytes."""
+        return model.layers * LAYER_BYTES[bucket.context > 0]
+
+    def workspace_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
+        """XLA's temporary buffers: new keys and values, the widest layer, its scores, and the gathered cache.
+
+        Quantized weights are copied to float32 for a run.
+        """
+        copied = 4 * model.parameters if options.quantize in QUANTIZED_DTYPES else 0
+        seen = bucket.context + bucket.query
+        each = model.cache_values + model.working_set + model.heads * seen
+        return copied + int(HELD * 4 * (each * bucket.tokens + bucket.batch * bucket.context * model.cache_values))
+
+
 class XlaTarget(Target):
     """The common part of XLA's targets."""
 
@@ -111,30 +171,17 @@ class XlaTarget(Target):
     """Whether compiled programs may have loops."""
 
     def configure(self, options: CompileOptions) -> CompileOptions:
-        """Refuses invalid combinations, formats that the device lacks, and a cache dtype wider than its content."""
         if LOWERING.of(options) != "jax" and ROLL_LAYERS.of(options):
             raise InputError("--roll-layers works with --lowering jax; leave one of them out")
         if LOWERING.of(options) != "jax" and options.quantize in QUANTIZED_DTYPES:
             raise InputError(f"--quantize {options.quantize} works with --lowering jax; leave one of them out")
         options = super().configure(options)
         cache = cache_dtype(options)
-        for flag, name in (("--quantize", str(options.quantize)), (KV_CACHE_DTYPE.flag, cache)):
-            if why := self.lacks_format(flag, name):
-                raise InputError(f"{flag} {name}: {why}")
         if (options.dtype, cache) == ("bf16", "f32"):
             raise InputError(
                 f"{KV_CACHE_DTYPE.flag} f32: keys and values of --dtype bf16 have no more than bf16 holds; leave it out"
             )
         return options.changed(kv_cache_dtype=None if cache == options.dtype else cache)
-
-    def lacks_format(self, flag: str, name: str) -> str:
-        """Explain why the device cannot have weights ("--quantize") or a cache ("--kv-cache-dtype") in the format
-        `name`.
-
-        The text includes what to do; "" where it can.
-        """
-        del flag, name
-        return ""
 
     @property
     def verification(self) -> VerificationPolicy:
@@ -143,16 +190,12 @@ class XlaTarget(Target):
         return VerificationPolicy(cache_dtype=cache_dtype)
 
     def toolchain(self) -> dict[str, str]:
-        """The compiler, and the flags that it reads from the environment."""
         found = {package: version_of(package, "xla") for package in ("jax", "jaxlib")}
         flags = self.settings.xla_flags
         return {**found, **({"XLA_FLAGS": flags} if flags else {})}
 
     def _rolls(self, programs: Sequence[Program], cache: CacheShape, options: CompileOptions) -> bool:
-        """Whether repeated layers become one scanned body: as requested, or where it is the default and possible.
-
-        Raises InputError where it is requested and impossible.
-        """
+        """Whether repeated layers become one scanned body. Raises InputError where that is requested and impossible."""
         if ROLL_LAYERS.of(options) is False or LOWERING.of(options) != "jax":
             return False
         if not (ROLL_LAYERS.of(options) or self.rolls_by_default):
@@ -176,10 +219,9 @@ class XlaTarget(Target):
 
     @abstractmethod
     def machine(self, options: CompileOptions) -> Machine:
-        """Return the machine: the devices that graphs are sharded over. Raises DeviceError."""
+        """Return the devices that graphs are sharded over. Raises DeviceError."""
 
     def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
-        """Without and with a cache, as the plan needs."""
         from llmc.compiler.targets.xla.sharding import require_degree
 
         self.cache_shape(stages.checkpoint.config, options)
@@ -189,10 +231,8 @@ class XlaTarget(Target):
         return both_weightless(stages, self._traced(options), self.dialect(options))
 
     def cache_shape(self, config: Mapping[str, Any], options: CompileOptions) -> CacheShape:
-        """Return the shape of the model's cache, before anything is traced.
-
-        Raises CheckpointError for a cache that cannot be held, and InputError for adapters that another lowering has no
-        input for.
+        """Return the shape of the model's cache, before anything is traced. Raises CheckpointError, and InputError for
+        adapters that another lowering has no input for.
         """
         from llmc.compiler.architectures.shared.caches import cache_of, uniform_cache_of
 
@@ -206,23 +246,21 @@ class XlaTarget(Target):
         return cache_of(config)
 
     def held_cache(self, cache: CacheShape, limits: Limits, options: CompileOptions) -> CacheShape:
-        """Ring buffers of whole lanes with room for a block of the plan. Another lowering holds all tokens, as do
-        layers that would otherwise differ and could not be rolled.
+        """Ring buffers of whole lanes with room for a block of the plan, where they can be lowered and layers stay
+        alike.
         """
         held = cache.in_rings(limits.block_size, limits.max_model_len, CAPACITY_MULTIPLE)
         alike = len(held.groups) == len(cache.groups)
         return held if LOWERING.of(options) == "jax" and (alike or not ROLL_LAYERS.of(options)) else cache
 
     def dialect(self, options: CompileOptions) -> WeightlessDialect:
-        """Return the dialect that the model is traced in."""
         return "two_part"
 
     def _traced(self, options: CompileOptions) -> CompileOptions:
-        """The options that the model is traced with."""
         return options
 
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
-        """Build weights, their layout and the cache's, and the slot programs. Steps are lowered one by one."""
+        """Steps are lowered one by one."""
         lowering = self._other_lowering(options)
         cache = cache_for(self, stages, options)
         rolled = self._rolls(programs, cache, options)
@@ -257,7 +295,6 @@ class XlaTarget(Target):
         return {}
 
     def _other_lowering(self, options: CompileOptions) -> dict[str, str]:
-        """Versions of another lowering than JAX, if selected. Raises DeviceError where it is not installed."""
         if LOWERING.of(options) == "jax":
             return {}
         from llmc.compiler.targets.xla.torch_xla import find_python, versions
@@ -270,7 +307,6 @@ class XlaTarget(Target):
     def analyse(
         self, stages: Stages, lowered: Lowered, files: Sequence[Path], options: CompileOptions
     ) -> dict[str, Any]:
-        """XLA's analysis of each executable (xla/build.py), and the weights' sharding, if any."""
         del stages
         found = self.analysed(files)
         if TENSOR_PARALLEL.of(options) > 1:
@@ -279,7 +315,6 @@ class XlaTarget(Target):
         return found
 
     def analysed(self, files: Sequence[Path]) -> dict[str, Any]:
-        """Return XLA's analysis of each of these executables."""
         from llmc.compiler.targets.xla.build import ANALYSIS
         from llmc.runtime.executors.envelope import ExecutableFile
         from llmc.runtime.executors.xla.envelope import FORM
@@ -288,9 +323,7 @@ class XlaTarget(Target):
         return {"executables": [{name: header[name] for name in ANALYSIS} for header in headers]}
 
     def describe(self, analysis: Mapping[str, Any]) -> list[str]:
-        from llmc.compiler.targets.xla.report import lines
-
-        return lines(analysis)
+        return analysis_lines(analysis)
 
     def _layout(
         self, stages: Stages, options: CompileOptions, cache: CacheShape, described: Sequence[Described]
@@ -316,7 +349,6 @@ class XlaTarget(Target):
     def _cache_array(
         self, group: Sequence[CacheTensor], slots: int, tokens: int, options: CompileOptions
     ) -> dict[str, Any]:
-        """The cache array of a group of tensors, for all slots."""
         from llmc.compiler.targets.xla.sharding import cache_dims
 
         first = group[0]
@@ -354,13 +386,11 @@ class XlaTarget(Target):
         return CompiledExecutable(self.build(self._job(lowered, shape, options), options), self.state)
 
     def build(self, job: XlaJob, options: CompileOptions) -> bytes:
-        """Build the executable file of a function. Raises CompileError."""
         from llmc.compiler.targets.xla.build import build
 
         return build(job, self.machine(options))
 
     def show(self, lowered: Lowered, shapes: Sequence[Shape], options: CompileOptions) -> Iterator[tuple[str, str]]:
-        """The step of each shape as StableHLO, before its platform is chosen."""
         from llmc.compiler.targets.xla.build import stablehlo
 
         machine = self.machine(options)
@@ -368,7 +398,6 @@ class XlaTarget(Target):
             yield str(shape), stablehlo(self._job(lowered, shape, options), machine)
 
     def _job(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> XlaJob:
-        """The step of a shape as a function over arrays."""
         from llmc.compiler.targets.xla.build import XlaJob
         from llmc.compiler.targets.xla.step import QuantisedCore, step_function
         from llmc.runtime.executors.xla.envelope import Tensor
@@ -415,10 +444,9 @@ class XlaTarget(Target):
 
 
 def _slot_programs(options: CompileOptions, cache: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
-    """Slot programs by name, as executable files."""
     from llmc.compiler.targets import open_target
     from llmc.compiler.targets.xla.build import XlaJob
-    from llmc.compiler.targets.xla.slots import slot_programs
+    from llmc.compiler.targets.xla.step import slot_programs
 
     target = open_target(options.device)
     assert isinstance(target, XlaTarget)
@@ -431,7 +459,7 @@ def _slot_programs(options: CompileOptions, cache: Sequence[Mapping[str, Any]]) 
 
 
 def kinds_of(described: Sequence[Mapping[str, Any]]) -> list[ArrayKind]:
-    """Return the kinds of the cache's arrays in a layout's description."""
+    """Return the kinds of a layout's cache arrays."""
     return [d["kind"] for d in described]
 
 
@@ -444,7 +472,76 @@ def tensors(described: Sequence[Mapping[str, Any]]) -> list[Tensor]:
 
 @cache
 def _parsed(program: Path) -> Any:
-    """A traced program, read once a process for all shapes."""
     from llmc.compiler.program.sized import TracedProgram
 
     return TracedProgram.parse(program.read_bytes())
+
+
+def analysis_lines(analysis: Mapping[str, Any]) -> list[str]:
+    """Return lines about memory, work, weight sharding and collectives; none for an empty analysis."""
+    found = []
+    memory = analysis.get("device_memory")
+    if memory:
+        parts = [f"{name} {gib(memory[key])}" for name, key in _PARTS]
+        share = memory["total"] / memory["available"]
+        found.append(
+            f"one device of {analysis['topology']}: {', '.join(parts)}: {gib(memory['total'])} of "
+            f"{gib(memory['available'])} ({share:.0%})"
+        )
+    executables = analysis.get("executables", [])
+    if executables:
+        flops = [e["cost"]["flops"] for e in executables]
+        temporary = max(e["memory"]["temporary"] for e in executables)
+        found.append(
+            f"{len(executables)} executables: matmuls of {min(flops) / 1e9:.3g} to {max(flops) / 1e9:.3g} GFLOP "
+            f"a step and device, temporary memory up to {gib(temporary)}"
+        )
+    split = analysis.get("tensor_parallel")
+    if split:
+        found.append(
+            f"tensor parallel over {split['degree']} devices: weights {gib(split['bytes_per_device'])} a device of "
+            f"{gib(split['bytes'])}, cache {split['cache']}; collectives of {len(executables)} steps: "
+            f"{_exchanged(executables)}"
+        )
+        found += split["notes"]
+    return found
+
+
+_PARTS = (("weights", "weights"), ("cache", "cache"), ("largest step", "temporary"), ("code", "code"))
+
+
+def _exchanged(executables: list[Mapping[str, Any]]) -> str:
+    counts: Counter[str] = Counter()
+    looped: Counter[str] = Counter()
+    for executable in executables:
+        for kind, amount in executable["collectives"].items():
+            counts[kind] += amount["count"]
+            looped[kind] += amount["in_loop"]
+    return ", ".join(f"{n} {kind} ({looped[kind]} once a layer)" for kind, n in sorted(counts.items())) or "none"
+
+
+class XlaCpuTarget(XlaTarget):
+    """`--device xla`."""
+
+    description = replace(
+        XLA,
+        name="xla",
+        hardware=Hardware("x86-64 with AVX-512 (AMD EPYC)", "jax 0.10.2", "2026-11", "benchmarks/RESULTS.md"),
+        guide="docs/xla.md",
+        accelerators=(CPU,),
+    )
+
+    @property
+    def costs(self) -> Costs:
+        return XlaCpuCosts()
+
+    def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
+        return Hosting(extra="xla")
+
+    def isa(self) -> tuple[str, ...]:
+        return host_features()
+
+    def machine(self, options: CompileOptions) -> Machine:
+        from llmc.compiler.targets.xla.build import host_machine
+
+        return host_machine(TENSOR_PARALLEL.of(options), self.settings.threads)

@@ -48,10 +48,7 @@ _ELEMENTS = {
 
 
 def find_python(setting: str | None) -> Path:
-    """Find the Python of torch-xla's environment: `setting` (LLMC_TORCH_XLA_PYTHON), else that of `ENVIRONMENT`.
-
-    Raises DeviceError, saying how to create one, where it is missing.
-    """
+    """Find the Python of torch-xla's environment: `setting`, else that of `ENVIRONMENT`. Raises DeviceError."""
     python = expanded(setting) if setting else ENVIRONMENT / "bin" / "python"
     if not python.is_file():
         raise DeviceError(
@@ -114,7 +111,6 @@ def _run(python: Path, arguments: Sequence[str], folder: Path) -> subprocess.Com
 
 
 def _location(folder: Path) -> str:
-    """The operator at which a worker ended."""
     location = folder / worker.OPERATOR
     return f" in {location.read_text()}, which it may not be able to lower" if location.exists() else ""
 
@@ -124,9 +120,7 @@ def _last_line(text: str) -> str:
 
 
 def torch_xla_core(program: bytes, batch: int, query: int, context: int, python: Path) -> TorchXlaCore:
-    """Return the core of one bucket of a traced program (model.json, with symbolic sizes). Raises the errors of
-    `export`.
-    """
+    """Return the core of one bucket of a traced program (model.json). Raises the errors of `export`."""
     from llmc.compiler.program.to_export import specialise
 
     special = specialise(json.loads(program), batch, query, context)
@@ -134,10 +128,7 @@ def torch_xla_core(program: bytes, batch: int, query: int, context: int, python:
 
 
 class TorchXlaCore:
-    """A program of one shape, run by its torch-xla module; a step.Core.
-
-    Raises CompileError where the module's arguments and results are not the program's inputs and outputs.
-    """
+    """A step.Core by torch-xla's module. Raises CompileError where its arguments and results are not the program's."""
 
     def __init__(self, program: ProgramFields, built: StableHlo) -> None:
         graph = program["graph_module"]["graph"]
@@ -156,7 +147,6 @@ class TorchXlaCore:
         self._module = _Module(built.module, taken, [(name, metas[name]) for name in outputs])
 
     def run(self, given: Given, read: Read, weights: Sequence[Array]) -> CoreOutput:
-        """Raises CompileError, naming it, for an input of another shape or dtype than the bucket's."""
         cache = [read(*at) for at in in_turn(self._cache)]
         arrays = [*(given[name] for name in FIXED_INPUTS), *cache, *weights]
         for name, expected, found in zip(self._inputs, self._expected, arrays, strict=True):
@@ -190,7 +180,7 @@ class _Module:
                 raise CompileError(f"torch-xla's module does not have the program's {len(expected)} {kind}s: {what}")
 
     def load(self) -> ir.Module:
-        """Load the module in the current MLIR context. Raises CompileError for bytes that are no artifact.
+        """Raises CompileError for bytes that are no artifact.
 
         Its sorts are made stable: torch-xla's are not, and of equal logits the lower id comes first.
         """

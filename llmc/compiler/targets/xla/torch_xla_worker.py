@@ -51,8 +51,8 @@ def main(arguments: Sequence[str]) -> None:
 def export(reader: ModuleType, archive: bytes, folder: Path) -> None:
     """Write module and facts of an archive.
 
-    Raises ValueError for one that is no program, ImportError without torch-xla, and RuntimeError or NotImplementedError
-    for a program that cannot be exported.
+    Raises ValueError for one that is no program, ImportError without torch-xla, RuntimeError or NotImplementedError
+    otherwise.
     """
     program = reader.read_archive(archive)
 
@@ -75,7 +75,6 @@ def export(reader: ModuleType, archive: bytes, folder: Path) -> None:
 
 
 def _trace(reader: ModuleType, program: Mapping[str, Any], index: Path) -> tuple[list[Any], list[Any], dict[str, str]]:
-    """Inputs and outputs of the program as lazy tensors, and the versions of torch and torch-xla."""
     import torch
     import torch_xla
     from torch_xla import backends, runtime

@@ -1,30 +1,37 @@
 """numpy as a device: replays what the fake target compiles, and holds the engine to the contract of an executor.
 
-The model and executable format are in llmc/compiler/targets/fake.py, the arithmetic in fake/program.py. A specialised
-executable computes at its full static shape, including padding and unused cache, and masks values without a live token,
-as compiled graphs do. A wrong mask, slot or past therefore changes results. Errors that a real device would not notice
-raise: a shape other than the compiled one, a past that the slot does not hold, tokens beyond the cache.
-
-The suffix of the device's name selects how steps are taken, as real devices differ in this (fake/device.py).
+The model and executable format are in llmc/compiler/targets/fake.py, the arithmetic and the variants in fake/device.py.
+A specialised executable computes at its full static shape, including padding and unused cache, and masks values without
+a live token, as compiled graphs do. A wrong mask, slot or past therefore changes results. Errors that a real device
+would not notice raise: a shape other than the compiled one, a past that the slot does not hold, tokens beyond the
+cache.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.render.text import size_text
 from llmc.errors import ArtifactError, InputError, OutOfDeviceMemoryError
-from llmc.runtime.executors.base import EXECUTABLES, Capabilities, ExecutorDescription, StaticExecutor
+from llmc.runtime.executors.base import (
+    EXECUTABLES,
+    LENGTHS,
+    TOKEN_IDS,
+    Capabilities,
+    ExecutorDescription,
+    StaticExecutor,
+)
+from llmc.runtime.executors.encoders import Encoder
 from llmc.runtime.executors.fake import device
-from llmc.runtime.executors.fake.device import BLOCK_TOKENS, FakeKind
-from llmc.runtime.executors.fake.program import FakeProgram, Floats, Ints
-from llmc.runtime.executors.slots import SlotLengths, free_offsets, windows
+from llmc.runtime.executors.fake.device import BLOCK_TOKENS, FakeKind, FakeProgram, Floats, Ints
+from llmc.runtime.executors.slots import SlotLengths, free_offsets, slots_in, windows
 from llmc.runtime.step import Step, pad
 
 if TYPE_CHECKING:
@@ -46,8 +53,7 @@ def host() -> Mapping[str, str]:
 class FakeExecutor(StaticExecutor):
     """Runs steps in numpy. The cache is one array [slots, token slots, hidden_size], because the model has no keys.
 
-    If the manifest declares the cache as recurrent state, it is [slots, 1, hidden_size]: the decayed sum of the
-    vectors.
+    Recurrent state is [slots, 1, hidden_size]: the decayed sum of the vectors.
     """
 
     description: ClassVar[ExecutorDescription] = ExecutorDescription(
@@ -85,13 +91,11 @@ class FakeExecutor(StaticExecutor):
         )  # fmt: skip
 
     def make_cache(self, slots: int) -> None:
-        """Create an empty cache of `slots` slots."""
         self.slots = slots
         self._vectors = np.zeros((slots, self._offsets(self.capacity), self.hidden), np.float32)
         self._held = SlotLengths(slots, self.bundle.cache_shape.rewind)
 
     def _offsets(self, tokens: int) -> int:
-        """Token slots of a slot with so many tokens; a state takes one."""
         return 1 if self._has_states else self.bundle.cache_shape.kv[0].token_slots(tokens)
 
     @property
@@ -104,7 +108,6 @@ class FakeExecutor(StaticExecutor):
         return self._vectors
 
     def program(self, bucket: Bucket) -> FakeProgram:
-        """The opened executable of a bucket."""
         return self._open(self._find(bucket.phase, bucket.batch, bucket.query, bucket.context))
 
     def run(self, step: Step) -> Floats:
@@ -150,9 +153,8 @@ class FakeExecutor(StaticExecutor):
         return program.replay(token_ids, past_lengths, new_lengths, past)
 
     def _begin(self, step: Step) -> tuple[FakeProgram, Floats]:
-        """The executable for a valid step, and its rows' pasts, [B, context, hidden_size] or fewer token slots.
-
-        Recurrent state instead of pasts if the model has it; NaN for rows without a request.
+        """The executable of a step, and its rows' pasts, [B, context, hidden_size] or fewer, or states; NaN without a
+        request.
         """
         self._check_past(step)
         program = self._open(self._executable(step))
@@ -184,7 +186,6 @@ class FakeExecutor(StaticExecutor):
         self._held.copied(source, target, length)
 
     def export_prefix(self, slot: int, length: int) -> list[Floats]:
-        """A copy of the token vectors, [1, length, hidden_size], this model's whole cache. Zeros before a window."""
         self._held.require(slot, length)
         if self._has_states:
             return [self._cache[slot].copy()[None]]
@@ -198,14 +199,12 @@ class FakeExecutor(StaticExecutor):
         self._held.imported(slot, length)
 
     def nan_fill(self, slot: int, start: int, value: float) -> None:
-        """Overwrite what no live token owns, and the state of an empty slot."""
         if start == 0:
             self._cache[slot] = value
         elif not self._has_states:
             self._cache[slot, free_offsets(self._cache.shape[1], start, self._held.used[slot])] = value
 
     def memory(self) -> dict[str, int]:
-        """Bytes of cache and logits, and the number of open executables. Weights are mapped, not held."""
         return {
             "cache": 0 if self._vectors is None else self._vectors.nbytes,
             "logits": self._buffer.nbytes,
@@ -257,20 +256,16 @@ class FakeExecutor(StaticExecutor):
 
     def _check_past(self, step: Step) -> None:
         if not self.capabilities.ragged:
-            self._check_rectangle(step)
+            longest = step.context + step.query
+            if longest > self.capacity:
+                raise InputError(
+                    f"past and query of a {step.phase} step take {longest} tokens; the cache holds {self.capacity}"
+                )
         self._check_step(step, self._held, first_slots=not self.capabilities.ragged)
         ends = (step.past_lengths + step.new_lengths).tolist()
         self._require_room(dict(zip(step.slots, ends, strict=False)))
 
-    def _check_rectangle(self, step: Step) -> None:
-        longest = step.context + step.query
-        if longest > self.capacity:
-            raise InputError(
-                f"past and query of a {step.phase} step take {longest} tokens; the cache holds {self.capacity}"
-            )
-
     def _require_room(self, changed: dict[int, int]) -> None:
-        """Raise InputError if the slots' tokens, once `changed`, exceed the pool."""
         room = self.capabilities.cache_tokens
         if room is None:
             return
@@ -280,41 +275,15 @@ class FakeExecutor(StaticExecutor):
             raise InputError(f"the slots' blocks take {taken} tokens; the cache holds {room}")
 
 
-@dataclass(frozen=True)
-class FakeGraph:
-    """A bucket graph's input buffers: token_ids [B, Q], past_lengths [B], new_lengths [B], past [B, context, H]."""
-
-    token_ids: Ints
-    past_lengths: Ints
-    new_lengths: Ints
-    past: Floats
-
-    @classmethod
-    def of(cls, bucket: Bucket, hidden: int) -> FakeGraph:
-        """Create empty buffers of the bucket's shape."""
-        batch = bucket.batch
-        return cls(
-            np.zeros((batch, bucket.query), np.int64), np.zeros(batch, np.int64), np.zeros(batch, np.int64),
-            np.zeros((batch, bucket.context, hidden), np.float32),
-        )  # fmt: skip
-
-    def load(self, step: Step, past: Floats) -> tuple[Ints, Ints, Ints, Floats]:
-        """Copy a step's inputs into the buffers and return these."""
-        self.token_ids[...] = step.token_ids
-        self.past_lengths[...] = step.past_lengths
-        self.new_lengths[...] = step.new_lengths
-        self.past[...] = past
-        return self.token_ids, self.past_lengths, self.new_lengths, self.past
+StepInputs: TypeAlias = tuple[Ints, Ints, Ints, Floats]
+"""token_ids [B, Q], past_lengths [B], new_lengths [B] and past [B, context, H] of a step, or a graph's buffers."""
 
 
 class FakeGraphDevice:
-    """The GraphDevice of a fake executor with `total` bytes; raises OutOfDeviceMemoryError if the weights do not fit.
-
-        total = weights + workspace + KV cache + graphs + free          bytes
+    """The GraphDevice of a fake executor with `total` bytes. Raises OutOfDeviceMemoryError if the weights do not fit.
 
     A step without a graph computes in the workspace, which grows to the largest such step and never shrinks, like an
-    allocator's pool. A graph owns buffers in its bucket's shape, as graphs of real devices do: a replay copies its
-    inputs there and computes from there.
+    allocator's pool. A graph owns buffers in its bucket's shape, to which a replay copies its inputs.
 
     Tests override `size_of`, a graph's size, and `free_memory`, the device's answer.
     """
@@ -326,7 +295,7 @@ class FakeGraphDevice:
         self._hidden, self._vocab = executor.hidden, executor.bundle.size("vocab_size")
         self._weights = 2 * self._vocab * self._hidden * NUMBER
         self._workspace = self._cache = 0
-        self._captured: dict[Bucket, tuple[FakeGraph, int]] = {}
+        self._captured: dict[Bucket, tuple[StepInputs, int]] = {}
         self._require(0, f"{size_text(self._weights)} of weights do not fit; name the device with more")
 
     @property
@@ -340,7 +309,6 @@ class FakeGraphDevice:
         return self._left
 
     def size_of(self, bucket: Bucket) -> int:
-        """Bytes of inputs and outputs at the bucket's shape (FakeProgram.replay)."""
         vectors = bucket.batch * (bucket.context + bucket.query) * self._hidden
         integers = 2 * bucket.batch * (bucket.query + 2)
         return NUMBER * (vectors + integers + bucket.batch * self._vocab)
@@ -349,47 +317,48 @@ class FakeGraphDevice:
         return self.size_of(bucket)
 
     def run(self, bucket: Bucket) -> None:
-        """Compute the bucket on zeros in the workspace. Raises OutOfDeviceMemoryError if it does not fit."""
         self._work(bucket)
-        blank = FakeGraph.of(bucket, self._hidden)
-        blank.new_lengths.fill(1)
-        executor = self._executor
-        program = executor.program(bucket)
-        executor.replay(program, blank.token_ids, blank.past_lengths, blank.new_lengths, blank.past)
+        token_ids, past_lengths, new_lengths, past = self._buffers(bucket)
+        self._executor.replay(self._executor.program(bucket), token_ids, past_lengths, new_lengths + 1, past)
 
     def allocate(self, blocks: int) -> None:
-        """Create as many slots as these blocks hold completely."""
         executor = self._executor
         tokens = blocks * executor.bundle.plan.limits.block_size
-        if tokens < executor.capacity:
-            raise InputError(
-                f"a KV cache of {tokens} tokens holds no sequence of {executor.capacity}; leave more memory to it: "
-                "lower --graph-reserved-mem, or plan for a shorter --max-model-len"
-            )
+        slots = slots_in(tokens, executor.capacity)
         self.hold_cache(tokens)
-        executor.make_cache(tokens // executor.capacity)
+        executor.make_cache(slots)
 
     def hold_cache(self, tokens: int) -> None:
-        """Reserve the bytes of a KV cache of `tokens` tokens; raises OutOfDeviceMemoryError if it does not fit."""
+        """Reserve the bytes of a KV cache of `tokens` tokens. Raises OutOfDeviceMemoryError."""
         size = tokens * self._hidden * NUMBER
         self._require(size, f"a KV cache of {tokens} tokens takes {size_text(size)}; compile for fewer or shorter ones")
         self._cache = size
 
     def capture(self, bucket: Bucket) -> int:
-        """Run the bucket once without a graph, then keep its buffers."""
         self._executor.run(pad(bucket, [0], [[0] * bucket.query], [0]))
         size = self.size_of(bucket)
         self._require(size, f"the graph of {bucket} takes {size_text(size)}")
-        self._captured[bucket] = FakeGraph.of(bucket, self._hidden), size
+        self._captured[bucket] = self._buffers(bucket), size
         return size
 
-    def inputs(self, step: Step, past: Floats) -> tuple[Ints, Ints, Ints, Floats]:
+    def inputs(self, step: Step, past: Floats) -> StepInputs:
         """The buffers from which a step is computed: its bucket's graph buffers, or the step in the workspace."""
         bucket = Bucket(step.phase, step.batch, step.query, step.context)
-        if bucket in self._captured:
-            return self._captured[bucket][0].load(step, past)
-        self._work(bucket)
-        return step.token_ids, step.past_lengths, step.new_lengths, past
+        given = step.token_ids, step.past_lengths, step.new_lengths, past
+        if bucket not in self._captured:
+            self._work(bucket)
+            return given
+        buffers, _ = self._captured[bucket]
+        token_ids, past_lengths, new_lengths, held = buffers
+        token_ids[...], past_lengths[...], new_lengths[...], held[...] = given
+        return buffers
+
+    def _buffers(self, bucket: Bucket) -> StepInputs:
+        batch = bucket.batch
+        return (
+            np.zeros((batch, bucket.query), np.int64), np.zeros(batch, np.int64), np.zeros(batch, np.int64),
+            np.zeros((batch, bucket.context, self._hidden), np.float32),
+        )  # fmt: skip
 
     @property
     def _left(self) -> int:
@@ -406,3 +375,40 @@ class FakeGraphDevice:
             raise OutOfDeviceMemoryError(
                 f"the fake device has {size_text(max(0, self._left))} of {size_text(self._total)} free: {what}"
             )
+
+
+class FakeEncoder(Encoder):
+    """Replays fake encoder executables. It has as many independent streams as threads."""
+
+    description: ClassVar[ExecutorDescription] = ExecutorDescription({"weights": "data", EXECUTABLES: "data"})
+
+    @classmethod
+    def check(cls, bundle: Bundle) -> None:
+        FakeExecutor.check(bundle)
+
+    @property
+    def streams(self) -> int:
+        return self.threads
+
+    def encode(self, inputs: Mapping[str, NDArray[np.int64]], stream: int = 0) -> NDArray[np.float32]:
+        """Each token's output is a sum over live tokens, weighted by distance. Padding is masked by selection."""
+        ids, lengths = inputs[TOKEN_IDS], inputs[LENGTHS]
+        program, (embedding, head) = self._open(self.executable_for(*ids.shape))
+        compiled = program["batch"], program["query"]
+        if any(fixed not in (None, size) for fixed, size in zip(compiled, ids.shape, strict=True)):
+            raise ArtifactError(
+                f"an executable compiled for batch, query {compiled} was given {ids.shape}; compile again"
+            )
+        at = np.arange(ids.shape[1])
+        vectors = (1 + at / program["positions"])[:, None] * embedding[ids]
+        live = np.where((at < lengths[:, None])[..., None], vectors, 0).astype(np.float64)
+        hidden = np.einsum("tj,bjh->bth", np.power(program["decay"], np.abs(at[:, None] - at)), live)
+        if program["labels"]:
+            hidden = hidden[:, 0] @ head[: program["labels"]].T.astype(np.float64)
+        found: NDArray[np.float32] = hidden.astype(np.float32)
+        return found
+
+    def _load(self, executable: Executable) -> tuple[dict[str, Any], list[NDArray[np.float32]]]:
+        program, weights = json.loads(self.bundle.files.read(executable.blob)), self.bundle.files.path("weights")
+        placements = [program["tensors"][name] for name in ("embedding", "head")]
+        return program, [np.memmap(weights, np.float32, "r", at["offset"], tuple(at["shape"])) for at in placements]

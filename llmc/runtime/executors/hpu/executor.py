@@ -1,8 +1,6 @@
 """Portable programs on a Gaudi accelerator in the Gaudi guide's four modes, or on the CPU of a host without one.
 
-A step is one graph of fixed shapes (executors/whole_step). A host without habana_frameworks or a Gaudi replays the same
-programs on its CPU, like the executor "torch", and reports that (`in_place_of`). This proves their numbers; times are
-meaningless.
+A step is one graph of fixed shapes (executors/whole_step).
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from llmc.runtime.executors.hpu.habana import (
 from llmc.runtime.executors.hpu.recipes import KV_BLOCKS, pinned_slots, put_recipes
 from llmc.runtime.executors.torch.executor import OpenedProgram, TorchExecutor, warn_of_other_torch
 from llmc.runtime.executors.whole_step.executor import AcceleratorExecutor, AcceleratorGraphs, step_of
-from llmc.runtime.executors.whole_step.step_program import Run, flat_step, inputs, step_program
+from llmc.runtime.executors.whole_step.step import Run, flat_step, inputs, step_program
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
@@ -52,11 +50,9 @@ _DRIVER = "sys/module/habanalabs/version"
 def host(settings: Settings | None = None) -> Mapping[str, str]:
     """The facts that recipes depend on: accelerator, driver, Synapse and mode. Empty without a Gaudi or its software.
 
-    Does not open the accelerator. Its code name is in sysfs (torvalds/linux,
-    Documentation/ABI/testing/sysfs-driver-habanalabs: device_type, below /sys/class/accel/accel<n>/device since 6.3,
-    before below /sys/class/habanalabs/hl<n>). The driver's version is that of its kernel module; Synapse's is that of
-    the Python plug-in released with it. Recipes of one mode do not work in another, because lazy graphs are cut
-    differently.
+    The code name is in sysfs (torvalds/linux, Documentation/ABI/testing/sysfs-driver-habanalabs: device_type, below
+    /sys/class/accel/accel<n>/device since 6.3, before below /sys/class/habanalabs/hl<n>), Synapse's version that of the
+    Python plug-in. Lazy graphs are cut differently, so recipes depend on the mode.
     """
     kinds = sorted({text for pattern in _TYPES for path in accelerators.ROOT.glob(pattern) if (text := _text(path))})
     try:
@@ -86,7 +82,6 @@ class HpuGraphs(AcceleratorGraphs):
     kind: ClassVar[str] = "HPU"
 
     def allocate(self, blocks: int) -> None:
-        """Allocate the blocks that the bundle pins, otherwise `blocks`."""
         super().allocate(self._executor.bundle.option(KV_BLOCKS, 0) or blocks)
 
 
@@ -109,17 +104,14 @@ class HpuMode:
 
     @classmethod
     def of(cls, settings: Settings) -> HpuMode:
-        """The mode that the environment and the flags select."""
         return cls(settings.hpu_lazy_mode, settings.enforce_eager)
 
     @property
     def compiles(self) -> bool:
-        """Whether torch.compile builds a graph for each bucket."""
         return not self.lazy and not self.eager
 
     @property
     def captures(self) -> bool:
-        """Whether HPU graphs are captured."""
         return self.lazy and not self.eager
 
     def __str__(self) -> str:
@@ -188,14 +180,13 @@ class HpuExecutor(TorchExecutor):
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
-        """Check as torch's executor does on a CPU; on a Gaudi host the bridge determines the torch release."""
+        """On a Gaudi host the bridge determines the torch release."""
         if is_installed():
             warn_of_other_torch(bundle, "Gaudi host")
         else:
             super().check(bundle)
 
     def __new__(cls, bundle: Bundle, *_: object) -> HpuExecutor:
-        """A bundle opened as its portable half runs on the CPU of any host."""
         mode, accelerator = HpuMode.of(bundle.settings), None
         if not bundle.settings.open_portable and is_installed():
             put_recipes(bundle, str(mode))  # before the bridge is imported
@@ -240,7 +231,6 @@ class HpuOnDevice(AcceleratorExecutor, HpuExecutor):
         return run
 
     def open_all(self) -> None:
-        """Open every executable and the cache; warn if the bundle's recipes were not used."""
         super().open_all()
         if RECIPES in self.bundle.manifest.files and (compiled := self._compile_events.count()):
             _log.warning(
@@ -275,6 +265,6 @@ class HpuOnDevice(AcceleratorExecutor, HpuExecutor):
         return given
 
     def close(self) -> None:
-        """Release the accelerator's memory, after recipes compiled meanwhile were written to disk."""
+        """After recipes compiled meanwhile were written to disk."""
         self.accelerator.flush_recipes()
         super().close()

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from llmc.errors import DeviceError, OutOfDeviceMemoryError
-from llmc.runtime.executors.whole_step.step_program import whole_graph
+from llmc.runtime.executors.whole_step.step import TorchAccelerator, whole_graph
 
 _log = logging.getLogger("llmc")
 
@@ -66,7 +66,7 @@ def open_accelerator(lazy: bool) -> HpuAccelerator | None:
         ) from e
 
 
-class HpuAccelerator:
+class HpuAccelerator(TorchAccelerator):
     """An acquired accelerator. `device` is torch's name of it. Raises RuntimeError if acquiring fails."""
 
     def __init__(self, bridge: Any, lazy: bool) -> None:
@@ -80,19 +80,12 @@ class HpuAccelerator:
     # memory
 
     def memory(self) -> tuple[int, int]:
-        """Free and total bytes of the accelerator."""
         self.synchronize()
         free, total = self._bridge.hpu.mem_get_info()
         return int(free), int(total)
 
-    def put(self, tensor: Any) -> Any:
-        """Copy a host tensor to the accelerator. Raises OutOfDeviceMemoryError."""
-        with self.guarded():
-            return tensor.to(self.device)
-
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Convert the bridge's out-of-memory errors inside the block to OutOfDeviceMemoryError."""
         try:
             yield
         except RuntimeError as e:
@@ -104,7 +97,6 @@ class HpuAccelerator:
     # execution
 
     def synchronize(self) -> None:
-        """Wait for all submitted work."""
         self._bridge.hpu.synchronize()
 
     def mark_step(self) -> None:
@@ -149,7 +141,6 @@ class HpuAccelerator:
     # counters
 
     def compilations(self) -> int:
-        """Graphs that the bridge compiled in this process so far."""
         return number(self._total.stats())
 
     @contextmanager
@@ -159,10 +150,7 @@ class HpuAccelerator:
             yield local.stats
 
     def flush_recipes(self) -> None:
-        """Wait until compiled recipes are in the recipe cache's folder, if there is one.
-
-        The bridge writes them in its own thread. Releases without this call write until the process ends.
-        """
+        """Wait until compiled recipes are on disk; releases without this call write them until the process ends."""
         from habana_frameworks.torch.utils import debug
 
         flush = getattr(debug, "_flush_disk_cache", None)
@@ -189,7 +177,6 @@ class HpuGraph:
         return self._outputs
 
     def reset(self) -> None:
-        """Release its memory."""
         self._graph.reset()
 
 

@@ -101,10 +101,9 @@ def put_recipes(bundle: Bundle, mode: str) -> Path | None:
     """Copy a bundle's recipes to where the bridge will look, before it is imported, and set its variable.
 
     The folder is PT_HPU_RECIPE_CACHE_CONFIG's, otherwise one of this user. Files are copied because the bridge writes
-    to them. Files with the same content stay; other files, including torn ones, are replaced. Returns None for a bundle
-    without recipes and, with a warning, if they are for another `mode`. Raises ArtifactError for damaged recipes,
-    InputError if the variable requests deleting the folder, DeviceError without a local disk, CapacityError or
-    UnwritableError.
+    to them; those with other content, including torn ones, are replaced. Returns None for a bundle without recipes and,
+    with a warning, if they are for another `mode`. Raises ArtifactError for damaged recipes, InputError if the variable
+    requests deleting the folder, DeviceError without a local disk, CapacityError or UnwritableError.
     """
     if RECIPES not in bundle.manifest.files:
         return None
@@ -124,7 +123,6 @@ def put_recipes(bundle: Bundle, mode: str) -> Path | None:
 
 
 def _chosen(bundle: Bundle, name: str) -> Path:
-    """The recipe folder: the variable's, otherwise one of this user called `name`."""
     requested = GaudiCache().location(variables((VARIABLE,)))
     if requested is not None:
         folder = Path(requested)
@@ -138,10 +136,7 @@ def _chosen(bundle: Bundle, name: str) -> Path:
 
 
 def local_folder(settings: Settings, name: str) -> Path:
-    """The path of a folder `name` on a local disk that only this user writes to, not yet created.
-
-    Raises DeviceError if there is none.
-    """
+    """The path of a folder on a local disk that only this user writes to, not yet created. Raises DeviceError."""
     refused = []
     for parent in _own_parents(settings):
         if is_local(_existing(parent)):

@@ -6,6 +6,11 @@ aten/src/ATen/cuda/CUDAGraph.cpp and c10/cuda/CUDACachingAllocator.cpp.
 All work uses one stream, and all step allocations, captured or not, one memory pool. A graph's addresses are fixed when
 it is captured and free for others between its replays, because work of one stream runs in order. Whatever outlives a
 step is outside the pool.
+
+A step's inputs and outputs are at fixed addresses, which captured graphs require. One GPU tensor holds the inputs of
+any bucket's step, as slices of the largest bucket's, as in vLLM (vllm/v1/worker/gpu_model_runner.py, v0.11: static
+input buffers, sliced). A step's graph copies its outputs into the first rows of tensors that all buckets share. The
+host buffers of both are pinned, so inputs are one copy to the GPU, and outputs return without another copy.
 """
 
 from __future__ import annotations
@@ -13,9 +18,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmc.errors import DeviceError, OutOfDeviceMemoryError
+from llmc.runtime.executors.whole_step.step import TorchAccelerator, inputs
+
+if TYPE_CHECKING:
+    from llmc.buckets.plan import Plan
+    from llmc.runtime.step import Step
 
 _log = logging.getLogger("llmc")
 
@@ -38,7 +48,7 @@ def cuda_version() -> str | None:
     return found
 
 
-class CudaAccelerator:
+class CudaAccelerator(TorchAccelerator):
     """This process's current GPU. Raises DeviceError if it cannot be opened."""
 
     def __init__(self) -> None:
@@ -65,18 +75,12 @@ class CudaAccelerator:
         free, total = self._torch.cuda.mem_get_info(self.device)
         return int(free), int(total)
 
-    def put(self, tensor: Any) -> Any:
-        """Copy a host tensor to the GPU. Raises OutOfDeviceMemoryError."""
-        with self.guarded():
-            return tensor.to(self.device)
-
     def empty(self, shape: Sequence[int], dtype: Any) -> Any:
         """A new GPU tensor outside the pool. Raises OutOfDeviceMemoryError."""
         with self.guarded():
             return self._torch.zeros(tuple(shape), dtype=dtype, device=self.device)
 
     def pinned(self, shape: Sequence[int], dtype: Any) -> Any:
-        """A new pinned host tensor for asynchronous copies."""
         return self._torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
     def give_back(self) -> None:
@@ -107,18 +111,13 @@ class CudaAccelerator:
     # execution
 
     def synchronize(self) -> None:
-        """Wait for all submitted work."""
         self._torch.cuda.synchronize(self.device)
-
-    def mark_step(self) -> None:
-        """Do nothing: operators are launched when called."""
 
     def capture(self, run: Callable[[], object]) -> Any:
         """Capture what `run` launches as a graph, without running it; its memory is in the pool.
 
-        `run` must have run before, so that libraries are initialised. The graph reads and writes `run`'s tensors, which
-        must outlive it. Raises OutOfDeviceMemoryError, and DeviceError for what cannot be captured; then, and after an
-        interrupt, nothing of it remains.
+        `run` must have run before, so that libraries are initialised, and its tensors must outlive the graph. Raises
+        OutOfDeviceMemoryError, and DeviceError for what cannot be captured; then nothing of it remains.
         """
         graph = self._torch.cuda.CUDAGraph()
         with self.guarded():
@@ -160,3 +159,86 @@ class CudaAccelerator:
         """Release the pool and all cached memory, after graphs were reset."""
         self._pool = None
         self.give_back()
+
+
+ALIGNED = 32
+"""Alignment of inputs, in int64 values: 256 bytes, as torch's allocator aligns tensors."""
+
+
+class StaticInputs:
+    """Inputs of any bucket, on the GPU and pinned on the host. `lengths` are those of the cache arrays."""
+
+    def __init__(self, accelerator: CudaAccelerator, plan: Plan, lengths: Sequence[int]) -> None:
+        import torch
+
+        self._lengths = tuple(lengths)
+        most = max(self._offsets(b.batch, b.query)[-1] for b in plan.buckets)
+        self._there: Any = accelerator.empty((most,), torch.int64)
+        self._here: Any = accelerator.pinned((most,), torch.int64)
+        self._views: dict[tuple[int, int], tuple[list[Any], list[Any]]] = {}
+
+    def put(self, step: Step) -> list[Any]:
+        """Start copying a step's inputs to the GPU; the host buffer is in use until its outputs were fetched."""
+        batch, query = step.token_ids.shape
+        there, here = self.views(batch, query)
+        for index, value in zip(here, inputs(step, self._lengths), strict=True):
+            index.copy_(value)
+        end = self._offsets(batch, query)[-1]
+        self._there.narrow(0, 0, end).copy_(self._here.narrow(0, 0, end), non_blocking=True)
+        return there
+
+    def views(self, batch: int, query: int) -> tuple[list[Any], list[Any]]:
+        found = self._views.get((batch, query))
+        if found is None:
+            found = self._cut(self._there, batch, query), self._cut(self._here, batch, query)
+            self._views[batch, query] = found
+        return found
+
+    def drop(self) -> None:
+        self._views.clear()
+        self._there = self._here = None
+
+    def _sizes(self, batch: int, query: int) -> list[int]:
+        return [batch * query, batch, batch, batch, *(batch * query for _ in range(2 * len(self._lengths)))]
+
+    def _offsets(self, batch: int, query: int) -> list[int]:
+        found = [0]
+        for count in self._sizes(batch, query):
+            found.append(found[-1] + -(-count // ALIGNED) * ALIGNED)
+        return found
+
+    def _cut(self, flat: Any, batch: int, query: int) -> list[Any]:
+        begins = self._offsets(batch, query)[:-1]
+        token_ids, *others = map(flat.narrow, (0,) * len(begins), begins, self._sizes(batch, query))
+        return [token_ids.view(batch, query), *others]
+
+
+class StaticOutputs:
+    """The outputs of the last step: tensors of `rows` rows."""
+
+    def __init__(self, accelerator: CudaAccelerator, rows: int) -> None:
+        self._accelerator, self._rows = accelerator, rows
+        self._there: list[Any] = []
+        self._here: list[Any] = []
+
+    def make(self, like: Sequence[Any]) -> None:
+        """Allocate outputs with the shapes (except rows) and dtypes of the first step's. Once is enough."""
+        if not self._there:
+            shapes = [(self._rows, *tensor.shape[1:]) for tensor in like]
+            self._there = [self._accelerator.empty(shape, t.dtype) for shape, t in zip(shapes, like, strict=True)]
+            self._here = [self._accelerator.pinned(shape, t.dtype) for shape, t in zip(shapes, like, strict=True)]
+
+    def keep(self, found: Sequence[Any]) -> None:
+        for index, tensor in zip(self._there, found, strict=True):
+            index.narrow(0, 0, tensor.shape[0]).copy_(tensor)
+
+    def fetch(self, which: Sequence[int], rows: int, batch: int) -> list[Any]:
+        """Copy the first `rows` rows of the outputs numbered `which` to the host, each as a tensor of `batch` rows."""
+        with self._accelerator.guarded():
+            for i in which:
+                self._here[i].narrow(0, 0, rows).copy_(self._there[i].narrow(0, 0, rows), non_blocking=True)
+        self._accelerator.synchronize()
+        return [self._here[i].narrow(0, 0, batch) for i in which]
+
+    def drop(self) -> None:
+        self._there, self._here = [], []

@@ -1,9 +1,7 @@
 """Portable programs on an NVIDIA GPU: as CUDA graphs, compiled, or eagerly (`InductorMode`).
 
-A step is one graph of fixed shapes (executors/whole_step), with inputs and outputs at fixed addresses (buffers.py). The
-host fetches only the top logits if a request samples from them; other outputs stay on the GPU until needed. A host
-without a GPU that its torch can use replays the same programs on its CPU, like the executor "torch", and reports that
-(`in_place_of`). This proves their numbers; times are meaningless.
+A step is one graph of fixed shapes (executors/whole_step), with inputs and outputs at fixed addresses (cuda.py). The
+host fetches only the top logits if a request samples from them; other outputs stay on the GPU until needed.
 """
 
 from __future__ import annotations
@@ -20,8 +18,7 @@ import numpy as np
 
 from llmc.runtime.executors.base import EXECUTABLES, ExecutorDescription
 from llmc.runtime.executors.inductor import cuda, toolchain
-from llmc.runtime.executors.inductor.buffers import StaticInputs, StaticOutputs
-from llmc.runtime.executors.inductor.cuda import CudaAccelerator
+from llmc.runtime.executors.inductor.cuda import CudaAccelerator, StaticInputs, StaticOutputs
 from llmc.runtime.executors.inductor.package import FORM, Package, sizes_of
 from llmc.runtime.executors.torch.executor import (
     Array,
@@ -31,9 +28,8 @@ from llmc.runtime.executors.torch.executor import (
     settled,
     warn_of_other_torch,
 )
-from llmc.runtime.executors.whole_step.cache import cache_arrays
 from llmc.runtime.executors.whole_step.executor import AcceleratorExecutor, AcceleratorGraphs, step_of
-from llmc.runtime.executors.whole_step.step_program import Run, flat_step, step_program, whole_graph
+from llmc.runtime.executors.whole_step.step import Run, cache_arrays, flat_step, step_program, whole_graph
 from llmc.runtime.nvidia import Needs, gpus, require_gpu
 from llmc.runtime.top_logits import TopLogits, top_of
 
@@ -51,11 +47,7 @@ _log = logging.getLogger("llmc")
 
 @contextmanager
 def watched(counter: CompilationCounter, what: str) -> Iterator[None]:
-    """Count what torch.compile compiles inside the block as `what`'s.
-
-    These are graphs handed to a compiler in this process (torch 2.11 to 2.13, torch/_dynamo/utils.py,
-    `counters["stats"]["unique_graphs"]`).
-    """
+    """Count what torch.compile compiles inside the block as `what`'s (torch 2.11 to 2.13, torch/_dynamo/utils.py)."""
     before = _graphs()
     yield
     for _ in range(_graphs() - before):
@@ -96,12 +88,10 @@ class InductorMode:
 
     @classmethod
     def of(cls, settings: Settings) -> InductorMode:
-        """The mode that the environment and the flags select."""
         return cls(settings.enforce_eager, settings.cuda_graphs)
 
     @property
     def captures(self) -> bool:
-        """Whether CUDA graphs are captured."""
         return self.graphs and not self.eager
 
     def __str__(self) -> str:
@@ -111,11 +101,10 @@ class InductorMode:
 
 
 class CudaGraphs(AcceleratorGraphs):
-    """The GPU as a device that captures graphs (buckets/warmup/device.py), in CUDA graph mode.
+    """The GPU as a device that captures graphs (buckets/capture/device.py), in CUDA graph mode.
 
-    All steps allocate from one pool (cuda.py). The profile run makes it as large as the largest prompt and decode
-    buckets need. A graph therefore adds only what CUDA holds for its kernels, in proportion to its operators, whatever
-    its number of tokens.
+    The profile run makes the pool as large as the largest prompt and decode buckets need. A graph therefore adds only
+    what CUDA holds for its kernels, in proportion to its operators, whatever its number of tokens.
     """
 
     graphs: ClassVar[str] = "CUDAGraphs"
@@ -157,8 +146,8 @@ class InductorExecutor(TorchExecutor):
     def check(cls, bundle: Bundle) -> None:
         """Check as torch's executor does on a CPU; on a GPU, torch may be of another release than the bundle's.
 
-        Raises DeviceError if the driver is too old for this torch, and OutOfDeviceMemoryError, naming the missing
-        bytes, if the GPU has no room for weights and the cache of one sequence.
+        Raises DeviceError for an old driver, and OutOfDeviceMemoryError if weights and the cache of one sequence do not
+        fit.
         """
         found = () if bundle.settings.open_portable else gpus()
         built = cuda.cuda_version()
@@ -176,7 +165,6 @@ class InductorExecutor(TorchExecutor):
             super().check(bundle)
 
     def _program(self, executable: Executable, data: bytes) -> bytes:
-        """The portable program, also from a package's file."""
         if not data.startswith(FORM.magic[:-1]):
             return data
         self.bundle.files.require_native(str(executable))
@@ -185,13 +173,12 @@ class InductorExecutor(TorchExecutor):
         return bytes(package.program)
 
     def _keep_package(self, executable: Executable, package: Package) -> None:
-        """Do nothing: only a GPU runs packages."""
+        """Only a GPU runs packages."""
 
     def _source(self, executable: Executable) -> str:
         return f"{self.bundle.path}: {executable}"
 
     def __new__(cls, bundle: Bundle, *_: object) -> InductorExecutor:
-        """A bundle opened as its portable half runs on the CPU of any host."""
         on_device = not bundle.settings.open_portable and cuda.is_available()
         created: InductorExecutor = object.__new__(InductorOnDevice if on_device else InductorExecutor)
         if isinstance(created, InductorOnDevice):
@@ -220,7 +207,6 @@ class InductorOnDevice(AcceleratorExecutor, InductorExecutor):
         return watched(self.compilations, what)
 
     def operators(self, bucket: Bucket) -> int:
-        """Number of operators of a bucket's program."""
         executable = self.bundle.executable(bucket.phase, bucket.batch, bucket.query, bucket.context)
         return self._open(executable).program.operators
 
@@ -249,7 +235,6 @@ class InductorOnDevice(AcceleratorExecutor, InductorExecutor):
         return found
 
     def _replay(self, step: Step, opened: OpenedProgram) -> list[Any]:
-        """Run a step on the GPU; outputs stay there."""
         del opened  # with its cache and in its mode, see _run_of
         self._logits, self._fresh = None, (len(step.slots), step.batch)
         if not step.slots:

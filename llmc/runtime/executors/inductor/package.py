@@ -8,7 +8,7 @@
 
 `built_for` is what the code depends on: `torch`, and on a GPU its `cuda`, `compute_capability`, `gpu` and `driver`.
 `sizes` are the step's batch, query, context, and capacity, the tokens of a slot. `cache` describes each array of the
-cache (whole_step/cache.py) with its kind, dtype and sizes.
+cache (whole_step/step.py) with its kind, dtype and sizes.
 
 Weights are inputs rather than AOTInductor's user-managed constants. Both ways share one copy of the weights among
 packages. As inputs, they need no names in the package, none of the model's bytes during compilation, and nothing that
@@ -49,8 +49,7 @@ from llmc.runtime.executors.inductor.toolchain import is_known
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest import Executable
-    from llmc.runtime.executors.whole_step.cache import AcceleratorArray
-    from llmc.runtime.executors.whole_step.step_program import Run
+    from llmc.runtime.executors.whole_step.step import AcceleratorArray, Run
 
 FORM = Form(b"LLMCAOT1", "an AOTInductor executable")
 PACKAGE, PROGRAM = "package", "program"
@@ -93,7 +92,6 @@ class Package:
 
     @classmethod
     def parse(cls, data: bytes, source: str) -> Package:
-        """Parse a file; raises ArtifactError naming `source` if it is invalid."""
         envelope = ExecutableFile.parse(data, source, FORM)
         header = envelope.header
         device, built_for, sizes, cache = (header.get(name) for name in ("device", "built_for", "sizes", "cache"))
@@ -111,7 +109,6 @@ class Package:
         return found
 
     def to_bytes(self) -> bytes:
-        """The file; equal packages give equal bytes."""
         header = {
             "device": self.device, "built_for": dict(self.built_for), "sizes": dict(self.sizes),
             "cache": list(self.cache),
@@ -119,10 +116,7 @@ class Package:
         return write_envelope(header, {PACKAGE: bytes(self.package), PROGRAM: bytes(self.program)}, FORM)
 
     def require_here(self, here: Mapping[str, str], source: str) -> None:
-        """Raise ArtifactError naming the first fact of this host (`toolchain.host`) that differs from the package's.
-
-        Facts are torch, CUDA, compute capability, driver and GPU.
-        """
+        """Raise ArtifactError naming the first fact (NAMES) of this host that differs from the package's."""
         again = "compile the bundle again here: llmc compile --resume -o BUNDLE"
         for name, called in NAMES.items():
             wanted = self.built_for.get(name)
@@ -148,10 +142,11 @@ class Package:
                 )
 
     def open(self, source: str, device: Any) -> Run:
-        """Load the code as a function with the inputs and outputs of whole_step's `flat_step`, on torch's `device`.
+        """Load the code as a function like whole_step's `flat_step`, on torch's `device`.
 
         Call `BundleFiles.require_native` before. Run it from one thread at a time; it takes no locks, as CUDA graph
-        capture requires. The cache may have any number of slots. Raises ArtifactError if torch cannot open it.
+        capture requires. Raises ArtifactError if torch cannot
+        open it. torch removes its unpacked folder when the function is dropped.
         """
         from torch._C import _aoti
 
@@ -173,7 +168,12 @@ class Package:
             ) from e
         finally:
             Path(file.name).unlink()
-        return _Step(loader)
+
+        def step(*tensors: Any) -> Sequence[Any]:
+            found: Sequence[Any] = loader.boxed_run(list(tensors))
+            return found
+
+        return step
 
 
 def sizes_of(executable: Executable, capacity: int) -> dict[str, int]:
@@ -184,22 +184,8 @@ def sizes_of(executable: Executable, capacity: int) -> dict[str, int]:
     }  # fmt: skip
 
 
-class _Step:
-    """A loaded package. torch removes its unpacked folder when this is dropped."""
-
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-
-    def __call__(self, *tensors: Any) -> Sequence[Any]:
-        found: Sequence[Any] = self._loader.boxed_run(list(tensors))
-        return found
-
-
 def tidied(data: bytes) -> bytes:
-    """A package as torch wrote it, with sources emptied and sorted entries: equal contents give equal bytes.
-
-    Raises ArtifactError for contents that `check_archive` rejects.
-    """
+    """A package as torch wrote it, with sources emptied and sorted entries. Raises ArtifactError for an invalid one."""
     out = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as archive, zipfile.ZipFile(out, "w") as written:
         for info in sorted(archive.infolist(), key=lambda i: i.filename):

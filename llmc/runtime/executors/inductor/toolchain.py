@@ -51,10 +51,7 @@ def is_known(torch: str) -> bool:
 
 
 def host() -> Mapping[str, str]:
-    """The first GPU that this process may use, and its software, by name. Empty without a usable GPU or CUDA torch.
-
-    A driver that does not answer counts as no GPU.
-    """
+    """The first GPU that this process may use, and its software. Empty without an answering driver or CUDA torch."""
     torch, cuda = torch_version(), torch_cuda()
     if not torch or not cuda:
         return {}

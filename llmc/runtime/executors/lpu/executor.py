@@ -15,8 +15,7 @@ from llmc.errors import ArtifactError, DeviceError
 from llmc.runtime.executors.base import EXECUTABLES, ExecutorDescription
 from llmc.runtime.executors.compatibility import require_version
 from llmc.runtime.executors.generating import GeneratingExecutor, Sampling
-from llmc.runtime.executors.lpu.artifact import MODEL, Artifact
-from llmc.runtime.executors.lpu.hyperdex import PACKAGE, HyperDex, find_hyperdex
+from llmc.runtime.executors.lpu.hyperdex import MODEL, PACKAGE, Artifact, HyperDex, find_hyperdex
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
@@ -52,7 +51,6 @@ class LpuExecutor(GeneratingExecutor):
             self._opened = stack.pop_all()
 
     def _open(self) -> HyperDex:
-        """The process with the model on its devices, restarted if it has ended."""
         if self._hyperdex is None:
             settings = self.bundle.settings
             hyperdex = HyperDex(find_hyperdex(settings), DeviceError)
@@ -69,7 +67,6 @@ class LpuExecutor(GeneratingExecutor):
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
-        """Require the HyperDex version that compiled the bundle, and matching NUM_LPU_DEVICES and NUM_GPU_DEVICES."""
         settings = bundle.settings
         artifact = Artifact.of(bundle)
         require_version(bundle, PACKAGE, find_hyperdex(settings).version, "HyperDex")
@@ -86,7 +83,6 @@ class LpuExecutor(GeneratingExecutor):
             )
 
     def generate(self, prompt: Sequence[int], most: int, sampling: Sampling) -> Generator[int, None, None]:
-        """Generate with HyperDex's generate_yield, one token per request to its process."""
         hyperdex = self._open()
         try:
             hyperdex.ask("begin", self._seconds, prompt=list(prompt), arguments=self._arguments(most, sampling))
@@ -100,7 +96,7 @@ class LpuExecutor(GeneratingExecutor):
                     break
             hyperdex.ask("end", self._seconds)
         except DeviceError:
-            self._give_up()
+            self._end(kill=True)
             raise
 
     def _arguments(self, most: int, sampling: Sampling) -> dict[str, Any]:
@@ -114,10 +110,11 @@ class LpuExecutor(GeneratingExecutor):
             "top_k": sampling["top_k"] or self._vocab_size,
         }
 
-    def _give_up(self) -> None:
+    def _end(self, kill: bool) -> None:
         hyperdex, self._hyperdex = self._hyperdex, None
         if hyperdex is not None:
-            hyperdex.kill()
+            if kill:
+                hyperdex.kill()
             hyperdex.close()
 
     def memory(self) -> dict[str, int]:
@@ -126,10 +123,8 @@ class LpuExecutor(GeneratingExecutor):
         return {"executables": sum(sizes.blobs[sizes.files[name]] for name in self._artifact.files.values())}
 
     def open_all(self) -> None:
-        """Do nothing: the model is open."""
+        """The model is open."""
 
     def close(self) -> None:
-        hyperdex, self._hyperdex = self._hyperdex, None
-        if hyperdex is not None:
-            hyperdex.close()
+        self._end(kill=False)
         self._opened.close()

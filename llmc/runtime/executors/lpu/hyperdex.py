@@ -4,6 +4,13 @@ The process may be killed, hang or fail; each case has its message. HyperDex nee
 hanging device cannot be interrupted, so it never runs in this process. Its process group gets no Ctrl-C from the
 terminal, because a signal during a transfer leaves the device in an error state (Hyper-Accel/docs,
 docs/troubleshooting.md at 1924e4e).
+
+The output of HyperDex's compiler in a bundle is a JSON file, and each of its files as a file of the bundle:
+
+    executable = { "format": 1, "devices", "max_length",            LPUs, and tokens of a prompt with its continuation
+                   "low_memory_usage", "fast_compile",              as AutoCompiler.compile takes them
+                   "hyperdex": version,
+                   "files": {path in the model's folder: name in the bundle} }
 """
 
 from __future__ import annotations
@@ -11,24 +18,28 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import select
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
-from llmc.errors import DeviceError, LlmcError
+from llmc.errors import ArtifactError, DeviceError, LlmcError
 from llmc.paths import expanded
 from llmc.runtime.executors.lpu import worker
+from llmc.strict_json import loads_object
 
 if TYPE_CHECKING:
+    from llmc.runtime.bundle import Bundle
     from llmc.settings import Settings
 
 RESET = "run hyperdex-reset before the next try"
@@ -101,7 +112,7 @@ def _missing(where: str) -> DeviceError:
 
 
 class HyperDex:
-    """HyperDex's process. Every failure raises a `failure` that names the log; a failed process's log is kept.
+    """HyperDex's process. Every failure raises a `failure` that names the log, which is kept.
 
     After a failure the process is gone, unless HyperDex itself reported the failure.
     """
@@ -214,3 +225,73 @@ def _signal(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return "unknown"
+
+
+MODEL = Path("llmc/model")
+"""A model's folder ends like a hub name (Hyper-Accel/docs, docs/model_compile.md at fab45db). It is always this name,
+so that the compiler's output does not depend on the checkpoint's.
+"""
+
+FORMAT = 1
+_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
+_KINDS: Mapping[str, type] = {
+    "devices": int, "max_length": int, "low_memory_usage": bool, "fast_compile": bool, "hyperdex": str, "files": dict,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A parsed executable file; the module docstring has its grammar."""
+
+    devices: int
+    max_length: int
+    low_memory_usage: bool
+    fast_compile: bool
+    hyperdex: str
+    files: Mapping[str, str]
+
+    def to_bytes(self) -> bytes:
+        return json.dumps({"format": FORMAT, **asdict(self)}, sort_keys=True).encode()
+
+    @classmethod
+    def of(cls, bundle: Bundle) -> Artifact:
+        return cls.parse(bundle.files.read(bundle.executable("any", None, None, None).blob), bundle)
+
+    @classmethod
+    def parse(cls, data: bytes, bundle: Bundle) -> Artifact:
+        """Parse the artifact `data` of `bundle` and check that its paths stay within a folder. Raises ArtifactError."""
+
+        def fail(problem: str) -> NoReturn:
+            raise ArtifactError(f"{bundle.path}: its LPU artifact {problem}; compile again: {bundle.recompile_hint}")
+
+        try:
+            found: dict[str, Any] = loads_object(data)
+        except ValueError as e:
+            fail(f"is not JSON ({e})")
+        if found.pop("format", None) != FORMAT:
+            fail(f"is not of format {FORMAT}, which this llmc reads")
+        if found.keys() != _KINDS.keys() or any(type(found[name]) is not kind for name, kind in _KINDS.items()):
+            fail("lacks members of its format, or has others")
+        if not is_power_of_two(found["devices"]) or found["max_length"] < 2:
+            fail(f"says {found['devices']} devices and max_length {found['max_length']}")
+        for path, name in found["files"].items():
+            if not all(_PART.fullmatch(part) for part in path.split("/")) or not isinstance(name, str):
+                fail(f"has a file at {path!r:.100}, which is not a relative path within a folder")
+        return cls(**found)
+
+    def lay_out(self, bundle: Bundle, folder: Path) -> None:
+        """Link its verified files into `folder` under the paths that HyperDex expects. Raises ArtifactError."""
+        for path, name in self.files.items():
+            if name not in bundle.manifest.files:
+                raise ArtifactError(
+                    f"{bundle.path}: the file {name} of its LPU artifact is missing; compile again: "
+                    f"{bundle.recompile_hint}"
+                )
+            index = folder / path
+            index.parent.mkdir(parents=True, exist_ok=True)
+            index.symlink_to(bundle.files.path(name).absolute())
+
+
+def is_power_of_two(number: int) -> bool:
+    """Whether HyperDex's compiler supports this number of LPUs (lpu_model_runner.py at a10068c)."""
+    return number > 0 and number & (number - 1) == 0

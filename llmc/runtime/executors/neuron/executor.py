@@ -1,30 +1,194 @@
 """Neuron's programs: NEFFs on NeuronCores, or HLO modules on the CPU of a host without any.
 
-Cache, slots and steps are those of XLA's programs (xla/slot_executor.py).
+Cache, slots and steps are those of XLA's programs (xla/slot_executor.py). NEFFs run through nrtpy (Neuron SDK
+documentation, "nrtpy" of 2026-07): NrtpyModel.load_from_neff(path, name, core_id, cc_enabled, rank_id, world_size),
+called with inputs and outputs by name; NrtpyTensor.from_numpy(array, name, core_id) and numpy();
+configure(visible_cores); NrtError with the status's name and number. Inputs are "input0" …, outputs "output0" …
+(compiler/targets/neuron/on_target.py). An output that aliases an input gets that input's tensor. The kernel's instance
+type determines the chip: "trn2.48xlarge".
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmc.artifacts.bundle.manifest import BUILT_FOR
-from llmc.errors import ArtifactError
+from llmc.artifacts.temporaries import temporary_folder
+from llmc.errors import ArtifactError, DeviceError
 from llmc.runtime.executors.base import EXECUTABLES, ExecutorDescription
-from llmc.runtime.executors.neuron.files import NeuronFile
-from llmc.runtime.executors.neuron.nrt import NeffProgram, NeuronArrays, chip_here
-from llmc.runtime.executors.xla.arrays import JaxArrays
+from llmc.runtime.executors.neuron.files import NeuronFile, share, share_bytes
 from llmc.runtime.executors.xla.client import jax_version, open_client
-from llmc.runtime.executors.xla.programs import mesh_of, sharding_of
-from llmc.runtime.executors.xla.slot_executor import SLOT_PROGRAMS, SlotExecutor, SlotProgram
+from llmc.runtime.executors.xla.envelope import AXIS, Tensor
+from llmc.runtime.executors.xla.programs import joined, mesh_of, sharding_of
+from llmc.runtime.executors.xla.slot_executor import (
+    SLOT_PROGRAMS,
+    DeviceArrays,
+    JaxArrays,
+    SlotExecutor,
+    SlotProgram,
+    dtype_of,
+)
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
+
+INSTANCE = Path("/sys/devices/virtual/dmi/id/product_name")
+DEVICE = Path("/dev/neuron0")
+CHIPS = ("trn1", "inf2", "trn2")
+_NO_ROOM = "NRT_RESOURCE"
+_WRONG = ("NRT_INVALID", "NRT_UNSUPPORTED", "Mismatch detected between Runtime configuration and NEFF")
+
+
+def chip_here() -> str:
+    """The chip of this host if it has NeuronCores and nrtpy, otherwise ""."""
+    if find_spec("nrtpy") is None or not DEVICE.exists():
+        return ""
+    try:
+        instance = INSTANCE.read_text().strip()
+    except OSError:
+        return ""
+    return next((chip for chip in CHIPS if instance.startswith(chip)), "")
+
+
+@dataclass(frozen=True)
+class DeviceArray:
+    """An array in NeuronCore memory: each rank's part."""
+
+    tensor: Tensor
+    parts: tuple[Any, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.parts) * share_bytes(self.tensor, len(self.parts))
+
+
+class NeuronArrays(DeviceArrays):
+    """Arrays of the first `ranks` NeuronCores that the process sees."""
+
+    def __init__(self, bundle: Bundle, ranks: int) -> None:
+        import nrtpy
+
+        super().__init__(bundle)
+        if ranks > 1:
+            with suppress(nrtpy.NrtpyError):  # the runtime already runs in this process, with its cores
+                nrtpy.configure(visible_cores=list(range(ranks)))
+        self._nrtpy = nrtpy
+        self._ranks = ranks
+        self._source = str(bundle.path)
+
+    def zeros(self, tensor: Tensor) -> DeviceArray:
+        part = np.zeros(share(tensor, self._ranks), dtype_of(tensor.dtype))
+        return self._placed(tensor, [part] * self._ranks)
+
+    def _put_weight(self, tensor: Tensor, array: NDArray[Any]) -> DeviceArray:
+        return self._placed(tensor, self._parts(tensor, array))
+
+    def put(self, *arrays: Any) -> list[DeviceArray]:
+        tensors = [Tensor("input", np.shape(a), str(np.asarray(a).dtype), (None,) * np.ndim(a)) for a in arrays]
+        return self.put_as(tensors, *arrays)
+
+    def put_as(self, tensors: Sequence[Tensor], *arrays: Any) -> list[DeviceArray]:
+        return [self._placed(t, self._parts(t, np.asarray(a))) for t, a in zip(tensors, arrays, strict=True)]
+
+    def fetch(self, array: DeviceArray) -> NDArray[Any]:
+        axis = next((i for i, dim in enumerate(array.tensor.dims) if dim == AXIS), None)
+        if axis is None:
+            return np.asarray(array.parts[0].numpy())
+        return np.concatenate([part.numpy() for part in array.parts], axis)
+
+    def _parts(self, tensor: Tensor, array: NDArray[Any]) -> list[NDArray[Any]]:
+        axis = next((i for i, dim in enumerate(tensor.dims) if dim == AXIS), None)
+        return [array] * self._ranks if axis is None else np.split(array, self._ranks, axis)
+
+    def _placed(self, tensor: Tensor, parts: Sequence[NDArray[Any]]) -> DeviceArray:
+        try:
+            placed = [
+                self._nrtpy.NrtpyTensor.from_numpy(np.ascontiguousarray(part), name=tensor.name, core_id=rank)
+                for rank, part in enumerate(parts)
+            ]
+        except RuntimeError as e:
+            raise DeviceError(
+                f"{self._source}: the NeuronCores have no room for {tensor.name} {list(tensor.shape)} ({e}); serve "
+                "fewer or shorter sequences, or compile with more --tensor-parallel"
+            ) from e
+        return DeviceArray(tensor, tuple(placed))
+
+
+class NeffProgram:
+    """A NEFF loaded on every rank's NeuronCore, ready to run."""
+
+    native = True
+
+    def __init__(self, file: NeuronFile, arrays: NeuronArrays, source: str) -> None:
+        """Raises ArtifactError for a NEFF that the runtime rejects, DeviceError if the cores have no room."""
+        self.header = file.header
+        ranks = file.header.devices
+        self._models = [_load(file, rank, source) for rank in range(ranks)]
+        names = [f"input{i}" for i in range(len(self.header.inputs))]
+        for model in self._models:
+            if set(model.input_tensors_info) != set(names):
+                raise ArtifactError(
+                    f"{source}: its NEFF takes other inputs ({', '.join(sorted(model.input_tensors_info)[:3])} …) than "
+                    "its module; compile it again"
+                )
+        self._inputs = names
+        self._donated = dict(self.header.donated)
+        self._outputs = [None if i in self._donated else arrays.zeros(t) for i, t in enumerate(self.header.outputs)]
+        self._threads = ThreadPoolExecutor(ranks, thread_name_prefix="llmc-rank") if ranks > 1 else None
+
+    def run(self, arguments: Sequence[DeviceArray]) -> list[DeviceArray]:
+        """Run the program. Outputs that do not alias an input are valid until the next run."""
+        outputs = [arguments[self._donated[i]] if found is None else found for i, found in enumerate(self._outputs)]
+
+        def one(rank: int) -> None:
+            self._models[rank](
+                inputs={name: a.parts[rank] for name, a in zip(self._inputs, arguments, strict=True)},
+                outputs={f"output{i}": a.parts[rank] for i, a in enumerate(outputs)},
+            )
+
+        if self._threads is None:
+            one(0)
+        else:  # ranks wait for each other
+            list(self._threads.map(one, range(len(self._models))))
+        return outputs
+
+
+def _load(file: NeuronFile, rank: int, source: str) -> Any:
+    import nrtpy
+
+    neff = file.neffs[rank if len(file.neffs) > 1 else 0]
+    ranks = file.header.devices
+    with temporary_folder("neff") as folder:
+        path = Path(folder, "model.neff")
+        path.write_bytes(neff)
+        try:
+            return nrtpy.NrtpyModel.load_from_neff(
+                path, core_id=rank, cc_enabled=ranks > 1, rank_id=rank, world_size=ranks
+            )
+        except RuntimeError as e:
+            if _NO_ROOM in str(e):
+                raise DeviceError(
+                    f"{source}: NeuronCore {rank} has no memory left for it ({e}); compile fewer buckets, fewer or "
+                    "shorter sequences, or with more --tensor-parallel"
+                ) from e
+            if any(word in str(e) for word in _WRONG):
+                raise ArtifactError(
+                    f"{source}: the Neuron runtime refuses its NEFF ({e}), made by neuronx-cc "
+                    f"{file.members.get('compiler')} for {file.members.get('target')} with --lnc "
+                    f"{file.members.get('lnc')}; compile the bundle again here: llmc compile --resume -o BUNDLE"
+                ) from e
+            raise DeviceError(f"{source}: NeuronCore {rank} cannot load it: {e}") from e
 
 
 def host() -> Mapping[str, str]:
@@ -46,7 +210,6 @@ class NeuronExecutor(SlotExecutor):
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
-        """Reject a host without JAX, unless it has NeuronCores."""
         if not chip_here():
             jax_version()
 
@@ -76,7 +239,6 @@ class NeuronExecutor(SlotExecutor):
         return HloProgram(found, self._devices, source)
 
     def _on_core(self, file: NeuronFile, name: str, source: str) -> SlotProgram:
-        """Load a NEFF on this host's NeuronCores; raises ArtifactError for another chip, or none."""
         if not file.neffs or file.members.get("target") != chip_here():
             raise ArtifactError(
                 f"{source}: its NEFF is for {file.members.get('target', 'no chip')}, this host has {chip_here()}; "
@@ -88,10 +250,7 @@ class NeuronExecutor(SlotExecutor):
 
 
 class HloProgram:
-    """A module compiled for this CPU, to prove a bundle's plan, padding and numbers without NeuronCores.
-
-    Ranks are replicas of one module, one per CPU device; their collectives are those of NeuronCores.
-    """
+    """A module compiled for this CPU; ranks are replicas, one per CPU device, with the collectives of NeuronCores."""
 
     native = False
 
@@ -108,13 +267,8 @@ class HloProgram:
             ) from e
 
     def run(self, arguments: Sequence[Any]) -> list[Any]:
-        from jax import make_array_from_single_device_arrays as joined
-
         parts = self._run.execute_sharded(arguments).disassemble_into_single_device_arrays()
-        return [
-            joined(tensor.shape, sharding, part)
-            for tensor, sharding, part in zip(self.header.outputs, self._shardings, parts, strict=True)
-        ]
+        return joined(self.header.outputs, self._shardings, parts)
 
 
 def compiled(hlo: bytes, devices: Sequence[Any]) -> Any:

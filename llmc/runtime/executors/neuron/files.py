@@ -171,7 +171,6 @@ def _operators(computation: bytes) -> Iterator[str]:
 
 
 def _results(shape: bytes) -> Iterator[Argument]:
-    """The arrays of a shape, with tuples flattened."""
     kind = next((value for number, _, value in wire.fields(shape) if number == 2), 0)
     if kind != _TUPLE:
         yield _argument(shape)
@@ -198,7 +197,6 @@ def _argument(shape: bytes) -> Argument:
 
 
 def _aliases(config: bytes) -> Iterator[tuple[int, int]]:
-    """(output, input) of each entry."""
     for number, _, entry in wire.fields(config):
         if number != 1:
             continue

@@ -51,7 +51,6 @@ class TorchCache:
         ]
 
     def append(self, step: Step, new: Sequence[Any]) -> None:
-        """Store only the live rows' live tokens and their states."""
         torch = self._torch
         live = np.array(step.slots, np.int64)
         counts = step.new_lengths[: len(live)]
@@ -59,7 +58,7 @@ class TorchCache:
         columns = np.concatenate([np.arange(n) for n in counts] or [np.zeros(0, np.int64)])
         for t, kept, tensor in zip(self._shape, self._kept, new, strict=True):
             if t.kind == "kv":
-                token_slots = self._token_slots(t)
+                token_slots = t.token_slots(self._capacity)
                 last = columns >= counts[rows] - token_slots  # of two tokens in one token slot, the last
                 r, c = rows[last], columns[last]
                 at = (step.past_lengths[r] + c) % token_slots
@@ -70,7 +69,6 @@ class TorchCache:
                 kept[torch.from_numpy(live)] = tensor[: len(live)].to(kept.dtype)
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the beginning of slot `source` to slot `target`."""
         for t, kept in zip(self._shape, self._kept, strict=True):
             if t.kind == "kv":
                 kept[target, :, : t.token_slots(length)] = kept[source, :, : t.token_slots(length)]
@@ -90,9 +88,6 @@ class TorchCache:
         """Fill a slot that has held `used` tokens from token `start` on; at 0 also its states."""
         for t, kept in zip(self._shape, self._kept, strict=True):
             nan_fill_tensor(t, kept[slot], start, value, used)
-
-    def _token_slots(self, tensor: CacheTensor) -> int:
-        return tensor.token_slots(self._capacity)
 
     def drop(self) -> None:
         self._kept = [kept.new_empty(0) for kept in self._kept]

@@ -88,10 +88,7 @@ class TorchExecutor(StaticExecutor):
         return self.logits()
 
     def run_top(self, step: Step) -> TopLogits:
-        """Run a step and return the top logits.
-
-        A program may return any of the tokens that tie with its last one; all logits resolve the tie.
-        """
+        """A program may return any of the tokens that tie with its last one; all logits resolve the tie."""
         k = self._require_top()
         logits, *top = self._run(step)
         self._keep(logits.float().numpy())
@@ -165,7 +162,6 @@ class TorchExecutor(StaticExecutor):
         return "cpu"
 
     def _weight(self, name: str) -> Any:
-        """The weight called `name` on that device; raises ValueError if its location is not within the file."""
         return self._weights.tensor(name)
 
     def _program(self, executable: Executable, data: bytes) -> bytes:
@@ -232,11 +228,9 @@ class TorchWeights:
         self._tensors: dict[str, Any] = {}
 
     def names(self) -> list[str]:
-        """Names of all tensors."""
         return list(self._placements)
 
     def tensor(self, name: str) -> Any:
-        """The tensor called `name`; raises ValueError if its location is not within the file."""
         import torch
 
         if name in self._tensors:
@@ -256,17 +250,13 @@ class TorchWeights:
         return tensor
 
     def close(self) -> None:
-        """Drop the tensors; the pages are unmapped with the last of them."""
+        """The pages are unmapped with the last tensor."""
         self._tensors.clear()
         self._mapped, self.size = b"", 0
 
 
 def warn_of_other_torch(bundle: Bundle, host: str) -> None:
-    """Warn that the bundle was compiled with another release of torch than `host` has.
-
-    This is no error on an accelerator: programs are checked operator by operator, and `llmc verify` proves their
-    numbers.
-    """
+    """Warn that `host` has another release of torch; `llmc verify` proves the numbers on an accelerator."""
     built_with, here = torch_releases(bundle)
     if release(built_with) != release(here):
         _log.warning(

@@ -1,8 +1,8 @@
-"""Executors whose steps are graphs of fixed shapes on an accelerator, reading and writing the cache (step_program.py).
+"""Executors whose steps are graphs of fixed shapes on an accelerator, reading and writing the cache (step.py).
 
-Weights are copied to the accelerator once; the cache is there too (cache.py). A subclass defines what runs a step, how
-inputs and outputs are transferred (`_replay`), and how graphs are captured. One module per executor uses the vendor's
-software.
+Weights are copied to the accelerator once. A host without one replays the same programs on its CPU, like the executor
+"torch", and reports that (`in_place_of`): it proves their numbers, and times are meaningless. One module per executor
+uses the vendor's software.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from llmc.buckets.capture.log import took_line
 from llmc.buckets.render.text import size_text
-from llmc.errors import InputError
-from llmc.runtime.executors.slots import SlotLengths
+from llmc.runtime.executors.slots import SlotLengths, slots_in
 from llmc.runtime.executors.torch.executor import OpenedProgram, TorchExecutor
-from llmc.runtime.executors.whole_step.cache import AcceleratorCache, TorchAccelerator, dtype_of
-from llmc.runtime.executors.whole_step.step_program import Run
+from llmc.runtime.executors.whole_step.step import AcceleratorCache, Run, TorchAccelerator, dtype_of
 from llmc.runtime.host import available_memory, host_memory
 from llmc.runtime.step import pad
 
@@ -35,17 +33,13 @@ _log = logging.getLogger("llmc")
 
 
 class StepMode(Protocol):
-    """How steps run. str() gives its name in logs."""
+    """Whether graphs are captured, and whether nothing is compiled as a whole either. str() gives its name in logs."""
 
     @property
-    def eager(self) -> bool:
-        """Whether nothing is compiled as a whole, or captured."""
-        ...
+    def eager(self) -> bool: ...
 
     @property
-    def captures(self) -> bool:
-        """Whether graphs are captured."""
-        ...
+    def captures(self) -> bool: ...
 
 
 class AcceleratorExecutor(TorchExecutor):
@@ -86,7 +80,6 @@ class AcceleratorExecutor(TorchExecutor):
         return nullcontext()
 
     def _make_cache(self) -> AcceleratorCache:
-        """Empty: allocated once memory was divided, or before the first step."""
         return AcceleratorCache(self.accelerator, self.bundle.cache_shape, self.capacity, dtype_of(self.bundle))
 
     @property
@@ -137,7 +130,6 @@ class AcceleratorExecutor(TorchExecutor):
         self._held.wrote(0, 0, 0)
 
     def memory(self) -> dict[str, int]:
-        """Bytes on the accelerator: cache, weights, free; also the numbers of open programs and captured graphs."""
         free, total = self.accelerator.memory()
         return {
             "cache": self._cache.nbytes,
@@ -160,7 +152,7 @@ class AcceleratorExecutor(TorchExecutor):
 
 
 class AcceleratorGraphs:
-    """The accelerator as a graph-capturing device (buckets/warmup/device.py). `kind` names its memory in logs."""
+    """The accelerator as a graph-capturing device (buckets/capture/device.py). `kind` names its memory in logs."""
 
     graphs: ClassVar[str]
     kind: ClassVar[str]
@@ -185,7 +177,6 @@ class AcceleratorGraphs:
         return 0
 
     def run(self, bucket: Bucket) -> None:
-        """Run the bucket over a temporary cache of one sequence."""
         self._cache.make(1)
         try:
             self._executor.run(step_of(bucket))
@@ -193,15 +184,9 @@ class AcceleratorGraphs:
             self._cache.drop()
 
     def allocate(self, blocks: int) -> None:
-        """Allocate as many sequences of the plan's full length as these blocks hold completely."""
-        tokens, capacity = blocks * self._executor.bundle.plan.limits.block_size, self._executor.capacity
-        if tokens < capacity:
-            raise InputError(
-                f"a KV cache of {tokens} tokens holds no sequence of {capacity}; leave more memory to it: lower "
-                "--graph-reserved-mem, or plan for a shorter --max-model-len"
-            )
+        slots = slots_in(blocks * self._executor.bundle.plan.limits.block_size, self._executor.capacity)
         _log.info("# %s blocks: %d, # CPU blocks: 0", self.kind, blocks)
-        self._executor.resize(tokens // capacity)
+        self._executor.resize(slots)
 
     def capture(self, bucket: Bucket) -> int:
         """Capture its graph; returns by how many bytes the free memory shrank."""
@@ -219,9 +204,6 @@ def step_of(bucket: Bucket) -> Step:
 @contextmanager
 def took(accelerator: TorchAccelerator, what: str) -> Iterator[None]:
     """Log the memory that the block took, at INFO; negative values are memory that was released.
-
-    "Model profiling run took 504 MiB of device memory (15.46 GiB/94.62 GiB used) and 180.9 MiB of host memory (475.4
-    GiB/1007 GiB used)"
 
     It collects garbage first, which takes a second with millions of objects. It does nothing if INFO is disabled.
     """

@@ -83,8 +83,8 @@ def has_tpu() -> bool:
 def open_client(platform: Platform, devices: int = 1, threads: int | None = None) -> list[Any]:
     """The first `devices` JAX devices of `platform`, after configuring JAX.
 
-    On cpu, the host is divided into that many devices, and `threads` limits the threads of each. Raises DeviceError if
-    JAX is missing, or already runs in this process with fewer devices.
+    The CPU is divided into that many devices, each with `threads` threads. Raises DeviceError if JAX is missing, or
+    already runs with fewer.
     """
     jax_version()
     if not has_tpu():

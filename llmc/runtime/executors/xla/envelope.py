@@ -54,15 +54,14 @@ class StepHeader:
     donated: tuple[tuple[int, int], ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The members of an envelope's header, by the grammar above."""
         return asdict(self)
 
     @classmethod
     def parse(cls, members: Mapping[str, Any], source: str) -> StepHeader:
-        """Parse a header's members. Raises ArtifactError naming `source` and the invalid member.
+        """Parse and check a header's members. Raises ArtifactError naming `source` and the invalid member.
 
-        The result is consistent. Each tensor has a rank of at most MAX_RANK and at most one sharded dimension, which
-        the devices divide. No input is donated twice, and only to an output of its own shape, dtype and sharding.
+        Each tensor has at most one sharded dimension, which the devices divide. No input is donated twice, and only to
+        an output of its own shape, dtype and sharding.
         """
         check = _Check(members, source)
         devices = check.integer("devices", members.get("devices"), 1, MAX_DEVICES)
@@ -74,8 +73,6 @@ class StepHeader:
 
 
 class _Check:
-    """Checks of one header's members; each returns the value or raises ArtifactError."""
-
     def __init__(self, members: Mapping[str, Any], source: str) -> None:
         self._members = members
         self._source = source

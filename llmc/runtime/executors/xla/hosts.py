@@ -44,9 +44,8 @@ class PlatformHost(ABC):
 
     @abstractmethod
     def here(self) -> bool:
-        """Whether this process can use such a device. Imports no JAX.
-
-        Raises DeviceError if there is one that cannot be used.
+        """Whether this process can use such a device, without JAX. Raises DeviceError if it is there and cannot be
+        used.
         """
 
     @abstractmethod
@@ -57,7 +56,6 @@ class PlatformHost(ABC):
         """
 
     def open(self, devices: int, threads: int) -> list[Any]:
-        """The first `devices` JAX devices of the platform (`open_client`). Raises DeviceError."""
         return open_client(self.platform, devices, threads)
 
     def load(self, native: bytes, devices: Sequence[Any]) -> Any:
@@ -77,7 +75,6 @@ class CpuHost(PlatformHost):
         return True
 
     def require(self, bundle: Bundle) -> None:
-        """Reject native code with instructions that this CPU lacks."""
         from llmc.runtime.host import host_features
 
         built = bundle.manifest.toolchain
@@ -98,8 +95,7 @@ class TpuHost(PlatformHost):
     def here(self) -> bool:
         return has_tpu()
 
-    def require(self, bundle: Bundle) -> None:
-        """Do nothing: libtpu checks."""
+    def require(self, bundle: Bundle) -> None: ...
 
 
 class CudaHost(PlatformHost):
@@ -129,7 +125,6 @@ class CudaHost(PlatformHost):
     device: ClassVar[str] = "NVIDIA GPU"
 
     def here(self) -> bool:
-        """Whether the driver reports a GPU; raises DeviceError if JAX lacks its plug-in for it."""
         if not gpus():
             return False
         if find_spec(PLUGIN) is None:
@@ -140,7 +135,6 @@ class CudaHost(PlatformHost):
         return True
 
     def require(self, bundle: Bundle) -> None:
-        """Reject too few GPUs, other GPU types, an older driver, and too little memory."""
         fraction = xla_memory_fraction() or CUDA_MEMORY_FRACTION
         pools = self._pools()
         available = [
@@ -230,10 +224,9 @@ def platform_of_bundle(bundle: Bundle) -> str:
 
 
 def host_for(bundle: Bundle) -> PlatformHost:
-    """The platform that opens the bundle in this process: its own if the host has it, otherwise the CPU.
+    """The platform that opens the bundle in this process: its own if it is here and not refused, otherwise the CPU.
 
-    The CPU runs its portable programs. LLMC_OPEN_PORTABLE selects the CPU. Raises DeviceError for a device that is
-    present but cannot be used.
+    The CPU runs its portable programs. Raises DeviceError for a device that is present but cannot be used.
     """
     wanted = HOSTS[platform_of_bundle(bundle)]
     return HOSTS["cpu"] if bundle.settings.open_portable or not wanted.here() else wanted

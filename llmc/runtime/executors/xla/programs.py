@@ -1,12 +1,10 @@
 """A bundle's programs: compiles portable ones (`jax.export` blobs), and opens executables on this host.
 
-A blob is StableHLO under JAX's compatibility promise (six months back, three weeks ahead). Opening it reads a
-flatbuffer and MLIR bytecode, and runs nothing. Source: JAX's documentation of `jax.export`. It is compiled at compile
-time, and on a host with another version or without the device, where nothing else opens.
-
-An executable is opened from PJRT's own serialisation, and run without tracing. Nothing here unpickles. PJRT's bytes are
-machine code and its description. They are opened only after their digest was checked against the manifest, and from a
-remote store only if the manifest is signed (reliability: P3, P12, P15).
+A blob is StableHLO under JAX's compatibility promise (six months back, three weeks ahead; JAX's documentation of
+`jax.export`). Opening it reads a flatbuffer and MLIR bytecode, and runs nothing. It is compiled at compile time, and on
+a host with another version or without the device. An executable is opened from PJRT's own serialisation, machine code
+and its description, and run without tracing: only after its digest was checked against the manifest, and from a remote
+store only if the manifest is signed (reliability: P3, P12, P15). Nothing here unpickles.
 """
 
 from __future__ import annotations
@@ -42,15 +40,15 @@ class LoadedProgram:
         """Load a file of the bundle; `name` is for messages.
 
         The native section is opened if it is of this JAX and of `host`'s platform. Otherwise the portable one is
-        compiled for its `devices`, and counted. `native` says which it was. Raises ArtifactError if neither can be
-        opened.
+        compiled and counted. Raises ArtifactError if neither can be opened.
         """
         source = f"{bundle.path}: {name}"
         bundle.files.require_native(name)
         envelope = ExecutableFile.parse(bundle.files.read(file), source, FORM)
         self.header = StepHeader.parse(envelope.header, source)
-        self._mesh = mesh_of(devices)
-        self._shardings = [sharding_of(self._mesh, t) for t in self.header.outputs]
+        mesh = mesh_of(devices)
+        self._shardings = [sharding_of(mesh, t) for t in self.header.outputs]
+        self._alone = len(devices) == 1
         self.native = self.header.platform == host.platform and self.header.jax == toolchain_version(host.platform)
         if self.native:
             self._run = _open_native(host, envelope.section("native"), devices, source)
@@ -63,14 +61,16 @@ class LoadedProgram:
 
     def run(self, arguments: Sequence[Any]) -> list[Any]:
         parts = self._run.execute_sharded(arguments).disassemble_into_single_device_arrays()
-        if len(self._mesh.devices) == 1:
+        if self._alone:
             return [part[0] for part in parts]
-        from jax import make_array_from_single_device_arrays as joined
+        return joined(self.header.outputs, self._shardings, parts)
 
-        return [
-            joined(tensor.shape, sharding, part)
-            for tensor, sharding, part in zip(self.header.outputs, self._shardings, parts, strict=True)
-        ]
+
+def joined(tensors: Sequence[Tensor], shardings: Sequence[Any], parts: Sequence[Any]) -> list[Any]:
+    """The arrays of a program's outputs, of each device's parts."""
+    from jax import make_array_from_single_device_arrays as whole
+
+    return [whole(t.shape, sharding, part) for t, sharding, part in zip(tensors, shardings, parts, strict=True)]
 
 
 def _open_native(host: PlatformHost, data: memoryview, devices: Sequence[Any], source: str) -> Any:
@@ -102,10 +102,7 @@ def compile_exported(
     source: str,
     options: Mapping[str, str | int | bool] = MappingProxyType({}),
 ) -> Any:
-    """Compile a portable program for real or described `devices` with XLA's `options`: jax.stages.Compiled.
-
-    Raises ArtifactError if this JAX cannot read the blob.
-    """
+    """Compile a portable program for real or described `devices`: jax.stages.Compiled. Raises ArtifactError."""
     import jax
     from jax import export
 

@@ -3,12 +3,15 @@
 The cache of all slots is on the device, one array for each of `CacheShape.groups`: keys or values [layers, slots,
 kv_heads, token slots, head_dim], states [layers, slots, …], sized at compile time. A step takes them, writes the live
 rows' live tokens and states into their slots, and returns them in place; a larger bucket reads more tokens. Other slot
-operations (copies, import, export, NaN fill) are also programs of the bundle.
+operations (copies, import, export, NaN fill) are also programs of the bundle. On CPU, weights are views of the mapped
+file, which all processes share.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import math
+import mmap
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,17 +22,132 @@ from numpy.typing import NDArray
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.executors.base import StaticExecutor
 from llmc.runtime.executors.slots import SlotLengths, windows
-from llmc.runtime.executors.xla.arrays import dtype_of
+from llmc.runtime.executors.weight_placements import map_weights, read_placements
 from llmc.runtime.executors.xla.client import reporting
+from llmc.runtime.executors.xla.programs import mesh_of, sharding_of
 from llmc.runtime.step import ADAPTERS
 from llmc.runtime.top_logits import TopLogits
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest import Executable
+    from llmc.runtime.bundle import Bundle
     from llmc.runtime.cache_shape import CacheTensor
-    from llmc.runtime.executors.xla.arrays import DeviceArrays
-    from llmc.runtime.executors.xla.envelope import StepHeader
+    from llmc.runtime.executors.xla.envelope import StepHeader, Tensor
     from llmc.runtime.step import Step
+
+
+class DeviceArrays(ABC):
+    """Creates and fetches a program's device arrays. A weight is transferred on first use."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._views = WeightViews(bundle)
+        self._weights: dict[str, Any] = {}
+
+    @abstractmethod
+    def zeros(self, tensor: Tensor) -> Any:
+        """A new array of zeros, sharded over the devices as the tensor says."""
+
+    def weight(self, tensor: Tensor) -> Any:
+        """The bundle's weight for an input. Raises ArtifactError if there is none of that shape."""
+        if tensor.name not in self._weights:
+            self._weights[tensor.name] = self._put_weight(tensor, self._views.array(tensor))
+        return self._weights[tensor.name]
+
+    @abstractmethod
+    def _put_weight(self, tensor: Tensor, array: NDArray[Any]) -> Any:
+        """A weight in the shards that the devices need."""
+
+    @abstractmethod
+    def put(self, *arrays: Any) -> list[Any]:
+        """Small inputs, replicated on every device."""
+
+    @abstractmethod
+    def put_as(self, tensors: Sequence[Tensor], *arrays: Any) -> list[Any]:
+        """Inputs, sharded over the devices as the tensors say."""
+
+    @abstractmethod
+    def fetch(self, array: Any) -> NDArray[Any]:
+        """A whole result on the host."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights file."""
+        return self._views.nbytes
+
+    def close(self) -> None:
+        """Drop the weights."""
+        self._weights.clear()
+
+
+class JaxArrays(DeviceArrays):
+    """Arrays on JAX's devices."""
+
+    def __init__(self, bundle: Bundle, devices: Sequence[Any]) -> None:
+        from jax.sharding import NamedSharding, PartitionSpec
+
+        super().__init__(bundle)
+        self._mesh = mesh_of(devices)
+        self._everywhere = devices[0] if len(devices) == 1 else NamedSharding(self._mesh, PartitionSpec())
+
+    def zeros(self, tensor: Tensor) -> Any:
+        import jax.numpy as jnp
+
+        return jnp.zeros(tensor.shape, tensor.dtype, device=sharding_of(self._mesh, tensor))
+
+    def _put_weight(self, tensor: Tensor, array: NDArray[Any]) -> Any:
+        import jax
+
+        return jax.device_put(array, sharding_of(self._mesh, tensor), may_alias=True)
+
+    def put(self, *arrays: Any) -> list[Any]:
+        import jax
+
+        put: list[Any] = jax.device_put(list(arrays), self._everywhere)
+        return put
+
+    def put_as(self, tensors: Sequence[Tensor], *arrays: Any) -> list[Any]:
+        import jax
+
+        return [jax.device_put(a, sharding_of(self._mesh, t)) for a, t in zip(arrays, tensors, strict=True)]
+
+    def fetch(self, array: Any) -> NDArray[Any]:
+        return np.asarray(array)
+
+
+class WeightViews:
+    """Weights by name, as views of the mapped file."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._source = str(bundle.path)
+        self._placements = read_placements(bundle)
+        self._mapped = map_weights(bundle, mmap.ACCESS_READ)
+
+    @property
+    def nbytes(self) -> int:
+        return len(self._mapped)
+
+    def array(self, tensor: Tensor) -> NDArray[Any]:
+        placement = self._placements.get(tensor.name)
+        if placement is None:
+            raise ArtifactError(f"{self._source}: weights.json has no {tensor.name}; compile the bundle again")
+        dtype = dtype_of(tensor.dtype)
+        offset, length = placement["offset"], placement["length"]
+        if (tuple(placement["shape"]), placement["dtype"]) != (tensor.shape, tensor.dtype) or (
+            length != math.prod(tensor.shape) * dtype.itemsize or not 0 <= offset <= len(self._mapped) - length
+        ):
+            raise ArtifactError(
+                f"{self._source}: weight {tensor.name} is {placement['dtype']} {placement['shape']}, the executable "
+                f"takes {tensor.dtype} {list(tensor.shape)}; compile the bundle again"
+            )
+        return np.frombuffer(self._mapped, dtype, math.prod(tensor.shape), offset).reshape(tensor.shape)
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """NumPy's dtype for an envelope's dtype; those that NumPy lacks come from ml_dtypes."""
+    import ml_dtypes
+
+    return np.dtype(getattr(ml_dtypes, name, name))
+
 
 Array = NDArray[np.float32]
 STEP_INPUTS = 4
@@ -88,16 +206,12 @@ class SlotExecutor(StaticExecutor):
         """The program in one of the bundle's files; `name` is for messages."""
 
     def warm(self, steps: list[tuple[str, int, int, int]]) -> None:
-        """Open the named executables; the others open on first use.
-
-        If they must be compiled here, all are, so that none is compiled while a request waits for it.
-        """
+        """If programs must be compiled here, all are, so that none is compiled while a request waits for it."""
         if not self._native:
             self.open_all()
         super().warm(steps)
 
     def run(self, step: Step) -> Array:
-        """Run a step at the executable's shape; dummy rows write nothing."""
         self._run(step)
         return self.logits()
 
@@ -135,7 +249,6 @@ class SlotExecutor(StaticExecutor):
         self._held.copied(source, target, length)
 
     def export_prefix(self, slot: int, length: int) -> list[Array]:
-        """The first `length` tokens of the slot in float32; of a ring buffer, zeros before the last window."""
         self._held.require(slot, length)
         built = self._slot_programs["slot_read"].run([*self._cache, *self._numbers(slot)])
         rows = [self._arrays.fetch(r).astype(np.float32) for r in built]
@@ -174,7 +287,6 @@ class SlotExecutor(StaticExecutor):
         self._cache, self._outputs, self._logits = [], [], None
 
     def _open(self, executable: Executable) -> tuple[SlotProgram, list[Any]]:
-        """An executable's program and its weights."""
         if executable.blob not in self._bound:
             program = self._programs[executable.blob] = self._load(executable.blob, str(executable))
             inputs = program.header.inputs

@@ -12,10 +12,7 @@ _SIZES = {FIXED64: 8, FIXED32: 4}
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int, int | bytes]]:
-    """Number, wire type and value of each field: an integer for varints, bytes for all others.
-
-    Raises IndexError or KeyError for invalid bytes.
-    """
+    """Number, wire type and value (an integer for varints, else bytes) of each field. Raises IndexError or KeyError."""
     at = 0
     while at < len(message):
         tag, at = _read_varint(message, at)

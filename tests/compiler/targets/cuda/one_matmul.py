@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import re
 
-from llmc.compiler.targets.cuda.matmuls import choosing
-from llmc.compiler.targets.cuda.target import COMPILER_OPTIONS
-from llmc.compiler.targets.cuda.topology import parse_topology
-from llmc.compiler.targets.cuda.tuning import serialise
+from llmc.compiler.targets.cuda.target import COMPILER_OPTIONS, parse_topology
+from llmc.compiler.targets.cuda.tuning import choosing, serialise
 from llmc.runtime.executors.xla import wire
 from llmc.runtime.executors.xla.client import open_client
 from llmc.runtime.executors.xla.programs import mesh_of

@@ -18,8 +18,7 @@ from llmc.buckets.plan import Plan, Provenance
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.cuda.target import COMPILER_OPTIONS, CudaTarget
-from llmc.compiler.targets.cuda.topology import parse_topology
+from llmc.compiler.targets.cuda.target import COMPILER_OPTIONS, CudaTarget, parse_topology
 from llmc.errors import InputError, UnknownNameError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.cache_shape import CacheShape
@@ -124,8 +123,8 @@ def test_the_kernel_becomes_machine_code_of_each_architecture(
     import jax.numpy as jnp
     from jax.sharding import SingleDeviceSharding
 
-    from llmc.compiler.targets.xla.attention.cache_view import CacheView
-    from llmc.compiler.targets.xla.attention.kernel import flash_attention
+    from llmc.compiler.targets.xla.attention import flash_attention
+    from llmc.compiler.targets.xla.cache_view import CacheView
     from llmc.runtime.executors.xla.client import open_client
 
     def attention(query: Any, key: Any, value: Any, keys: Any, values: Any, rows: Any) -> Any:

@@ -48,8 +48,8 @@ def test_what_is_offered_is_read_inside_the_matmul_and_what_is_refused_would_be_
 def test_each_gpu_offers_what_its_compute_capability_says() -> None:
     for gpu in GPUS:
         for name, least in READ_FROM.items():
-            assert (lacks_format(gpu, "--quantize", name) == "") == (gpu.compute_capability >= least)
-        assert lacks_format(gpu, "--kv-cache-dtype", "fp8") == lacks_format(gpu, "--quantize", "none") == ""
+            assert (lacks_format(gpu, name) == "") == (gpu.compute_capability >= least)
+        assert lacks_format(gpu, "none") == ""
 
 
 def test_a_format_that_the_gpu_would_copy_is_refused_with_what_to_choose() -> None:

@@ -24,7 +24,7 @@ from llmc.compiler.stages import Stages
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Lowered, Shape
 from llmc.compiler.targets.cuda.toolkit import PACKAGES
-from llmc.compiler.targets.xla.report import lines
+from llmc.compiler.targets.xla.target import analysis_lines
 from llmc.errors import CompileError, DeviceError, InputError
 from llmc.platforms import install_line
 from llmc.runtime.bundle import Bundle
@@ -73,7 +73,7 @@ def test_the_manifest_says_which_gpu_and_what_it_must_hold(compiled: Compiled) -
     assert analysis["tuning"]["of"] > 0
     assert memory["available"] == int(84_942_979_072 * 0.9)
     assert {"jax", "jaxlib", *PACKAGES} <= set(manifest.toolchain)
-    assert "one device of h100: weights" in lines(analysis)[0]
+    assert "one device of h100: weights" in analysis_lines(analysis)[0]
 
 
 @needs_plugin

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from llmc.compiler.targets.cuda import toolkit
 from llmc.compiler.targets.cuda.gpus import GPUS, NAMES
-from llmc.compiler.targets.cuda.topology import known, parse_topology
+from llmc.compiler.targets.cuda.target import known, parse_topology
 from llmc.errors import DeviceError, InputError
 from llmc.platforms import install_line
 from tests.tiers import full
@@ -26,7 +26,7 @@ GIB = 1 << 30
 
 DESCRIBED = """
 import json
-from llmc.compiler.targets.cuda.topology import known
+from llmc.compiler.targets.cuda.target import known
 from llmc.runtime.executors.xla.client import open_client, platform_of
 
 open_client("cpu")
@@ -131,7 +131,7 @@ def test_a_process_that_used_jax_before_can_still_compile_for_gpus(tmp_path: Pat
     code = (
         "import jax\n"
         "jax.numpy.zeros(1).block_until_ready()\n"
-        "from llmc.compiler.targets.cuda.topology import parse_topology\n"
+        "from llmc.compiler.targets.cuda.target import parse_topology\n"
         "print(parse_topology('h100-2').describe())\n"
     )
     done = child(code, tmp_path)

@@ -16,8 +16,7 @@ from llmc.compiler.stages import Stages
 from llmc.compiler.targets.base import Lowered
 from llmc.compiler.targets.cuda import tuning
 from llmc.compiler.targets.cuda.gpus import gpu_of
-from llmc.compiler.targets.cuda.matmuls import Looked
-from llmc.compiler.targets.cuda.tuning import STAGE, Tuning, built_for, parse, reported, summary
+from llmc.compiler.targets.cuda.tuning import STAGE, Looked, Tuning, built_for, parse, reported, summary
 from llmc.compiler.targets.tuning import RESULTS, Results, write_results
 from llmc.errors import ArtifactError, InputError
 from tests.compiler.targets.cuda.test_autotuning import H100, JAX, REAL

@@ -17,7 +17,7 @@ from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.bundle.trust import RECIPES
 from llmc.artifacts.store.store import Store
 from llmc.compiler.pipeline.on_target import OnTargetResult, compile_on_target
-from llmc.compiler.targets.hpu import on_target, recording
+from llmc.compiler.targets.hpu import on_target
 from llmc.errors import ArtifactError, CompileError, DeviceError, LlmcError
 from llmc.integrations.vllm_gaudi.cache import VARIABLE
 from llmc.runtime import accelerators
@@ -82,7 +82,7 @@ class InProcess:
             patch.setattr("builtins.print", lambda text, file=None, flush=False: (
                 lines.append(f"{text}\n") if file is None else stderr.write(f"{text}\n")
             ))  # fmt: skip
-            self.code = recording.main(command[3:])
+            self.code = on_target.main(command[3:])
         stderr.flush()
         import habana_frameworks.torch as bridge
 
@@ -276,7 +276,7 @@ def test_an_interrupted_recording_is_not_taken_for_a_whole_one(host: Host, mine:
         raise KeyboardInterrupt
 
     with pytest.raises(CompileError, match="it was interrupted"):
-        recording.record(Bundle.open(mine), interrupt)
+        on_target.record(Bundle.open(mine), interrupt)
 
 
 def test_without_the_software_the_way_out_is_named(finish: Finish, mine: Path) -> None:

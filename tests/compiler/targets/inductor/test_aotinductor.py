@@ -19,14 +19,12 @@ import torch
 
 from llmc.artifacts.bundle.manifest import Executable
 from llmc.buckets.bucket import Bucket
-from llmc.compiler.targets.inductor.compiling import compile_step
-from llmc.compiler.targets.inductor.on_target import PackageCompiler
+from llmc.compiler.targets.inductor.on_target import PackageCompiler, compile_step
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.inductor import toolchain
 from llmc.runtime.executors.inductor.package import Package
 from llmc.runtime.executors.torch.executor import TorchWeights
-from llmc.runtime.executors.whole_step.cache import cache_arrays, lengths_of
-from llmc.runtime.executors.whole_step.step_program import Run, flat_step, inputs
+from llmc.runtime.executors.whole_step.step import Run, cache_arrays, flat_step, inputs, lengths_of
 from llmc.runtime.portable_program import PortableProgram
 from llmc.runtime.step import pad
 from tests.runtime.executors.whole_step.test_step_program import ARRAYS, CAPACITY, filled, summing

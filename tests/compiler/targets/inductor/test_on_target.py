@@ -24,8 +24,7 @@ from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.inductor import toolchain
 from llmc.runtime.executors.inductor.package import Package
-from llmc.runtime.executors.whole_step.cache import cache_arrays
-from llmc.runtime.executors.whole_step.step_program import flat_step
+from llmc.runtime.executors.whole_step.step import cache_arrays, flat_step
 from llmc.runtime.portable_program import PortableProgram
 from tests.fakes import cuda, nvidia, pynvml
 from tests.runtime.executors.inductor.test_archive import PACKAGE

@@ -19,12 +19,12 @@ from llmc.compiler.pipeline.on_target import compile_on_target
 from llmc.compiler.pipeline.planning import plan_for
 from llmc.compiler.pipeline.resolve import CompileJob
 from llmc.compiler.pipeline.reverify import verify_again
+from llmc.compiler.targets import lpu as lpu_target
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.lpu import target as lpu_target
-from llmc.compiler.targets.lpu.target import U55C_BYTES
+from llmc.compiler.targets.lpu import U55C_BYTES
 from llmc.errors import ArtifactError, CompileError, DeviceError, InputError, VerificationError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.executors.lpu.artifact import Artifact
+from llmc.runtime.executors.lpu.hyperdex import Artifact
 from llmc.runtime.llm import BundleLLM
 from llmc.settings import Settings
 from llmc.testing.toy import toy_plan

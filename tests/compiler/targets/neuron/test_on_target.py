@@ -198,7 +198,7 @@ def test_cores_without_memory_for_it_say_so(bundles: Bundles, cores: None, monke
 
 
 def test_a_neff_that_the_runtime_refuses_is_named(bundles: Bundles, cores: None) -> None:
-    from llmc.runtime.executors.neuron.nrt import NeffProgram
+    from llmc.runtime.executors.neuron.executor import NeffProgram
 
     file = NeuronFile.parse(Bundle.open(bundles.finished).files.read("slot_copy"), "slot_copy")
     torn = bytes(file.neffs[0][:-9])

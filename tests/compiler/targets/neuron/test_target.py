@@ -14,7 +14,7 @@ from llmc.artifacts.bundle.trust import code_of_bundle, code_of_entry
 from llmc.artifacts.key import Key
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.neuron import chips
+from llmc.compiler.targets.neuron import neuronx_cc
 from llmc.errors import ArtifactError, CompileError, InputError, UnknownNameError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.neuron.files import NeuronFile
@@ -65,7 +65,7 @@ def test_what_a_core_cannot_hold_is_refused_before_anything_is_compiled(
 ) -> None:
     memory = compiled.result.analysis["core_memory"]
     assert (memory["weights"] > 1 << 17, memory["available"]) == (True, 24 << 30)
-    monkeypatch.setitem(chips.CHIPS, "trn2", chips.NeuronChip("trn2", {1: 1 << 17, 2: 1 << 17}, 2))
+    monkeypatch.setitem(neuronx_cc.CHIPS, "trn2", neuronx_cc.NeuronChip("trn2", {1: 1 << 17, 2: 1 << 17}, 2))
     with pytest.raises(CompileError, match=r"weights take .* of a core of trn2 and the cache .*more --tensor-parallel"):
         compiled.compile(tmp_path / "b")
 

@@ -90,7 +90,7 @@ def _report(
     import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    from llmc.compiler.targets.xla.collectives import collectives
+    from llmc.compiler.targets.xla.build import collectives
     from llmc.compiler.targets.xla.sharding import AXIS, ShardedCore, cache_dims, weight_shardings
     from llmc.compiler.targets.xla.step import step_function
 

@@ -20,7 +20,7 @@ from llmc.compiler.targets.xla.capacity import (
     require_fits,
     values_bytes,
 )  # fmt: skip
-from llmc.compiler.targets.xla.topology import device_bytes, parse_topology
+from llmc.compiler.targets.xla.tpu import device_bytes, parse_topology
 from llmc.errors import CompileError
 from tests.compiler.targets.xla.refusals import out_of_memory
 

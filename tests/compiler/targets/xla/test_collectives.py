@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from llmc.compiler.targets.xla.collectives import collectives
+from llmc.compiler.targets.xla.build import collectives
 from tests.tiers import full
 
 

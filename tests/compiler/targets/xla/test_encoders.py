@@ -21,8 +21,8 @@ from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Provenance
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets.encoder import encoder_target, open_encoder_target
-from llmc.compiler.targets.xla.report import lines
-from llmc.compiler.targets.xla.topology import CHIPS
+from llmc.compiler.targets.xla.target import analysis_lines
+from llmc.compiler.targets.xla.tpu import CHIPS
 from llmc.errors import ArtifactError, CompileError, InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.encoders import open_encoder
@@ -194,7 +194,7 @@ def test_a_bundle_for_a_described_tpu_runs_here_from_its_portable_programs_and_s
     memory = found.analysis["device_memory"]
     assert memory["total"] == sum(memory[part] for part in ("weights", "cache", "temporary", "code"))
     assert memory["weights"] >= found.weights_bytes
-    assert "one device of v5e-1x1: weights" in lines(found.analysis)[0]
+    assert "one device of v5e-1x1: weights" in analysis_lines(found.analysis)[0]
     bundle = Bundle.open(folder / "tpu")
     assert bundle.manifest.options["analysis"] == found.analysis
     (executable,) = bundle.manifest.executables

@@ -16,8 +16,7 @@ from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.bind import bind
 from llmc.compiler.pipeline.compile import compile_bundle
-from llmc.compiler.targets import open_target
-from llmc.compiler.targets.declared import declared
+from llmc.compiler.targets import declared, open_target
 from llmc.compiler.targets.xla.formats import QUANTIZED_DTYPES, described_as
 from llmc.compiler.targets.xla.sharding import AXIS, describe, weight_shardings
 from llmc.compiler.verification.verify import beyond

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from llmc.compiler.targets.xla.build import matmul_flops
-from llmc.compiler.targets.xla.report import lines
+from llmc.compiler.targets.xla.target import analysis_lines
 
 
 def test_nothing_is_said_of_what_was_not_analysed() -> None:
-    assert lines({}) == []
+    assert analysis_lines({}) == []
 
 
 def test_memory_work_and_exchanges_of_a_sharded_bundle_are_reported() -> None:
@@ -15,7 +15,7 @@ def test_memory_work_and_exchanges_of_a_sharded_bundle_are_reported() -> None:
         "memory": {"temporary": 3 << 20}, "cost": {"flops": 2_000_000_000},
         "collectives": {"all-reduce": {"count": 3, "in_loop": 2, "bytes": 10}},
     }  # fmt: skip
-    reported = lines({
+    reported = analysis_lines({
         "topology": "v5e-2x2",
         "device_memory": {
             "weights": 1 << 30, "cache": 1 << 30, "temporary": 3 << 20, "code": 1 << 20, "total": 2 << 30,

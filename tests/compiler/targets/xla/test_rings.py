@@ -95,7 +95,7 @@ def test_the_last_live_tokens_of_rows_of_any_length_are_where_their_numbers_say(
 
 
 def test_slots_are_filled_behind_a_token_and_copied_with_their_rings() -> None:
-    from llmc.compiler.targets.xla.slots import slot_programs
+    from llmc.compiler.targets.xla.step import slot_programs
     from llmc.runtime.executors.xla.envelope import Tensor
 
     held = arrays()

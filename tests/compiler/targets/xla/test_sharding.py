@@ -103,7 +103,7 @@ class TestRules:
     def test_one_device_needs_no_rule_for_a_weight(self) -> None:
         found = weight_shardings({"model.layers.0.mlp.experts.3.up.weight": (8, 8)}, {}, 1)
         assert [s.dims for s in found.values()] == [(None, None)]
-        assert describe(found, {}, 1, CACHE)["elements_per_device"] == 64
+        assert describe(found, {}, 1, CACHE, dict.fromkeys(found, 1))["bytes_per_device"] == 64
         require_degree(1, 1, {}, "this host")
 
     def test_keys_and_values_are_split_by_heads_and_states_are_whole(self) -> None:

@@ -64,7 +64,7 @@ def test_live_rows_read_and_replace_the_states_of_their_slots_and_dummy_rows_rep
 
 
 def test_a_state_goes_with_any_prefix_and_is_nan_filled_only_where_no_token_is_left() -> None:
-    from llmc.compiler.targets.xla.slots import slot_programs
+    from llmc.compiler.targets.xla.step import slot_programs
     from llmc.runtime.executors.xla.envelope import Tensor
 
     shapes = (1, 3, 1, 4, 2), (1, 3, 1)

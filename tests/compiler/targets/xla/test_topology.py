@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from llmc.compiler.targets.xla import topology
-from llmc.compiler.targets.xla.topology import CHIPS, device_bytes, known, parse_topology
+from llmc.compiler.targets.xla import tpu
+from llmc.compiler.targets.xla.tpu import CHIPS, device_bytes, known, parse_topology
 from llmc.errors import DeviceError, InputError
 from llmc.platforms import install_line
 from llmc.runtime.executors.xla.client import LIBTPU_ENVIRONMENT
@@ -31,7 +31,7 @@ SLICES = ("v4-2x2x1", "v5e-1x1", "v5p-2x2x2", "v6e-2x4", "tpu7x-2x2x1")
 PROGRAM = """
 import jax, jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
-from llmc.compiler.targets.xla.topology import parse_topology
+from llmc.compiler.targets.xla.tpu import parse_topology
 
 jax.config.update("jax_traceback_in_locations_limit", 0)
 
@@ -57,7 +57,7 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What libtpu says: devices of every slice, bytes of padded arrays, and its words for too much."""
     program = f"""
     import json
-    from llmc.compiler.targets.xla.topology import known
+    from llmc.compiler.targets.xla.tpu import known
 
     def refusal(name, gib):
         try:
@@ -155,7 +155,7 @@ def test_what_is_no_slice_is_refused_with_those_that_are(text: str, says: str) -
 def test_without_libtpu_the_line_that_installs_it_is_reported(
     monkeypatch: pytest.MonkeyPatch, missing: tuple[str, ...], named: str
 ) -> None:
-    monkeypatch.setattr(topology, "find_spec", lambda name: None if name in missing else find_spec(name))
+    monkeypatch.setattr(tpu, "find_spec", lambda name: None if name in missing else find_spec(name))
     says = f"compiling for a TPU needs {named}; install it with: {install_line('tpu')}"
     with pytest.raises(DeviceError, match=re.escape(says)):
         parse_topology("v5e-1x1").describe()

@@ -22,7 +22,7 @@ from llmc.compiler.pipeline.executors.base import compile_in_worker
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Lowered, Shape
-from llmc.compiler.targets.xla.report import lines
+from llmc.compiler.targets.xla.target import analysis_lines
 from llmc.errors import CompileError, DeviceError, InputError
 from llmc.platforms import install_line
 from llmc.runtime.bundle import Bundle
@@ -60,7 +60,7 @@ def test_what_a_chip_must_hold_is_in_the_report(compiled: Compiled) -> None:
     assert memory["total"] == sum(memory[part] for part in ("weights", "cache", "temporary", "code"))
     assert memory["available"] == 16125 << 20
     assert all(memory[part] > 0 for part in memory)
-    assert "one device of v5e-1x1: weights" in lines(analysis)[0]
+    assert "one device of v5e-1x1: weights" in analysis_lines(analysis)[0]
     assert analysis == Bundle.open(compiled.path).manifest.options["analysis"]
 
 

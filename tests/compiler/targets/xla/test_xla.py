@@ -203,9 +203,9 @@ def test_another_cpu_is_refused_unless_it_compiles_anew(compiled: Compiled, monk
 
 
 def test_weights_that_are_not_what_an_executable_takes_are_refused(compiled: Compiled) -> None:
-    from llmc.runtime.executors.xla.arrays import JaxArrays
     from llmc.runtime.executors.xla.client import open_client
     from llmc.runtime.executors.xla.envelope import Tensor
+    from llmc.runtime.executors.xla.slot_executor import JaxArrays
 
     weights = JaxArrays(Bundle.open(compiled.path), open_client("cpu"))
     with pytest.raises(ArtifactError, match=r"no model\.absent"):
@@ -215,9 +215,9 @@ def test_weights_that_are_not_what_an_executable_takes_are_refused(compiled: Com
 
 
 def test_weights_are_views_of_the_file_that_all_processes_share(compiled: Compiled) -> None:
-    from llmc.runtime.executors.xla.arrays import JaxArrays
     from llmc.runtime.executors.xla.client import open_client
     from llmc.runtime.executors.xla.envelope import Tensor
+    from llmc.runtime.executors.xla.slot_executor import JaxArrays
 
     weights = JaxArrays(Bundle.open(compiled.path), open_client("cpu"))
     array = weights.weight(Tensor("model.norm.weight", (64,), "float32", (None,)))
@@ -277,7 +277,7 @@ def test_without_jax_the_error_has_the_line_that_installs_it(
 def test_default_rolling_falls_back_where_layers_cannot_be_rolled(
     compiled: Compiled, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from llmc.compiler.targets.xla.cpu import XlaCpuTarget
+    from llmc.compiler.targets.xla.target import XlaCpuTarget
 
     monkeypatch.setattr(XlaCpuTarget, "rolls_by_default", True)
     with caplog.at_level(logging.INFO, logger="llmc"):

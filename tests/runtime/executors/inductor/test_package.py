@@ -10,7 +10,7 @@ from llmc.artifacts.bundle.trust import HEAD_BYTES, code_in
 from llmc.errors import ArtifactError
 from llmc.runtime.executors.envelope import write_envelope
 from llmc.runtime.executors.inductor.package import FORM, SIZES, Package
-from llmc.runtime.executors.whole_step.cache import AcceleratorArray
+from llmc.runtime.executors.whole_step.step import AcceleratorArray
 from tests.runtime.executors.inductor.test_archive import PACKAGE
 
 HERE = {

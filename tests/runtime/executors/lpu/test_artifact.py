@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from llmc.errors import ArtifactError
-from llmc.runtime.executors.lpu.artifact import Artifact, is_power_of_two
+from llmc.runtime.executors.lpu.hyperdex import Artifact, is_power_of_two
 from tests.hyperdex import LpuHost
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from llmc.runtime.cache_shape import CacheShape, CacheTensor, key_value
-from llmc.runtime.executors.whole_step.cache import AcceleratorArray, AcceleratorCache, arrays_of
+from llmc.runtime.executors.whole_step.step import AcceleratorArray, AcceleratorCache, arrays_of
 
 HOST: Any = SimpleNamespace(device="cpu", put=lambda tensor: tensor, guarded=nullcontext, mark_step=lambda: None)
 """A accelerator that is this host."""

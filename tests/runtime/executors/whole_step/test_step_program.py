@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.buckets.bucket import Bucket
-from llmc.runtime.executors.whole_step.cache import AcceleratorArray, lengths_of
-from llmc.runtime.executors.whole_step.step_program import flat_step, inputs
+from llmc.runtime.executors.whole_step.step import AcceleratorArray, flat_step, inputs, lengths_of
 from llmc.runtime.step import Step, pad
 
 CAPACITY, RING, SLOTS = 16, 3, 6

@@ -55,7 +55,7 @@ def test_onnx_runtimes_own_kernels_are_not_limited(monkeypatch: pytest.MonkeyPat
     assert target.recorded(configured()).features == own_set().isa
 
 
-@pytest.mark.parametrize(("device", "module"), [("openvino", "openvino.base_target"), ("xla", "xla.cpu")])
+@pytest.mark.parametrize(("device", "module"), [("openvino", "openvino.base_target"), ("xla", "xla.target")])
 def test_what_libraries_compile_for_the_cpu_is_keyed_by_all_that_it_has(
     monkeypatch: pytest.MonkeyPatch, device: str, module: str
 ) -> None:

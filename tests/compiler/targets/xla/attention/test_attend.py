@@ -35,7 +35,7 @@ def bound(case: str, sizes: tuple[int, int, int]) -> BoundProgram:
 
 
 def interpreted(**given: Any) -> Any:
-    from llmc.compiler.targets.xla.attention.kernel import flash_attention
+    from llmc.compiler.targets.xla.attention import flash_attention
 
     views = (given.pop("past_key", None), given.pop("past_value", None))
     return flash_attention(past=None if views[0] is None else views, interpret=True, **given)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given as forall
 from hypothesis import strategies as st
 
-from llmc.compiler.targets.xla.attention.kernel import Tiling
+from llmc.compiler.targets.xla.attention import Tiling
 from tests.compiler.targets.xla.attention.reference import LAYER, Case, Given, given, reference
 from tests.tiers import examples, full
 
@@ -39,9 +39,8 @@ CASES = {
 def forms(name: str) -> dict[str, Run]:
     import jax
 
-    from llmc.compiler.targets.xla.attention.attend import plain_attention
-    from llmc.compiler.targets.xla.attention.cache_view import CacheView
-    from llmc.compiler.targets.xla.attention.kernel import flash_attention
+    from llmc.compiler.targets.xla.attention import flash_attention, plain_attention
+    from llmc.compiler.targets.xla.cache_view import CacheView
 
     case = CASES[name]
 

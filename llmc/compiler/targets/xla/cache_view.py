@@ -19,10 +19,8 @@ _META = ["phase", "offsets", "wraps"]
 @partial(jax.tree_util.register_dataclass, data_fields=["cache", "layer", "slots"], meta_fields=_META)
 @dataclass(frozen=True)
 class CacheView:
-    """One group of the cache's tensors, and the part that is meant.
-
-    The group has keys or values of several layers [layers, slots, kv_heads, offsets, head_dim], or recurrent states
-    [layers, slots, …].
+    """A part of one group of the cache's tensors: keys or values [layers, slots, kv_heads, offsets, head_dim], or
+    recurrent states [layers, slots, …].
     """
 
     cache: Array
@@ -39,9 +37,7 @@ class CacheView:
     """Whether there may be more tokens than offsets, which are then a whole ring buffer (runtime/cache_shape.py)."""
 
     def rows(self) -> Array:
-        """Return the first `offsets` of each row's slot, [B, kv_heads, offsets, head_dim], or its recurrent state [B,
-        …].
-        """
+        """Return each row's first `offsets`, [B, kv_heads, offsets, head_dim], or its recurrent state [B, …]."""
         inner = self.cache.shape[2:]
         if self.offsets is not None:
             inner = (inner[0], self.offsets, inner[2])

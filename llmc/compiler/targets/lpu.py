@@ -36,13 +36,11 @@ from llmc.compiler.targets.base import (
     Shape,
 )
 from llmc.compiler.targets.costs import Costs, Timing
-from llmc.compiler.targets.description import contract_tested
-from llmc.compiler.targets.hosting import Hosting
+from llmc.compiler.targets.description import Hosting, contract_tested
 from llmc.compiler.targets.programs import PROGRAMS, ProgramCosts, ProgramTarget
 from llmc.errors import CompileError, DeviceError, InputError
 from llmc.runtime.executors.lpu import hyperdex
-from llmc.runtime.executors.lpu.artifact import MODEL, Artifact, is_power_of_two
-from llmc.runtime.executors.lpu.hyperdex import PACKAGE, HyperDex
+from llmc.runtime.executors.lpu.hyperdex import MODEL, PACKAGE, Artifact, HyperDex, is_power_of_two
 
 if TYPE_CHECKING:
     from llmc.artifacts.digest import Blob
@@ -209,7 +207,6 @@ class LpuTarget(ProgramTarget):
         return replace(super().configure(replace(options, specialise=None)), specialise=False)
 
     def resolve(self, options: CompileOptions, deployment: Deployment) -> Resolved:
-        """Refuses a plan of several sequences."""
         sequences = deployment.limits.max_num_seqs
         if sequences > 1:
             raise InputError(
@@ -219,7 +216,6 @@ class LpuTarget(ProgramTarget):
         return super().resolve(options, deployment)
 
     def recorded(self, options: CompileOptions) -> Recorded:
-        """The number of LPUs; portable programs run on the CPU."""
         executor = "lpu" if self._native else self.description.executor
         return Recorded(executor, options={"devices": self._devices})
 
@@ -243,7 +239,6 @@ class LpuTarget(ProgramTarget):
         return super().toolchain() if self._hyperdex is None else {hyperdex.PACKAGE: self._hyperdex.version}
 
     def hosting(self, recorded: Mapping[str, Any]) -> Hosting:
-        """HyperDex's runtime; no device plug-in for LPUs is known."""
         return Hosting(own_image="HyperDex", host_memory=False)
 
     @property
@@ -251,7 +246,6 @@ class LpuTarget(ProgramTarget):
         return LpuCosts(self._devices, self._native)
 
     def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
-        """No programs: HyperDex has its models built in."""
         return () if self._native else super().trace(stages, options)
 
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:

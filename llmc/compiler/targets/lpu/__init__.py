@@ -1,1 +1,0 @@
-"""HyperAccel's LPUs."""
