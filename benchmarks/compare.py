@@ -26,8 +26,7 @@ from baselines.scope import KINDS, Scope
 
 from llmc.artifacts.local.opening import open_store
 from llmc.buckets.render.page import check
-from llmc.cli.interrupts import EXIT, sigterm_interrupts
-from llmc.cli.output import StepProgress
+from llmc.cli.output import EXIT, StepProgress, sigterm_interrupts
 from llmc.errors import InputError, LlmcError
 from llmc.runtime.bundle import Bundle
 from llmc.settings import Settings

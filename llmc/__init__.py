@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from llmc.api.async_api import AsyncEngineArgs as AsyncEngineArgs
     from llmc.api.async_api import AsyncLLM as AsyncLLM
     from llmc.api.async_api import AsyncLLMEngine as AsyncLLMEngine
-    from llmc.api.certificates import certify as certify
-    from llmc.api.figures import evaluate as evaluate
-    from llmc.api.figures import measure as measure
-    from llmc.api.warming import warm_up as warm_up
+    from llmc.api.measuring import certify as certify
+    from llmc.api.measuring import evaluate as evaluate
+    from llmc.api.measuring import measure as measure
+    from llmc.api.measuring import warm_up as warm_up
     from llmc.runtime.bundle import Bundle as Bundle
     from llmc.runtime.engine.requests import CompletionOutput as CompletionOutput
     from llmc.runtime.engine.requests import RequestOutput as RequestOutput
@@ -47,13 +47,13 @@ _HOMES = {
     "RequestOutputKind": "llmc.runtime.engine.sampling",
     "SamplingParams": "llmc.runtime.engine.sampling",
     "StructuredOutputsParams": "llmc.runtime.engine.sampling",
-    "certify": "llmc.api.certificates",
+    "certify": "llmc.api.measuring",
     "compile": "llmc.api",
-    "evaluate": "llmc.api.figures",
-    "measure": "llmc.api.figures",
+    "evaluate": "llmc.api.measuring",
+    "measure": "llmc.api.measuring",
     "plan": "llmc.api",
     "prepare": "llmc.api",
-    "warm_up": "llmc.api.warming",
+    "warm_up": "llmc.api.measuring",
 }
 __all__ = [
     "LLM",

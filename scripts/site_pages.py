@@ -97,7 +97,7 @@ def _below(group: Any, ctx: Any) -> Iterator[tuple[str, Any]]:
 
 def _described(path: str, ctx: Any) -> str:
     """The section of a command, its options by the panels of its help."""
-    from llmc.cli.grouped_help import panel_of
+    from llmc.cli.options import panel_of
 
     text, _, example = cleandoc(ctx.command.help).partition("\b\n")
     parts = [f"### {path}", text.strip()]

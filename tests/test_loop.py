@@ -156,9 +156,9 @@ def test_a_compile_that_takes_longer_ends_and_the_next_round_goes_on(
 def test_a_refused_bundle_leaves_server_and_link_as_they_were(
     live: Live, toy: Toy, recording: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from llmc.server import admission
+    from llmc.server import swapping
 
-    monkeypatch.setattr(admission, "available_memory", lambda: 0)
+    monkeypatch.setattr(swapping, "available_memory", lambda: 0)
     what = served_by(live, toy, recording)
     done = ran(toy, what)
     assert (done.outcome, done.stage) == ("refused", "swap")

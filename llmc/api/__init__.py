@@ -117,11 +117,7 @@ def bundle_of(
     model: str, device: str | None = None, options: dict[str, Any] | None = None, report: Reporter | None = None,
     store: Store | None = None, weights: str | None = None,
 ) -> Path:  # fmt: skip
-    """The bundle folder of `model`. A checkpoint is compiled first with `options` of `compile`.
-
-    With `weights`, the bundle is bound to that checkpoint. Raises what `compile`, `resolve` and
-    `llmc.compiler.pipeline.bind.bound` raise.
-    """
+    """The bundle folder of `model`, compiled with `options` of `compile` if a checkpoint, and bound to `weights`."""
     bundle = _bundle_of(model, device, options, report, store)
     if weights is None:
         return bundle
@@ -181,7 +177,7 @@ def _is_bundle(folder: Path) -> bool:
 
 
 def _matching(path: Path, device: str | None, options: dict[str, Any], model: str | None = None) -> Path:
-    """Return `path`; warn if the arguments differ from the options that the bundle was compiled with."""
+    """Warns if the arguments differ from the options that the bundle was compiled with."""
     if device is None and not options:
         return path
     from llmc.artifacts.bundle.manifest import read_manifest

@@ -26,10 +26,9 @@ class EngineError(LlmcError):
 
 
 class Worker:
-    """The process of engine `name`, started as `command`; `began` is the start time (time.perf_counter()).
+    """The process of engine `name`, started as `command` at `began` (time.perf_counter()); its output goes to `log`.
 
-    The engine's output goes to `log`. A terminal's Ctrl-C does not reach the process. Raises EngineError if the engine
-    does not open.
+    A terminal's Ctrl-C does not reach it. Raises EngineError if the engine does not open.
     """
 
     def __init__(self, name: str, command: Sequence[str], log: Path) -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperGroup
 
-from llmc.cli.options import BundleArgument, QuickFlag, RoundsFlag, ThreadsFlag, option
-from llmc.cli.output import echo
-from llmc.cli.pooling import TruncateFlag
+from llmc.cli.options import Command, add, argument, bundle_argument, flag, rounds_flag, switch, threads_flag
+from llmc.cli.output import StepProgress, echo, end_incomplete, sigterm_interrupts
+from llmc.cli.pooling import TRUNCATE
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
@@ -43,49 +43,8 @@ class _Commands(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(
-    cls=_Commands,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="""Time every bucket of a bundle on this host, or compare the engines that --device cpu chooses from.
-
-    llmc bench BUNDLE is short for llmc bench buckets BUNDLE. Write ./cpu for a bundle folder named cpu.
-
-    \b
-    Example:
-      llmc bench bundle -o bench.json
-      llmc bench bge-bundle --texts lines.txt --json
-      llmc bench cpu
-    """,
-)
-
-
-def register(root: typer.Typer) -> None:
-    """Add the commands to `root`."""
-    root.add_typer(app, name="bench")
-
-
-@app.command(BUCKETS)
-def buckets(
-    bundle: BundleArgument,
-    *,
-    seconds: Annotated[
-        float | None, option("--seconds", "S", "Seconds to spend on each bucket. Default: 0.3.", min=0.0)
-    ] = None,
-    threads: ThreadsFlag = None,
-    texts: Annotated[
-        Path | None,
-        option("--texts", "FILE", "For a bundle that embeds or scores: the texts to time, one a line."),
-    ] = None,
-    query: Annotated[str | None, option("--query", "TEXT", "For a bundle that scores: the query.")] = None,
-    truncate: TruncateFlag = False,
-    rounds: RoundsFlag = None,
-    output: Annotated[
-        Path | None,
-        option("--output -o", "FILE", "Write the measurements here; llmc plan --bench reads those of buckets."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the measurements as JSON.")] = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class BucketsCommand(Command):
     """Time every bucket of a bundle on this host, with all rows in use.
 
     llmc plan --bench and llmc plan evaluate --bench use the result to weigh plans in seconds instead of tokens.
@@ -100,40 +59,73 @@ def buckets(
       llmc bench bge-bundle --texts lines.txt --rounds 9 --json
       llmc bench reranker-bundle --texts lines.txt --query "capital of France"
     """
-    from llmc.runtime.bundle import Bundle
 
-    opened = Bundle.open(bundle)
-    if opened.task == "generate":
-        pooled = {"--texts": texts, "--query": query, "--truncate": truncate or None, "--rounds": rounds}
-        _refuse("is for models that embed or score", pooled)
-        _buckets(opened, 0.3 if seconds is None else seconds, threads, output, as_json)
-    else:
-        _refuse(f"is for models that generate; leave it out for a bundle to {opened.task}", {"--seconds": seconds})
-        _texts(opened, texts, query, truncate, rounds or ROUNDS, threads, output, as_json)
+    bundle: str = bundle_argument()
+    seconds: float | None = flag(None, "S", "Seconds to spend on each bucket. Default: 0.3.", min=0.0)
+    threads: int | None = threads_flag()
+    texts: Path | None = flag(None, "FILE", "For a bundle that embeds or scores: the texts to time, one a line.")
+    query: str | None = flag(None, "TEXT", "For a bundle that scores: the query.")
+    truncate: bool = switch(*TRUNCATE)
+    rounds: int | None = rounds_flag()
+    output: Path | None = flag(
+        None, "FILE", "Write the measurements here; llmc plan --bench reads those of buckets.", names="--output -o"
+    )
+    as_json: bool = switch("--json", "Print the measurements as JSON.")
 
+    def run(self) -> None:
+        from llmc.runtime.bundle import Bundle
 
-def _refuse(why: str, flags: Mapping[str, object]) -> None:
-    for flag, value in flags.items():
-        if value is not None:
-            raise InputError(f"{flag} {why}")
+        opened = Bundle.open(self.bundle)
+        generates = opened.task == "generate"
+        others, why = ["seconds"], f"is for models that generate; leave it out for a bundle to {opened.task}"
+        if generates:
+            others, why = ["texts", "query", "truncate", "rounds"], "is for models that embed or score"
+        for name in others:
+            if getattr(self, name) not in (None, False):
+                raise InputError(f"--{name} {why}")
+        hidden = self.as_json and not sys.stderr.isatty()
+        found = self._buckets(opened, hidden) if generates else self._texts(opened, hidden)
+        end_incomplete(found.unmeasured)
 
+    def _buckets(self, bundle: Bundle, hidden: bool) -> Bench:
+        from llmc.bench.bucket_times import measure
 
-def _buckets(bundle: Bundle, seconds: float, threads: int | None, output: Path | None, as_json: bool) -> None:
-    from llmc.bench.bucket_times import measure
-    from llmc.cli.interrupts import end_incomplete, sigterm_interrupts
-    from llmc.cli.output import StepProgress
+        with StepProgress("measure", hidden) as progress, sigterm_interrupts():
+            found = measure(
+                bundle, seconds=0.3 if self.seconds is None else self.seconds, threads=self.threads,
+                report=lambda bucket, took, done, total: progress(f"{bucket}: {took * 1e3:.2f} ms", done, total),
+            )  # fmt: skip
+        if self.output is not None:
+            found.save(self.output)
+            echo(f"wrote {self.output}", err=True)
+        echo(found.to_json() if self.as_json else _bucket_table(found), nl=False)
+        return found
 
-    hidden = as_json and not sys.stderr.isatty()
-    with StepProgress("measure", hidden) as progress, sigterm_interrupts():
-        found = measure(
-            bundle, seconds=seconds, threads=threads,
-            report=lambda bucket, took, done, total: progress(f"{bucket}: {took * 1e3:.2f} ms", done, total),
-        )  # fmt: skip
-    if output is not None:
-        found.save(output)
-        echo(f"wrote {output}", err=True)
-    echo(found.to_json() if as_json else _bucket_table(found), nl=False)
-    end_incomplete(found.unmeasured)
+    def _texts(self, bundle: Bundle, hidden: bool) -> TextBench:
+        from llmc.bench.texts import measure
+        from llmc.files import read_text, write_text
+        from llmc.runtime.pooling.tokens import WHOLE
+
+        if self.texts is None:
+            raise InputError(
+                f"{bundle.path}: a bundle to {bundle.task} is timed over texts; give --texts FILE with one text a line"
+            )
+        if (self.query is None) == (bundle.task == "score"):
+            what = "needs --query TEXT to score the texts for" if self.query is None else "takes no --query"
+            raise InputError(f"{bundle.path}: a bundle to {bundle.task} {what}")
+        given = [line for line in read_text(self.texts, "texts").splitlines() if line.strip()]
+        if not given:
+            raise InputError(f"{self.texts}: no text found; write one text a line")
+        with StepProgress("measure", hidden) as progress, sigterm_interrupts():
+            found = measure(
+                bundle, given, query=self.query or "", rounds=self.rounds or ROUNDS,
+                cut=WHOLE if self.truncate else None, threads=self.threads, report=progress,
+            )  # fmt: skip
+        if self.output is not None:
+            write_text(self.output, json.dumps(found.to_dict(), indent=1) + "\n", "measurements")
+            echo(f"wrote {self.output}", err=True)
+        echo(json.dumps(found.to_dict()) if self.as_json else _text_report(found))
+        return found
 
 
 def _bucket_table(found: Bench) -> str:
@@ -144,40 +136,6 @@ def _bucket_table(found: Bench) -> str:
         b = one.bucket
         rows.append((b.phase, str(b.batch), str(b.query), str(b.context), f"{one.seconds * 1e3:.2f}", str(one.samples)))
     return "\n".join([*table(rows, right=range(1, 6)), found.describe()]) + "\n"
-
-
-def _texts(
-    bundle: Bundle, texts: Path | None, query: str | None, truncate: bool, rounds: int, threads: int | None,
-    output: Path | None, as_json: bool,
-) -> None:  # fmt: skip
-    """Measure, then print or write the result. Raises InputError for input that cannot be measured."""
-    from llmc.bench.texts import measure
-    from llmc.cli.interrupts import end_incomplete, sigterm_interrupts
-    from llmc.cli.output import StepProgress
-    from llmc.files import read_text, write_text
-    from llmc.runtime.pooling.tokens import WHOLE
-
-    if texts is None:
-        raise InputError(
-            f"{bundle.path}: a bundle to {bundle.task} is timed over texts; give --texts FILE with one text a line"
-        )
-    if (query is None) == (bundle.task == "score"):
-        what = "needs --query TEXT to score the texts for" if query is None else "takes no --query"
-        raise InputError(f"{bundle.path}: a bundle to {bundle.task} {what}")
-    given = [line for line in read_text(texts, "texts").splitlines() if line.strip()]
-    if not given:
-        raise InputError(f"{texts}: no text found; write one text a line")
-    hidden = as_json and not sys.stderr.isatty()
-    with StepProgress("measure", hidden) as progress, sigterm_interrupts():
-        found = measure(
-            bundle, given, query=query or "", rounds=rounds, cut=WHOLE if truncate else None, threads=threads,
-            report=progress,
-        )  # fmt: skip
-    if output is not None:
-        write_text(output, json.dumps(found.to_dict(), indent=1) + "\n", "measurements")
-        echo(f"wrote {output}", err=True)
-    echo(json.dumps(found.to_dict()) if as_json else _text_report(found))
-    end_incomplete(found.unmeasured)
 
 
 def _text_report(found: TextBench) -> str:
@@ -202,21 +160,8 @@ def _text_report(found: TextBench) -> str:
     return "\n".join(lines)
 
 
-@app.command("cpu")
-def cpu(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A model folder, .gguf file or hub name.")
-    ] = "smollm2-demo",
-    *,
-    rounds: RoundsFlag = None,
-    quick: QuickFlag = False,
-    threads: ThreadsFlag = None,
-    output: Annotated[
-        Path | None,
-        option("--output -o", "FILE", "Write the measurements here. Default: where --device cpu looks first."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the measurements as JSON.")] = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CpuCommand(Command):
     """Compare the engines that --device cpu chooses from on this host, and print which it would choose and why.
 
     It measures decode steps, prefill, process start to first token, and memory, in int8 and in each engine's default
@@ -229,50 +174,55 @@ def cpu(
       llmc bench cpu
       llmc bench cpu ./model --quick --json
     """
-    from llmc.bench.cpu_engines import record
-    from llmc.cli.interrupts import end_incomplete
-    from llmc.compiler.checkpoint import open_checkpoint
-    from llmc.compiler.targets.cpu import OWN, Measured, added, installed
-    from llmc.files import write_text
-    from llmc.settings import Settings
 
-    settings = Settings.from_environment()
-    work = settings.cache_dir / OWN.parent
-    engines = installed()
-    checkpoint = open_checkpoint(model)
-    hidden = as_json and not sys.stderr.isatty()
-    found = _measure(checkpoint, engines, work, settings, threads or settings.threads, rounds, quick, hidden)
-    if found.unfinished:  # a choice needs complete measurements
-        write_text(work / INTERRUPTED, json.dumps(found.to_dict(), indent=1) + "\n", "the measurements")
-        echo(f"wrote {work / INTERRUPTED}", err=True)
-        echo(json.dumps(found.to_dict()) if as_json else "\n".join(_engine_table(found)))
-        end_incomplete(found.unfinished)
-    built = record(found, checkpoint, engines)
-    file = output or settings.cache_dir / OWN
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file, json.dumps(added(file, built), indent=1) + "\n", "the measurements")
-    echo(f"wrote {file}", err=True)
-    echo(json.dumps(built) if as_json else "\n".join([*_engine_table(found), *_choices(Measured.of(built))]))
+    model: str = argument("MODEL", "A model folder, .gguf file or hub name.", default="smollm2-demo", show_default=True)
+    rounds: int | None = rounds_flag()
+    quick: bool = switch("--quick", "Fewer rounds, for a first impression.")
+    threads: int | None = threads_flag()
+    output: Path | None = flag(
+        None, "FILE", "Write the measurements here. Default: where --device cpu looks first.", names="--output -o"
+    )
+    as_json: bool = switch("--json", "Print the measurements as JSON.")
 
+    def run(self) -> None:
+        from llmc.bench.cpu_engines import record
+        from llmc.compiler.checkpoint import open_checkpoint
+        from llmc.compiler.targets.cpu import OWN, Measured, added, installed
+        from llmc.files import write_text
+        from llmc.settings import Settings
 
-def _measure(
-    checkpoint: Checkpoint, engines: tuple[str, ...], work: Path, settings: Settings, threads: int, rounds: int | None,
-    quick: bool, hidden: bool,
-) -> Figures:  # fmt: skip
-    from llmc.bench.cpu_engines import Amount, cases, compiled, measure
-    from llmc.cli.interrupts import sigterm_interrupts
-    from llmc.cli.output import StepProgress
+        settings = Settings.from_environment()
+        work = settings.cache_dir / OWN.parent
+        engines = installed()
+        checkpoint = open_checkpoint(self.model)
+        found = self._measured(checkpoint, engines, work, settings)
+        if found.unfinished:  # a choice needs complete measurements
+            write_text(work / INTERRUPTED, json.dumps(found.to_dict(), indent=1) + "\n", "the measurements")
+            echo(f"wrote {work / INTERRUPTED}", err=True)
+            echo(json.dumps(found.to_dict()) if self.as_json else "\n".join(_engine_table(found)))
+            end_incomplete(found.unfinished)
+        built = record(found, checkpoint, engines)
+        file = self.output or settings.cache_dir / OWN
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, json.dumps(added(file, built), indent=1) + "\n", "the measurements")
+        echo(f"wrote {file}", err=True)
+        table = [*_engine_table(found), *_choices(Measured.of(built))]
+        echo(json.dumps(built) if self.as_json else "\n".join(table))
 
-    folder = work / "bundles"
-    bundles: dict[str, Bundle] = {}
-    requested = cases(checkpoint, engines)
-    with StepProgress("compile", hidden) as progress:
-        for engine, kind in requested:
-            name = f"{engine} {kind}"
-            progress(name, len(bundles), len(requested))
-            bundles[name] = compiled(checkpoint, engine, kind, folder / f"{engine}-{kind}", settings)
-    with StepProgress("measure", hidden) as progress, sigterm_interrupts():
-        return measure(bundles, Amount.of(quick, rounds), threads, folder / "logs", progress)
+    def _measured(self, checkpoint: Checkpoint, engines: tuple[str, ...], work: Path, settings: Settings) -> Figures:
+        from llmc.bench.cpu_engines import Amount, cases, compiled, measure
+
+        hidden, folder = self.as_json and not sys.stderr.isatty(), work / "bundles"
+        bundles: dict[str, Bundle] = {}
+        requested = cases(checkpoint, engines)
+        with StepProgress("compile", hidden) as progress:
+            for engine, kind in requested:
+                name = f"{engine} {kind}"
+                progress(name, len(bundles), len(requested))
+                bundles[name] = compiled(checkpoint, engine, kind, folder / f"{engine}-{kind}", settings)
+        amount, threads = Amount.of(self.quick, self.rounds), self.threads or settings.threads
+        with StepProgress("measure", hidden) as progress, sigterm_interrupts():
+            return measure(bundles, amount, threads, folder / "logs", progress)
 
 
 def _engine_table(found: Figures) -> list[str]:
@@ -303,3 +253,22 @@ def _choices(measured: Measured) -> list[str]:
     )
     chosen = {batch: choose(Wanted(batch), [measured], case) for batch in (1, 4, 8, 16)}
     return [f"--max-num-seqs {batch}: {choice.engine}, since {choice.why}" for batch, choice in chosen.items()]
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="""Time every bucket of a bundle on this host, or compare the engines that --device cpu chooses from.
+
+    llmc bench BUNDLE is short for llmc bench buckets BUNDLE. Write ./cpu for a bundle folder named cpu.
+
+    \b
+    Example:
+      llmc bench bundle -o bench.json
+      llmc bench bge-bundle --texts lines.txt --json
+      llmc bench cpu
+    """,
+)
+add(app, BUCKETS, BucketsCommand)
+add(app, "cpu", CpuCommand)

@@ -1,14 +1,15 @@
-"""`llmc compile`: compile a checkpoint into a verified bundle."""
+"""`llmc compile`: compile a checkpoint into a verified bundle, or complete a portable one on its device's own host."""
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmc.buckets.render.text import counted
 from llmc.cli import output as console
-from llmc.cli.on_target import on_target_instead
 from llmc.cli.options import (
     DTYPE_CHOICES,
     DeviceOptions,
@@ -20,14 +21,21 @@ from llmc.cli.options import (
     one_of,
     plan_flag,
     quantize_flag,
+    size,
     store_flag,
     switch,
     task_flag,
 )
 from llmc.cli.output import CompileProgress, close_bars, echo
 from llmc.cli.planning import PlanningFlags
-from llmc.cli.quantities import size
-from llmc.cli.results import print_disaggregated, print_estimate, print_key, print_programs, print_result
+from llmc.cli.results import (
+    on_target_lines,
+    print_disaggregated,
+    print_estimate,
+    print_key,
+    print_programs,
+    print_result,
+)
 from llmc.compiler.targets import offered
 from llmc.errors import InputError, LlmcError
 from llmc.paths import expanded, is_dir
@@ -37,6 +45,9 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.pipeline.compilation import Compilation
+    from llmc.compiler.pipeline.on_target import OnTargetResult
+    from llmc.runtime.bundle import Bundle
+
 
 _NUMBERS, _ADAPTERS, _DISAGGREGATED = "Model and graphs", "LoRA adapters", "Two devices"
 _WHERE, _OUTCOME = "Compile jobs", "Checks and output"
@@ -258,7 +269,7 @@ class CompileCommand(DeviceOptions, PlanningFlags):
 
 
 def _trim(store: Store, max_size: int) -> None:
-    """Trim the store to LLMC_CACHE_MAX_SIZE. An error here never fails a finished compile."""
+    """An error here never fails a finished compile."""
     from llmc.artifacts.gc import collect
     from llmc.cli.cache.space import did_something, summary
 
@@ -282,3 +293,54 @@ def _config_file(config: str) -> str:
     if path.suffix != ".json":
         raise InputError(f"--config {config}: not a config.json; to compile a checkpoint, give it as MODEL")
     return str(path)
+
+
+def on_target_instead(output: Path | None, cache_dir: Path | None, options: CompileOptions, as_json: bool) -> bool:
+    """Complete the portable bundle `output` and print the result; False if nothing is to be completed."""
+    from llmc.artifacts.local.opening import open_store
+    from llmc.compiler.pipeline.on_target import can_compile_on_target
+
+    if output is None or not can_compile_on_target(output):
+        return False
+    settings = Settings.from_environment()
+    result = compile_portable(output, open_store(cache_dir, settings), settings, options.jobs, options.verify, as_json)
+    if as_json:
+        echo(json.dumps(result.to_json()))
+        return True
+    echo(
+        f"{result.bundle}: {counted(result.native + result.portable, 'executable')}; native {result.native}, portable "
+        f"{result.portable}; {result.bytes / 1e6:,.1f} MB; {result.seconds:.1f} s"
+    )
+    for line in on_target_lines(result.to_json()):
+        echo(line)
+    return True
+
+
+def compile_portable(
+    output: Path, store: Store, settings: Settings, jobs: int, verify: str, as_json: bool
+) -> OnTargetResult:  # fmt: skip
+    """Complete the bundle in place, with progress on stderr. Raises what `compile_on_target` raises."""
+    from llmc.compiler.pipeline.on_target import compile_on_target
+
+    console.going_on = f"; finished work is kept: continue with `llmc compile --resume -o {output}`"
+    with console.CompileProgress(as_json and not sys.stderr.isatty()) as progress:
+        return compile_on_target(output, store, progress, jobs=jobs, verify=verify, settings=settings)
+
+
+def on_target_first(bundle: Bundle, store: Store, settings: Settings, as_json: bool) -> Bundle:
+    """The bundle, completed here if it can and has to be; one in a store is left alone: its name is a digest."""
+    from llmc.artifacts.bundle.reader import IN_STORE
+    from llmc.compiler.pipeline.on_target import on_target_here, unfinished
+    from llmc.compiler.pipeline.resolve import target_of
+    from llmc.runtime.bundle import Bundle
+
+    if settings.open_portable or not unfinished(bundle) or on_target_here(target_of(bundle.manifest)) is None:
+        return bundle
+    if bundle.path.resolve().parent.name == IN_STORE:
+        echo(f"llmc: {bundle.path} is inside a store, so its portable executables are not compiled: write it to a "
+              f"folder with llmc cache pull REFERENCE -o FOLDER, and use that", err=True)  # fmt: skip
+        return bundle
+    result = compile_portable(bundle.path, store, settings, settings.threads, "sample", as_json)
+    if not console.quiet:
+        echo("\n".join(on_target_lines(result.to_json())), err=True)
+    return Bundle.open(bundle.path, settings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +18,6 @@ if TYPE_CHECKING:
 _NODES = "Nodes"
 _CI = "CI"
 _SERVERS = "Other servers"
-_PLAIN = (
-    "name", "port", "cpus", "image", "base_image", "program", "bundle_image", "namespace", "replicas", "max_replicas",
-    "trusted_keys", "api_key_secret", "model", "traffic", "max_padding", "runner", "server", "device", "configuration",
-    "cache_image", "tool_image",
-)  # fmt: skip
-"""Options that are passed on unchanged."""
 
 
 def _kinds() -> str:
@@ -81,7 +75,7 @@ class DeployCommand(Command):
 
     def run(self) -> None:
         from llmc.deploy import create
-        from llmc.deploy.request import options_for, write
+        from llmc.deploy.base import Options, options_for, write
 
         chosen = create(self.kind)
         if (self.output is None) != self.show:
@@ -89,7 +83,8 @@ class DeployCommand(Command):
         if self.bundle_volume not in (None, "image", "pull"):
             raise InputError(f"--bundle-volume {self.bundle_volume!r} is not one of image, pull")
         pull = None if self.bundle_volume is None else self.bundle_volume == "pull"
-        given = {**self.values(*_PLAIN), "allow_from": tuple(self.allow_from or ()), "pull": pull}
+        plain = self.values(*(one.name for one in fields(Options) if hasattr(self, one.name)))
+        given = {**plain, "allow_from": tuple(self.allow_from or ()), "pull": pull}
         files = chosen.files(options_for(chosen, {**given, **_bundle(self.bundle, self.cache_dir)}))
         if self.output is not None:
             write(self.output, files, force=self.force)

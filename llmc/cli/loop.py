@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from llmc.buckets.render.text import counted
-from llmc.cli.interrupts import sigterm_interrupts
-from llmc.cli.options import Command, argument, flag, store_flag, switch
-from llmc.cli.output import CompileProgress, echo
-from llmc.cli.quantities import duration, fraction
+from llmc.cli.options import Command, argument, duration, flag, fraction, store_flag, switch
+from llmc.cli.output import CompileProgress, echo, sigterm_interrupts
 from llmc.errors import InputError
 from llmc.settings import Settings
 

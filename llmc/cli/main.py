@@ -134,7 +134,6 @@ def _unexpected(error: Exception, verbosity: int) -> int:
 
 
 def _shown(name: object) -> str:
-    """A file name, shortened in the middle when it is long."""
     text = str(name)
     return text if len(text) <= LONGEST_NAME else f"{text[:60]}…{text[-60:]}"
 

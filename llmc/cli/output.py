@@ -1,19 +1,23 @@
-"""Progress on stderr: a bar with ETA on a terminal, plain lines elsewhere, nothing when quiet."""
+"""Output of commands, progress on stderr (a bar with ETA on a terminal, plain lines elsewhere), and interrupts."""
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from llmc.shown import shown, shown_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
     from typing import TextIO
 
     from llmc.compiler.pipeline.compile import Event
+
 
 quiet = False
 """Set by main from -q: no progress output."""
@@ -336,3 +340,34 @@ def close_bars() -> None:
     """Remove the bars of `ReadingProgress` before other output is printed."""
     while _open_bars:
         _open_bars.pop().stop()
+
+
+EXIT = 130
+"""The exit code of every interrupted command; main prints that it was interrupted."""
+
+
+@contextmanager
+def sigterm_interrupts() -> Iterator[None]:
+    """Turn SIGTERM into KeyboardInterrupt, as SIGINT is, in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def end_incomplete(missing: Sequence[str]) -> None:
+    """Print the measurements that an interrupt left out and exit; do nothing if there are none."""
+    import typer
+
+    if missing:
+        some = "; ".join(missing[:8]) + (f"; and {len(missing) - 8} more" if len(missing) > 8 else "")
+        echo(f"llmc: not measured: {some}", err=True)
+        raise typer.Exit(EXIT)

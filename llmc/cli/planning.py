@@ -9,9 +9,19 @@ from llmc.buckets.limits import DEFAULT_BLOCK_SIZE, DEFAULT_MAX_NUM_SEQS
 from llmc.buckets.plan import Plan
 from llmc.buckets.strategies import DEFAULT_STRATEGY, names
 from llmc.buckets.strategies.base import Range
-from llmc.cli.options import Command, clip_flag, fields_flag, flag, rate_flag, traffic_format_flag
+from llmc.cli.options import (
+    Command,
+    clip_flag,
+    duration,
+    fields_flag,
+    flag,
+    fraction,
+    rate,
+    rate_flag,
+    size,
+    traffic_format_flag,
+)
 from llmc.cli.output import ReadingProgress
-from llmc.cli.quantities import duration, fraction, rate, size
 from llmc.errors import InputError
 
 if TYPE_CHECKING:

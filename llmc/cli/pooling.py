@@ -7,9 +7,6 @@ import sys
 import time
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from llmc.buckets.render.text import counted
 from llmc.cli.options import Command, argument, bundle_argument, flag, switch, threads_flag
@@ -23,7 +20,6 @@ SHOWN = 4
 
 
 TRUNCATE = ("--truncate", "Truncate texts that are too long. Default: refuse them.")
-TruncateFlag = Annotated[bool, typer.Option(TRUNCATE[0], help=TRUNCATE[1])]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmc.cli.certifying import certificate_lines
 from llmc.cli.options import Command, bundle_argument, flag, store_flag
 from llmc.cli.output import echo
 from llmc.cli.results import accuracy_line, verified_line
+from llmc.cli.verify import certificate_lines
 from llmc.errors import ArtifactError
 from llmc.settings import Settings
 
@@ -96,7 +96,6 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str
 
 
 def _built(file: Path) -> str:
-    """Summarise a compile result. Raises InputError for any other file."""
     from llmc.files import read_text
     from llmc.json_fields import Fields
 
@@ -117,7 +116,7 @@ def _padding(bundle: Bundle, file: Path) -> str:
 
 
 def _certified(bundle: Bundle, file: Path) -> str:
-    """Summarise a certificate. Raises ArtifactError if it is of another bundle. The signature is not checked here."""
+    """The signature is not checked here."""
     from llmc.runtime.certificate.document import read_file
 
     built, _, signature = read_file(file)

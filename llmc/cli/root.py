@@ -16,8 +16,8 @@ from llmc.version import __version__
 COMMANDS = {
     "plan": ("llmc.cli.plan:app", "Choose the buckets to compile."),
     "compile": ("llmc.cli.compile:CompileCommand", "Compile a model into a bundle of ready-to-run graphs."),
-    "run": ("llmc.cli.run:RunCommand", "Answer one prompt; compiles the model on first use."),
-    "chat": ("llmc.cli.run:ChatCommand", "Chat with a model; compiles it on first use."),
+    "run": ("llmc.cli.generate:RunCommand", "Answer one prompt; compiles the model on first use."),
+    "chat": ("llmc.cli.generate:ChatCommand", "Chat with a model; compiles it on first use."),
     "verify": ("llmc.cli.verify:VerifyCommand", "Check a bundle against its reference model."),
     "generate": ("llmc.cli.generate:GenerateCommand", "Answer prompts with a bundle."),
     "embed": ("llmc.cli.pooling:EmbedCommand", "Embed texts with a bundle of an embedding model."),

@@ -17,14 +17,15 @@ import typer
 
 from llmc.buckets.render.text import counted
 from llmc.cli import output as messages
-from llmc.cli.capturing import CaptureFlags
 from llmc.cli.options import (
     DTYPE_CHOICES,
     ENGINE,
     SPECULATION,
+    CaptureFlags,
     address_flag,
     bundle_or_model_argument,
     device_flag,
+    duration,
     eager_flag,
     executor_flag,
     flag,
@@ -34,6 +35,7 @@ from llmc.cli.options import (
     prompt_lookup_max_flag,
     prompt_lookup_min_flag,
     quantize_flag,
+    size,
     speculate_flag,
     speculation,
     switch,
@@ -42,7 +44,6 @@ from llmc.cli.options import (
 )
 from llmc.cli.output import echo
 from llmc.cli.planning import uses_in
-from llmc.cli.quantities import duration, size
 from llmc.compiler.options import EXECUTORS, LOCAL
 from llmc.errors import InputError, UnknownNameError
 from llmc.platforms import install_line
@@ -182,7 +183,7 @@ class ServeCommand(CaptureFlags):
         }  # fmt: skip
         _require_executor(self.executor, {"--address": self.address, **scaling}, alone)
         serve = _server(_local_count(self.replicas) if self.executor == LOCAL else 1)
-        from llmc.server.warming import WarmUp, how_of
+        from llmc.server.loading import WarmUp, how_of
 
         store = open_store(None, settings, self.device)
         how = how_of(self.warm_up or ("open" if settings.skip_warmup else "all"))
@@ -234,7 +235,6 @@ class ServeCommand(CaptureFlags):
         return EngineOptions(speculative_config=config, **chosen)
 
     def _compile_options(self) -> dict[str, Any]:
-        """Compile options for a MODEL, by the names of `llmc.compile`."""
         options = self.values("max_model_len", "max_num_seqs", "quantize", "dtype")
         if self.plan is None:
             return options
@@ -251,7 +251,7 @@ def _server(replicas: int) -> Callable[..., int]:
         from llmc.server.serve import serve
 
         if replicas > 1:
-            from llmc.server.replicas.serving import serve_replicas
+            from llmc.server.replicas import serve_replicas
 
             return partial(serve_replicas, replicas)
     except ModuleNotFoundError as e:
@@ -270,11 +270,28 @@ def _keys(flag: str, given: list[str] | None, default: str | None) -> tuple[str,
 
 
 def _print_event(event: Event) -> None:
-    """Print an event as one JSON line. Progress is not printed, because /ready reports it."""
+    """Progress is not printed, because /ready reports it."""
     from llmc.server.state import Progress
 
     if not isinstance(event, Progress):
         echo(json.dumps({"event": type(event).__name__.lower(), **asdict(event)}))
+
+
+_SAID = {
+    "Listening": "listening on {url}",
+    "Ready": "ready in {seconds:.1f} s: {model} on {device}; {warmed} warm-up steps run, compilations {compilations}",
+    "WarmAside": "warm: {warmed} more buckets run between requests in {seconds:.1f} s, compilations {compilations}",
+    "Swapped": "new requests run on {digest:.19} after {seconds:.1f} s, {draining} still on {previous:.19}",
+    "SwapRefused": "the new bundle is refused and the old one still served: {message}",
+    "Retired": "{digest:.19} is closed, {seconds:.1f} s after",
+    "Draining": "{signal}: no new requests; {running} running and {waiting} waiting have {timeout_s:g} s to end "
+    "(signal again to stop now)",
+    "ReplicaLost": "replica {replica} ended: {reason}; another starts in {again_s:g} s",
+    "ReplicaBack": "replica {replica} serves, {seconds:.1f} s after its start",
+    "Dead": "the engine stopped, and /health is now 503: {message}",
+    "Stopped": "stopped after {seconds:.1f} s",
+}
+"""Messages by event, with its fields."""
 
 
 class _Reported:
@@ -283,105 +300,58 @@ class _Reported:
     EVERY_S = 5.0
 
     def __init__(self) -> None:
-        self._bars: dict[str, messages.StepProgress] = {}
+        self._bar: messages.StepProgress | None = None
         self._said_at = time.monotonic()
 
     def __enter__(self) -> _Reported:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._close_bars()
+        if self._bar is not None:
+            self._bar.__exit__(*error)
+            self._bar = None
 
     def __call__(self, event: Event) -> None:
-        from llmc.server.events import (
-            Dead,
-            Draining,
-            Listening,
-            Ready,
-            ReplicaBack,
-            ReplicaLost,
-            Retired,
-            Stopped,
-            Swapped,
-            SwapRefused,
-            WarmAside,
-        )
+        from llmc.server.events import Draining, Listening, Ready, Stopped, Swapped, WarmAside
+        from llmc.server.state import Progress
 
         if messages.quiet:
             return
+        if isinstance(event, Progress):
+            self._progress(event)
+            return
+        if isinstance(event, Ready | Draining):
+            self.__exit__(None, None, None)
+        text = _SAID[type(event).__name__].format_map(asdict(event))
         match event:
-            case Listening(url=url):
-                self._say(f"listening on {url}")
-                if event.open_to_all:
-                    self._say("no API key is required, and other hosts can connect; --api-key sets one")
-            case Ready():
-                self._close_bars()
-                self._say(
-                    f"ready in {event.seconds:.1f} s: {event.model} on {event.device}; {event.warmed} warm-up steps "
-                    f"run, compilations {event.compilations}"
-                )
-            case WarmAside(failed=failed):
-                named = f"; failed: {', '.join(failed)}" if failed else ""
-                self._say(
-                    f"warm: {event.warmed} more buckets run between requests in {event.seconds:.1f} s, compilations "
-                    f"{event.compilations}{named}"
-                )
             case Swapped(changed=False):
-                self._say(f"{event.digest[:19]} is already served; nothing changed")
-            case Swapped():
-                self._say(
-                    f"new requests run on {event.digest[:19]} after {event.seconds:.1f} s, {event.draining} still on "
-                    f"{event.previous[:19]}"
-                )
-            case SwapRefused():
-                self._say(f"the new bundle is refused and the old one still served: {event.message}")
-            case Retired():
-                self._say(f"{event.digest[:19]} is closed, {event.seconds:.1f} s after")
-            case Draining():
-                self._close_bars()
-                self._say(
-                    f"{event.signal}: no new requests; {event.running} running and {event.waiting} waiting have "
-                    f"{event.timeout_s:g} s to end (signal again to stop now)"
-                )
-            case ReplicaLost(replica=number):
-                self._say(f"replica {number} ended: {event.reason}; another starts in {event.again_s:g} s")
-            case ReplicaBack(replica=number):
-                self._say(f"replica {number} serves, {event.seconds:.1f} s after its start")
-            case Dead():
-                self._say(f"the engine stopped, and /health is now 503: {event.message}")
-            case Stopped():
-                cut = f", {counted(event.cancelled, 'request')} cut" if event.cancelled else ""
-                self._say(f"stopped after {event.seconds:.1f} s{cut}")
-            case _:
-                self._progress(event)
+                text = f"{event.digest[:19]} is already served; nothing changed"
+            case WarmAside(failed=(_, *_)):
+                text += f"; failed: {', '.join(event.failed)}"
+            case Stopped() if event.cancelled:
+                text += f", {counted(event.cancelled, 'request')} cut"
+        self._say(text)
+        if isinstance(event, Listening) and event.open_to_all:
+            self._say("no API key is required, and other hosts can connect; --api-key sets one")
 
     def _progress(self, at: Progress) -> None:
-        from llmc.server.warming import STAGE
+        from llmc.server.loading import STAGE
 
         if at.stage != STAGE:  # a compile has its own progress display
             return
         if sys.stderr.isatty():
-            if at.stage not in self._bars:
-                self._close_bars()
-                self._bars[at.stage] = messages.StepProgress(at.stage)
-                self._bars[at.stage].__enter__()
-            self._bars[at.stage]("", at.done, at.total)
+            self._bar = self._bar or messages.StepProgress(at.stage)
+            self._bar("", at.done, at.total)
         elif time.monotonic() - self._said_at > self.EVERY_S:
             self._said_at = time.monotonic()
             left = "" if at.eta_s is None else f", about {at.eta_s:.0f} s left"
             self._say(f"{at.stage}: {at.done} of {at.total}{left}")
-
-    def _close_bars(self) -> None:
-        for bar in self._bars.values():
-            bar.__exit__(None, None, None)
-        self._bars.clear()
 
     def _say(self, text: str) -> None:
         echo(f"llmc: {text}", err=True)
 
 
 def _require_executor(executor: str, cluster: dict[str, Any], alone: dict[str, Any]) -> None:
-    """Raise UnknownNameError for an unknown executor and InputError for flags that do not apply to it."""
     if executor not in EXECUTORS:
         raise UnknownNameError("executor", executor, EXECUTORS)
     unused = alone if executor != LOCAL else cluster
@@ -432,7 +402,7 @@ def _chat_format(path: Path) -> ChatFormat:
 
 
 def _origins(given: Iterable[str]) -> tuple[str, ...]:
-    """The allowed origins; vLLM's form, a JSON list of them, is taken as well. Raises InputError for another form."""
+    """Also takes vLLM's form, a JSON list."""
     found: list[str] = []
     for text in given:
         try:

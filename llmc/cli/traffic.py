@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from llmc.buckets.render.text import counted
-from llmc.cli.options import Command, add, argument, flag, switch
+from llmc.cli.options import Command, add, argument, duration, flag, fraction, switch
 from llmc.cli.output import ReadingProgress, StepProgress, close_bars, echo
-from llmc.cli.quantities import duration, fraction
 from llmc.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:

@@ -12,9 +12,8 @@ import typer
 
 from llmc.buckets.render.text import counted
 from llmc.cli import output as messages
-from llmc.cli.interrupts import EXIT, sigterm_interrupts
 from llmc.cli.options import Command, bundle_argument, device_flag, flag, store_flag, switch
-from llmc.cli.output import echo
+from llmc.cli.output import EXIT, echo, sigterm_interrupts
 from llmc.errors import InputError
 from llmc.settings import Settings
 

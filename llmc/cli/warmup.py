@@ -12,11 +12,10 @@ import typer
 
 from llmc.buckets.bucket import Bucket
 from llmc.cli import output as messages
-from llmc.cli.capturing import UNCAPTURED_SHOWN, CaptureFlags
-from llmc.cli.certifying import certify_bundle
-from llmc.cli.interrupts import EXIT, sigterm_interrupts
-from llmc.cli.on_target import on_target_first
+from llmc.cli.compile import on_target_first
 from llmc.cli.options import (
+    UNCAPTURED_SHOWN,
+    CaptureFlags,
     bundle_argument,
     eager_flag,
     flag,
@@ -26,8 +25,9 @@ from llmc.cli.options import (
     threads_flag,
     weights_flag,
 )
-from llmc.cli.output import echo
+from llmc.cli.output import EXIT, echo, sigterm_interrupts
 from llmc.cli.planning import uses_in
+from llmc.cli.verify import certify_bundle
 from llmc.errors import InputError, LlmcError
 from llmc.settings import Settings
 
@@ -132,7 +132,7 @@ class WarmupCommand(CaptureFlags):
 
 
 def _shown(found: WarmUpOutcome, bundle: str, opened: Bundle, as_json: bool) -> None:
-    """Print what ran. Raises LlmcError naming what did not run; exits with EXIT after an interrupt."""
+    """Raises LlmcError naming what did not run."""
     if as_json:
         echo(json.dumps({"bundle": bundle, "device": opened.manifest.device, **found.to_dict()}))
     else:
@@ -150,7 +150,7 @@ def _warmed(
     bundle: Bundle, options: EngineOptions, hidden: bool, uses: Mapping[Bucket, int] | None = None,
     choice: CaptureChoice | None = None,
 ) -> WarmUpOutcome:  # fmt: skip
-    from llmc.api.warming import warm_up
+    from llmc.api.measuring import warm_up
 
     with sigterm_interrupts(), messages.StepProgress("warm up", hidden) as bar:
         return warm_up(
@@ -169,7 +169,6 @@ def _line(ran: Warmed | Bucket | AuxiliaryRun, found: WarmUpOutcome) -> str:
 
 
 def _text(found: WarmUpOutcome, bundle: str, device: str) -> str:
-    """One line per phase, then the engine's counters."""
     from llmc.buckets.render.text import size_text, table
 
     rows = [("", "buckets", "warm", "failed", "first run", "replay")]

@@ -22,8 +22,8 @@ KINDS = Registry(
         "gitlab": "llmc.deploy.ci:Gitlab",
         "kserve": "llmc.deploy.kubernetes:Kserve",
         "kubernetes": "llmc.deploy.kubernetes:Kubernetes",
-        "opea": "llmc.deploy.opea:Opea",
-        "systemd": "llmc.deploy.systemd:Systemd",
+        "opea": "llmc.deploy.docker:Opea",
+        "systemd": "llmc.deploy.docker:Systemd",
         "vllm": "llmc.deploy.vllm:VllmDeployment",
     },
 )

@@ -28,10 +28,7 @@ class Pipeline(DeploymentKind):
         return {**super().files(options), self.constraints.format(name=options.label): options.facts.constraints}
 
     def values(self, options: Options) -> dict[str, Any]:
-        """Flags of plan and compile, and the registry.
-
-        Raises InputError for --max-padding without traffic, and for a device without the label of a runner that has it.
-        """
+        """Raises InputError for --max-padding without traffic, and without a runner that has the device."""
         found, facts = super().values(options), options.facts
         if options.max_padding and not options.traffic:
             raise InputError("--max-padding needs recorded requests: name them with --traffic FILE")

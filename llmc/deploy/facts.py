@@ -41,11 +41,7 @@ class BundleFacts:
 
     @classmethod
     def of(cls, bundle: Bundle) -> BundleFacts:
-        """Read a bundle's facts.
-
-        Raises UnknownNameError for an unknown device, InputError for a device that no single server has or a bundle
-        without weights, and ArtifactError for invalid cache sizes.
-        """
+        """Read a bundle's facts. Raises InputError if no server can have it or it lacks weights, and ArtifactError."""
         from llmc.compiler.targets import open_target
 
         if bundle.manifest.is_unbound:
@@ -138,8 +134,7 @@ class BundleFacts:
 
     @property
     def constraints(self) -> str:
-        """Packages that compiled the bundle as pip constraints, because an executor refuses what another version
-        compiled.
+        """Packages that compiled the bundle as pip constraints: an executor refuses what another version compiled.
 
         Manifest entries that are not packages of an index (a flag, a build after "+") are left out.
         """
@@ -153,11 +148,7 @@ class BundleFacts:
 
     @property
     def compile_flags(self) -> tuple[str, ...]:
-        """Flags of `llmc compile` that compiled the bundle, without the model, plan and -o. Each is one word without
-        blanks.
-
-        Raises ArtifactError for values that no compile writes.
-        """
+        """Flags of `llmc compile`, one word each, without MODEL, plan, -o. Raises ArtifactError for foreign values."""
         options = self.manifest.options
         flags = ["--device", self.manifest.device]
         for name in ("quantize", "dtype"):

@@ -64,7 +64,6 @@ class VllmDeployment(DeploymentKind):
 
 
 def _configuration(server: BucketRules, options: Options) -> Configuration:
-    """The given plan, or the bundle's. Raises InputError without either."""
     if options.configuration is not None:
         return load(server, str(options.configuration), {}, {})
     if options.bundle is None:

@@ -12,7 +12,7 @@ from llmc.buckets.render import figure, page
 from llmc.buckets.render.figure import FAINT, INK, MARK, PADDING, PHASE_COLORS
 from llmc.buckets.render.page import Section, Table, columns
 from llmc.buckets.render.text import printable, shortened
-from llmc.fleet.cold_starts import WAYS
+from llmc.fleet.report import WAYS
 
 if TYPE_CHECKING:
     from matplotlib.figure import FigureBase
@@ -25,10 +25,7 @@ COLORS = dict(zip(WAYS, (PHASE_COLORS["decode"], FAINT, PADDING, MARK), strict=T
 
 
 def draw(path: Path, found: FleetPlan) -> None:
-    """Write `path`, a .png or a self-contained .html, atomically; equal plans give equal bytes.
-
-    Raises InputError when it cannot be written.
-    """
+    """Write `path`, a .png or self-contained .html, atomically; equal plans give equal bytes. Raises InputError."""
     nodes = sum(cost.replicas for cost in found.costs)
     title = f"A fleet of {nodes:,} nodes: cold starts by nodes that pull at once"
     plots = [

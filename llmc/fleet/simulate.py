@@ -217,7 +217,6 @@ class _Run:
             heapreplace(self._tries, (when + pause, tries + 1, at, node))
 
     def _admit(self) -> None:
-        """Start queued pulls while there is room."""
         for one in self._bundles:
             while one.waiting and self._room(one):
                 one.ends.append((one.clock + one.pull.size, one.waiting.popleft()))

@@ -1,20 +1,26 @@
-"""Run work for a connected client in separate threads, so that the event loop and its streams continue.
+"""Run work for a connected client outside the event loop, so that streams continue.
 
-Two lanes, both short and bounded, keep work of milliseconds from waiting for work of a second.
+Two lanes of threads, both short and bounded, keep work of milliseconds from waiting for work of a second.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
 from llmc.errors import OverloadedError
 from llmc.runtime.heap import trim
+
+if TYPE_CHECKING:
+    from llmc.buckets.plan import Plan
+
 
 T = TypeVar("T")
 
@@ -40,9 +46,7 @@ class Lane:
         self._quiet: asyncio.TimerHandle | None = None
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Return the result of `work`; cancelling this before `work` begins prevents it. Raises OverloadedError for a
-        full lane.
-        """
+        """Run `work`, unless this is cancelled before it begins. Raises OverloadedError for a full lane."""
         if self._waiting >= MAX_WAITING:
             raise OverloadedError(f"{self._waiting} long requests are being read; try again later", 1.0)
         self._waiting += 1
@@ -94,3 +98,64 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) ->
         task.cancel()
         watcher.cancel()
         await asyncio.gather(task, watcher, return_exceptions=True)
+
+
+class SharedWork:
+    """Results of work in a thread, shared by all who called before it began."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._begun = 0
+        self._result: Any = None
+
+    async def get(self, work: Callable[[], T]) -> T:
+        """Return the result of `work`, begun after this call. Errors of `work` are raised in one of the callers."""
+        before = self._begun
+        async with self._lock:
+            if self._begun == before:
+                self._begun += 1
+                try:
+                    self._result = await asyncio.to_thread(work)
+                except BaseException:
+                    self._begun -= 1
+                    raise
+            found: T = self._result
+            return found
+
+
+TIMEOUT_S = 120.0
+NICE = 10
+_MODULE = "llmc.buckets.planner.replanning"
+
+
+class Replanner:
+    """Runs one process at a time; concurrent callers share its result."""
+
+    def __init__(self) -> None:
+        self._running: asyncio.Task[dict[str, Any]] | None = None
+
+    async def offer(self, plan: Plan, metrics: str) -> dict[str, Any]:
+        """Return {"offer": Offer.to_dict() or None} or {"error": reason}."""
+        if self._running is None or self._running.done():
+            self._running = asyncio.create_task(_offered(plan, metrics))
+        return await asyncio.shield(self._running)
+
+
+async def _offered(plan: Plan, metrics: str) -> dict[str, Any]:
+    child = await asyncio.create_subprocess_exec(
+        "nice", "-n", str(NICE), sys.executable, "-m", _MODULE, stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            reported, _ = await child.communicate(json.dumps({"plan": plan.to_dict(), "metrics": metrics}).encode())
+    except TimeoutError:
+        return {"error": f"planning took more than {TIMEOUT_S:.0f} s; use llmc plan --traffic"}
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+    if child.returncode:
+        return {"error": f"planning ended with {child.returncode}"}
+    found: dict[str, Any] = json.loads(reported)
+    return found

@@ -140,8 +140,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """httptools callback: a header has arrived.
 
-        Trailers after a body are not merged into the headers (RFC 9110, 6.5.1): a proxy that checks the head has not
-        seen them.
+        Trailers do not join the headers (RFC 9110, 6.5.1): a proxy that checks the head has not seen them.
         """
         if self._in_head:
             super().on_header(name, value)
@@ -180,7 +179,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unanswered = (*(cycle for cycle in self._unanswered if not cycle.response_complete), self.cycle)
 
     def _close_after_these(self) -> None:
-        """Close the connection after the last accepted request."""
         self.cycle.keep_alive = False
         self._await(None)
 

@@ -43,10 +43,9 @@ class WarmAside:
 
 @dataclass(frozen=True)
 class Swapped:
-    """New requests run on the bundle `digest` of `model` in place of `previous`, `seconds` after the swap was
-    requested.
+    """After `seconds`, new requests run on bundle `digest` of `model` and `draining` ones still on `previous`.
 
-    `draining` requests still run on the previous bundle. Not `changed`: that bundle was served already.
+    Not `changed`: that bundle was served already.
     """
 
     model: str

@@ -1,20 +1,28 @@
-"""The engine requests of one HTTP request: one per prompt, with one numbering for all choices."""
+"""The engine requests of one HTTP request, with one numbering for all choices, and their response."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fastapi.responses import JSONResponse, Response
+from starlette.requests import Request as HttpRequest
+from starlette.types import Receive, Scope, Send
 
 from llmc.runtime.engine.requests import Request, Update
 from llmc.runtime.engine.sampling.batch import TokenLogprobs
 from llmc.runtime.engine.sampling.params import SamplingParams
-from llmc.server.errors import SERVER, ApiError, bad_request
+from llmc.server.aside import disconnected, unless_disconnected
+from llmc.server.errors import SERVER, ApiError, api_error, bad_request
+from llmc.server.protocol.answers import event
 
 if TYPE_CHECKING:
     from llmc.runtime.engine.async_engine import Stream
     from llmc.server.state import Served, ServerConfig
+
 
 TRACE_HEADERS = ("traceparent", "tracestate")
 
@@ -65,8 +73,7 @@ class Generation:
     ) -> Generation:  # fmt: skip
         """Submit all of `prompts` to the engine, or none, with adapter number `adapter` (0: none).
 
-        `params` are of all prompts, or of each.
-        `headers` of the HTTP request may name its trace. Raises InputError, OverloadedError or EngineDeadError.
+        `params` are of all prompts, or of each. `headers` may name a trace. Raises what `AsyncEngine.open` raises.
         """
         ends, streams = served.tokenizer.eos_token_ids, []
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
@@ -161,3 +168,79 @@ class Generation:
             self.cancel()
             raise
         return found
+
+
+HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+class EventStream(Response):
+    """Streams `events`, pieces of the body. An error becomes the last event: {"error": {…}}.
+
+    `release` is always called at the end: the client read everything, left, or the server stops.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None], release: Callable[[], None]) -> None:
+        self._events = events
+        self._release = release
+        self.background = None
+        self.status_code = 200
+        self.init_headers(HEADERS)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response."""
+        sender = asyncio.ensure_future(self._send(send))
+        watcher = asyncio.ensure_future(disconnected(receive))
+        try:
+            await asyncio.wait({sender, watcher}, return_when=asyncio.FIRST_COMPLETED)
+            if sender.done():
+                sender.result()
+        finally:
+            sender.cancel()
+            watcher.cancel()
+            await asyncio.gather(sender, watcher, return_exceptions=True)
+            await self._events.aclose()
+            self._release()
+
+    async def _send(self, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            async with aclosing(self._pieces()) as pieces:
+                async for data in pieces:
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except OSError:  # some ASGI servers signal a disconnected client this way
+            return
+
+    async def _pieces(self) -> AsyncGenerator[bytes, None]:
+        try:
+            async for data in self._events:
+                if data:
+                    yield data
+        except Exception as e:  # noqa: BLE001 - the response has begun, so only an event can report the error
+            yield event(api_error(e).body)
+
+
+class Writer(Protocol):
+    """Builds a route's JSON from a generation."""
+
+    async def whole(self, generation: Generation) -> dict[str, Any]:
+        """Return the complete response once the generation has ended."""
+
+    def stream(self, generation: Generation) -> AsyncGenerator[bytes, None]:
+        """Yield response events as they arrive."""
+
+
+async def answer(
+    request: HttpRequest, start: Coroutine[Any, Any, Generation], writer: Writer, streamed: bool | None
+) -> Response:
+    """Respond to `request`; raises errors of `start` before anything is sent."""
+    if streamed:
+        generation = await unless_disconnected(request.receive, start)
+        return EventStream(writer.stream(generation), generation.cancel)
+
+    async def whole() -> Response:
+        return JSONResponse(await writer.whole(await start))
+
+    return await unless_disconnected(request.receive, whole())

@@ -21,14 +21,13 @@ import uvicorn
 
 from llmc.platforms import require_names
 from llmc.runtime.engine.observer import Observer
-from llmc.server.backend import Backend
+from llmc.server.app import Backend
 from llmc.server.connections import KEEP_ALIVE_S, UVICORN, bounded_by
 from llmc.server.errors import ApiError
 from llmc.server.events import Dead, Draining, Listening, OnEvent, Stopped
-from llmc.server.loading import OpenBundle
+from llmc.server.loading import OpenBundle, WarmUp
 from llmc.server.state import ServerConfig
 from llmc.server.swapping import Reopen
-from llmc.server.warming import WarmUp
 
 if TYPE_CHECKING:
     from llmc.runtime.engine.async_engine import AsyncEngine
@@ -128,10 +127,7 @@ class Server:
         return self.loader.is_alive() or (swapping is not None and swapping.is_alive())
 
     def reload(self) -> None:
-        """Swap in the current bundle from the original source; the outcome is reported as an event.
-
-        Callable from any thread and from signal handlers.
-        """
+        """Swap in the current bundle from the original source; for any thread or signal handler. Reports an event."""
 
         def begin() -> None:
             self._reload = asyncio.create_task(self._swap())
@@ -145,10 +141,7 @@ class Server:
             await self._swapper.swap()
 
     def stop(self, signum: int = signal.SIGTERM) -> None:
-        """Drain; the second time, stop without waiting. Returns at once.
-
-        Callable from any thread and from signal handlers.
-        """
+        """Drain; the second time, stop without waiting. Returns at once; for any thread or signal handler."""
         self._signals.append(signum)
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has already ended
@@ -177,7 +170,6 @@ class Server:
 
     @property
     def _open(self) -> list[Served]:
-        """The served bundle, and a replaced one that is still in use."""
         return [served for served in (self.state.served, self._swapper.retiring) if served is not None]
 
     async def _serve(self, http: asyncio.Task[None]) -> None:
@@ -214,7 +206,6 @@ class Server:
         return draining.result(), began
 
     def _load(self) -> None:
-        """Runs in the loader's thread."""
         if not self.backend.load():
             return
         if self._loop is not None:

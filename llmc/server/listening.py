@@ -71,10 +71,7 @@ def listen(host: str, port: int, scheme: str = "http") -> Listener:
 
 
 def listen_unix(path: Path) -> Listener:
-    """Bind the Unix socket `path`; replaces the file of a killed server, never that of a live one.
-
-    Raises InputError if the path cannot be bound.
-    """
+    """Bind the Unix socket `path`, in place of a killed server's file but never of a live one's. Raises InputError."""
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _remove_abandoned(path)

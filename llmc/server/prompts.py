@@ -14,15 +14,12 @@ if TYPE_CHECKING:
 
     from llmc.buckets.limits import Limits
     from llmc.runtime.text.confined_encoding import Encoded
-    from llmc.server.protocol.chat import Message, Tool
-    from llmc.server.protocol.completions import CompletionRequest
+    from llmc.server.protocol.requests import CompletionRequest, Message, Tool
     from llmc.server.state import Served
 
 
 async def completion_prompts(request: Request, served: Served, body: CompletionRequest) -> list[list[int]]:
-    """Return the token ids of every prompt. Raises InputError for invalid Unicode, ApiError for prompts that do not
-    fit.
-    """
+    """Return the token ids of every prompt. Raises InputError for invalid Unicode, else what `fitting` raises."""
     prompts, keep = body.prompt, body.truncate_prompt_tokens
     if isinstance(prompts[0], str):
         return await fitting(request, served, prompts, body.add_special_tokens is not False, keep)
@@ -33,9 +30,7 @@ async def fitting(
     request: Request, served: Served, texts: Sequence[str], add_special_tokens: bool, keep: int | None,
     field: str = "prompt",
 ) -> list[list[int]]:  # fmt: skip
-    """Return the token ids of `texts`, each `truncated`; texts that are certainly too long are refused before
-    tokenizing.
-    """
+    """Return the ids of `texts`, each `truncated`; refuses certainly too long ones before tokenizing."""
     most = served.limits.longest_prompt if keep in (None, -1) else keep
     if keep is None:
         await aside(request, sum(map(len, texts)), lambda: check_lengths(served, texts, field))
@@ -112,8 +107,7 @@ async def render(
 ) -> str:  # fmt: skip
     """Apply the chat template.
 
-    Raises InputError for messages that it refuses, ApiError if there is no template or it shows no tools, and
-    ClientDisconnect.
+    Raises InputError for messages that it refuses, ApiError without a template or one that shows tools.
     """
     template = served.chat_template
     if template is None:

@@ -27,13 +27,13 @@ from typing import TYPE_CHECKING, Any
 from llmc.cluster import AUTO, connected
 from llmc.errors import DeviceError, InputError, LlmcError
 from llmc.runtime.startup.opening import EngineOptions
-from llmc.server.admission import check_age, check_model
-from llmc.server.backend import Backend
-from llmc.server.bell import bell
+from llmc.server.app import Backend
 from llmc.server.connections import HEAD_BYTES, KEEP_ALIVE_S
 from llmc.server.events import Draining, Event, Listening, OnEvent, Ready, Stopped
 from llmc.server.lifecycle import ENGINE_STOP_S
 from llmc.server.loading import OpenBundle, as_bundle, model_name
+from llmc.server.serve import bell
+from llmc.server.swapping import check_age, check_model
 from llmc.server.telemetry.metrics import SCRAPE_S, together
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
     from llmc.runtime.bundle import Bundle
+    from llmc.server.loading import WarmUp
     from llmc.server.state import ServerConfig
-    from llmc.server.warming import WarmUp
 
 NAME = "llmc"
 """Name of the application in the cluster, and of its one deployment."""
@@ -181,7 +181,7 @@ class _Deployment:
         self._arguments = (alone, open_bundle, options, warm_up)
 
     def _check_address(self, config: ServerConfig) -> None:
-        """Raise InputError if Serve already runs in the cluster at another address; it has only one."""
+        """Serve has only one address in a cluster."""
         from ray.serve.context import _get_global_client
 
         there = _get_global_client().http_config
@@ -221,7 +221,6 @@ class _Deployment:
             _log.warning("the bundle is swapped: generation %d", self._generation)
 
     def _check(self, new: Bundle) -> None:
-        """Raise LlmcError for another model, an older bundle, or changed files."""
         if not self._any_model:
             check_model(new, self._bundle)
         check_age(new, self._bundle, self._replaced)
@@ -309,7 +308,6 @@ class RayReplica:
 
     @cached_property
     def _replicas(self) -> Any:
-        """A handle that follows the replicas as they start and stop."""
         from ray import serve
 
         return serve.get_deployment_handle(NAME, NAME)

@@ -7,12 +7,17 @@ import contextlib
 import logging
 import multiprocessing
 import os
+import queue
 import signal
+import socket
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import quote
 
 from llmc.runtime.heap import settle, share_heap
@@ -22,13 +27,91 @@ from llmc.server.lifecycle import Server
 from llmc.server.listening import Listener, listen, listen_unix, require_certificate
 from llmc.server.loading import OpenBundle
 from llmc.server.state import ServerConfig
-from llmc.server.watchdog import Watchdog, end
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from llmc.server.loading import WarmUp
     from llmc.server.swapping import Reopen
-    from llmc.server.telemetry.recorder import TrafficRecorder
-    from llmc.server.telemetry.request_spans import RequestSpans
-    from llmc.server.warming import WarmUp
+    from llmc.server.telemetry.requests import RequestSpans, TrafficRecorder
+
+
+def nothing(signum: int, frame: Any) -> None:
+    """Handle a signal that is read from the bell."""
+
+
+@contextmanager
+def bell(signals: Iterable[int]) -> Iterator[socket.socket]:
+    """Open a socket that receives the number of each handled signal as a byte; `signals` get the handler `nothing`.
+
+    The C-level handler writes the byte. A thread that waits for a lock instead would miss a signal that arrives as the
+    wait begins, until the next one. For the main thread.
+    """
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.setblocking(False)
+        woken = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        before = {signum: signal.signal(signum, nothing) for signum in signals}
+        try:
+            yield ours
+        finally:
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+            signal.set_wakeup_fd(woken)
+
+
+GRACE_S = 10.0
+"""Extra seconds for cancelled requests, slow clients and closing."""
+HURRY_S = 2.0
+"""Seconds after a second signal."""
+
+
+class Watchdog:
+    """Ends the process timeout_s + GRACE_S after the first signal, HURRY_S after the second, at once at the third."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()  # SimpleQueue.put is safe in a signal handler
+        self._thread = threading.Thread(target=self._watch, name="llmc-watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Start watching."""
+        self._thread.start()
+
+    def signalled(self, signum: int) -> None:
+        """Record a signal; callable from a signal handler."""
+        self._signals.put(signum)
+
+    def dismiss(self) -> None:
+        """Stop watching: the process stopped normally."""
+        self._signals.put(0)
+
+    def _watch(self) -> None:
+        allowed = (self._timeout_s + GRACE_S, HURRY_S, 0.0)
+        signum, deadline = self._signals.get(), 0.0
+        for seconds in allowed:
+            if not signum:
+                return
+            code = 128 + signum
+            now = time.monotonic()
+            deadline = min(deadline or now + seconds, now + seconds)
+            try:
+                signum = self._signals.get(timeout=max(0.0, deadline - now))
+            except queue.Empty:
+                break
+        os.write(2, b"llmc: the server did not stop in time and was ended; requests were cut\n")
+        end(code)
+
+
+def end(code: int) -> NoReturn:
+    """Exit now, whatever other threads do, and kill child processes."""
+    for child in multiprocessing.active_children():
+        child.kill()
+        child.join(HURRY_S)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
 
 _HANGUP = getattr(signal, "SIGHUP", None)  # Windows lacks it, and those of IGNORED
 SIGNALS = (signal.SIGTERM, signal.SIGINT, *([] if _HANGUP is None else [_HANGUP]))
@@ -112,11 +195,11 @@ def means_swap() -> Callable[[int], bool]:
 
 def _recorders(config: ServerConfig) -> Iterator[TrafficRecorder | RequestSpans]:
     if config.record_traffic is not None:
-        from llmc.server.telemetry.recorder import TrafficRecorder
+        from llmc.server.telemetry.requests import TrafficRecorder
 
         yield TrafficRecorder(config.record_traffic)
     if config.otlp_traces_endpoint is not None:
-        from llmc.server.telemetry.request_spans import RequestSpans
+        from llmc.server.telemetry.requests import RequestSpans
 
         yield RequestSpans(config.otlp_traces_endpoint)
 
@@ -135,7 +218,6 @@ def handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return uvloop's loop factory, or None for asyncio's."""
     try:
         import uvloop
     except ImportError:
@@ -144,7 +226,6 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def _allow_files(count: int) -> None:
-    """Raise the process's limit of open files as far as allowed."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -156,7 +237,7 @@ def _allow_files(count: int) -> None:
 
 
 def _log_accesses(keys: Sequence[str]) -> None:
-    """Log requests without URL queries and without API keys."""
+    """Without URL queries and API keys."""
 
     def plain(record: logging.LogRecord) -> bool:
         if isinstance(record.args, tuple):

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from llmc.runtime.confined.limits import ChildLimits
 from llmc.runtime.text.confined_chat import LIMITS as TEMPLATE_LIMITS
+from llmc.server.aside import Replanner, SharedWork
 from llmc.server.clients import Clients
 from llmc.server.errors import bad_request
-from llmc.server.replanning import Replanner
-from llmc.server.shared import SharedWork
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

@@ -4,36 +4,183 @@ opened and checked next to the old one → loaded and warm → probed → new re
 closed
 
 An error before new requests run on it leaves the old bundle serving. Only one swap runs at a time, until the old bundle
-is closed. Opening and warming up pause between their parts while requests run (pacing.py).
+is closed. Opening and warming up pause between their parts while requests run.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from llmc.artifacts.bundle.trust import UntrustedError
 from llmc.artifacts.remotes.base import RemoteError
+from llmc.buckets.render.text import size_text
+from llmc.compiler.targets import open_target
 from llmc.errors import LlmcError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.requests import Request
 from llmc.runtime.engine.sampling.params import SamplingParams
-from llmc.server.admission import check_age, check_model, check_room, refused
+from llmc.runtime.host import available_memory
 from llmc.server.errors import ApiError, unavailable
 from llmc.server.events import OnEvent, Retired, Swapped, SwapRefused
 from llmc.server.loading import StoppedLoadingError, as_bundle
-from llmc.server.pacing import Pace, low_priority
 
 if TYPE_CHECKING:
     from llmc.runtime.engine.observer import EngineStats
     from llmc.server.loading import Loaded
     from llmc.server.state import Progress, Served, ServerState
+
+
+WORK_BYTES = 256 << 20
+"""Memory of a second engine in addition to weights and cache: activations, tables, confined children."""
+_FILES = ("tokenizer.json", "chat_template.jinja")
+
+
+def refused(message: str, code: str, status: int = 422) -> ApiError:
+    """Return the error for a refused bundle; the served one stays."""
+    return ApiError(status, message, code=code)
+
+
+def check_model(new: Bundle, running: Bundle) -> None:
+    """Raise ApiError other_model if `new` is of another model."""
+    changed = [name for name, before, after in _identity(running, new) if before != after]
+    if changed:
+        raise refused(
+            f"{new.path}: of another model than the served one: {', '.join(changed)} differ; to accept it, start the "
+            "server with --allow-model-change",
+            "other_model",
+        )
+
+
+def check_age(new: Bundle, running: Bundle, replaced: Collection[str]) -> None:
+    """Raise ApiError older_bundle if `new` is older; `replaced`: digests that this process served before."""
+    ours, theirs = running.manifest.llmc, new.manifest.llmc
+    why = None
+    if _release(theirs) < _release(ours):
+        why = f"llmc {theirs} wrote it, and {ours} the running one"
+    elif new.manifest.digest in replaced:
+        why = "this server served it before, and replaced it"
+    if why is not None:
+        raise refused(
+            f'{new.path}: older than the running bundle: {why}; to go back to it, send {{"allow_older": true}} to POST '
+            "/admin/bundle, or start the server with it",
+            "older_bundle",
+        )
+
+
+def check_room(new: Bundle) -> None:
+    """Raise ApiError no_memory if the host has no room for a second bundle: blobs, cache in host memory, WORK_BYTES.
+
+    An executor checks the memory of its own device when it opens.
+    """
+    available = available_memory()
+    size, cache = new.manifest.size, new.cache_bytes if _in_host(new) else 0
+    needed = size + cache + WORK_BYTES
+    if available is not None and needed > available:
+        raise refused(
+            f"{new.path}: no room for two bundles at once: it needs {size_text(needed)} (files {size_text(size)}, "
+            f"cache {size_text(cache)}, work {size_text(WORK_BYTES)}), and {size_text(available)} are available; free "
+            f"{size_text(needed - available)}, or restart the server with it",
+            "no_memory", 507,
+        )  # fmt: skip
+
+
+def _identity(before: Bundle, after: Bundle) -> list[tuple[str, object, object]]:
+    pairs = [(name, before.manifest.files.get(name), after.manifest.files.get(name)) for name in _FILES]
+    checkpoints = before.manifest.provenance.get("checkpoint"), after.manifest.provenance.get("checkpoint")
+    return [("task", before.task, after.task), ("checkpoint", *checkpoints), *pairs]
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])[:3]))
+
+
+def _in_host(bundle: Bundle) -> bool:
+    try:
+        return open_target(bundle.manifest.target, bundle.settings).hosting(bundle.manifest.options).host_memory
+    except LlmcError:  # the target's package is missing; its executor may still be installed
+        return True
+
+
+REST = 3.0
+"""Seconds of pause for each second of work, while requests run."""
+LONGEST_REST_S = 10.0
+LOWER = 10
+"""Added niceness: leaves the work a tenth of a contended core. At 19 more, a swap under full load took minutes."""
+NICEST = 19
+"""The system's maximum; higher values are clamped to it."""
+_LOOK_S = 0.05
+
+
+class Pace:
+    """Pauses between parts of the work, REST times as long as the last part, while `busy` returns true."""
+
+    def __init__(self, busy: Callable[[], bool]) -> None:
+        self._busy, self._since = busy, time.monotonic()
+
+    def rest(self) -> None:
+        """Pause the working thread, LONGEST_REST_S at most."""
+        now = time.monotonic()
+        until = now + min(LONGEST_REST_S, REST * (now - self._since))
+        while self._busy() and (left := until - time.monotonic()) > 0:
+            time.sleep(min(_LOOK_S, left))
+        self._since = time.monotonic()
+
+
+@contextmanager
+def low_priority() -> Iterator[None]:
+    """Raise the niceness of the calling thread by LOWER, so that serving goes first. The thread must end afterwards.
+
+    Threads and child processes that it starts inherit this and live on, so they are reset at the end. Does nothing if
+    the system does not allow a reset (RLIMIT_NICE, CAP_SYS_NICE), or if niceness is not per thread.
+    """
+    if not (sys.platform == "linux" and _may_return()):
+        yield
+        return
+    me = threading.get_native_id()
+    usual, before = os.getpriority(os.PRIO_PROCESS, me), _tasks()
+    low = min(usual + LOWER, NICEST)
+    os.setpriority(os.PRIO_PROCESS, me, low)
+    try:
+        yield
+    finally:
+        for task in _tasks() - before:
+            with suppress(OSError):  # it has ended
+                if (has := os.getpriority(os.PRIO_PROCESS, task)) >= low:
+                    os.setpriority(os.PRIO_PROCESS, task, has - (low - usual))
+
+
+def _tasks() -> set[int]:
+    """The threads of this process and of its children."""
+    found = list(Path("/proc/self/task").iterdir())
+    for task in list(found):
+        with suppress(OSError):
+            for child in (task / "children").read_text().split():
+                found += Path(f"/proc/{child}/task").iterdir()
+    return {int(task.name) for task in found}
+
+
+def _may_return() -> bool:
+    """Whether the calling thread may lower its niceness again."""
+    me = threading.get_native_id()
+    own = os.getpriority(os.PRIO_PROCESS, me)
+    try:
+        os.setpriority(os.PRIO_PROCESS, me, own + 1)
+        os.setpriority(os.PRIO_PROCESS, me, own)
+    except OSError:
+        return False
+    return True
+
 
 T = TypeVar("T")
 Notify = Callable[["Progress"], None]
@@ -122,7 +269,7 @@ class Swapper:
 
     @low_priority()
     def _found(self, named: str | None, allow_older: bool, old: Served) -> Loaded | None:
-        """Return the bundle checked, open and warm, or None if it is the served one; runs in a thread."""
+        """None if the bundle is the served one; runs in a thread."""
         running, state = old.bundle, self._state
         pace = Pace(lambda: old.engine.stats.running > 0 and not state.draining)
 
@@ -165,10 +312,7 @@ class Swapper:
         return loaded
 
     async def _probe(self, served: Served) -> None:
-        """Generate a few uncounted tokens as a test, and close the bundle on failure.
-
-        For other models the warm-up has run every bucket.
-        """
+        """Generate a few uncounted tokens as a test; the warm-up of a pooler has run every bucket."""
         if served.pooler is not None:
             return
         engine = served.generating
@@ -196,7 +340,7 @@ class Swapper:
         await self._beside(self._settle)
 
     async def _beside(self, work: Callable[[], T]) -> T:
-        """Return the result of `work`, run in a daemon thread that does not block the process's exit."""
+        """In a daemon thread, which does not block the process's exit."""
         done: Future[T] = Future()
 
         def run() -> None:

@@ -13,7 +13,7 @@ import pytest
 from llmc.bench import cpu_engines
 from llmc.bench.cpu_engines import MEMORY, PROMPT, START, Amount, Figures, decode, measure, record
 from llmc.bench.worker import EngineError
-from llmc.cli.interrupts import sigterm_interrupts
+from llmc.cli.output import sigterm_interrupts
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.targets.cpu import PLAIN, Measured
 from llmc.testing.toy import write_toy

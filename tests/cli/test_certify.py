@@ -117,7 +117,7 @@ def test_an_interrupt_writes_nothing(llmc: Llmc, static: Path, here: Path, monke
 
 
 def test_python_does_the_same(llmc: Llmc, static: Path, here: Path) -> None:
-    from llmc.api.certificates import certify
+    from llmc.api.measuring import certify
 
     assert llmc("cache", "trust", "release.pub").code == 0
     stages: set[str] = set()

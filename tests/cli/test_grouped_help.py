@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from llmc.cli.grouped_help import device_in
+from llmc.cli.options import device_in
 from llmc.compiler.targets import declared, devices
 from tests.cli.helpers import Llmc
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from llmc.cli.quantities import duration, fraction, rate, size
+from llmc.cli.options import duration, fraction, rate, size
 from llmc.errors import InputError
 
 

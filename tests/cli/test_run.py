@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc.cli import run as run_module
+from llmc.cli import generate as run_module
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.prompts import Prompt
 from tests.cli.helpers import Llmc

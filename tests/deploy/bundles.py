@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from llmc.deploy import create
+from llmc.deploy.base import options_for
 from llmc.deploy.facts import BundleFacts
-from llmc.deploy.request import options_for
 from llmc.runtime.bundle import Bundle
 from llmc.settings import Settings
 from tests.manifests import edit_manifest

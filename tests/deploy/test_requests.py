@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS
-from llmc.deploy.request import write
+from llmc.deploy.base import write
 from llmc.errors import ArtifactError, InputError, LlmcError, UnknownNameError
 from tests.deploy.bundles import facts, files, on
 

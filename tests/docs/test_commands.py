@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import typer.core
 
-from llmc.cli.grouped_help import CommandOfOptions
 from llmc.cli.main import main
+from llmc.cli.options import CommandOfOptions
 from tests.cli.conftest import surround
 from tests.docs.commands import AND_SO_ON, DOCUMENTS, OF_PACKAGES, ROOT, llmc_arguments, shown
 from tests.tiers import default_cases

@@ -21,9 +21,8 @@ from llmc.runtime.step import Step
 from llmc.server.events import Event, Listening, Ready
 from llmc.server.lifecycle import Server
 from llmc.server.listening import Listener, listen
-from llmc.server.loading import OpenBundle
+from llmc.server.loading import How, OpenBundle, WarmUp
 from llmc.server.state import ServerConfig
-from llmc.server.warming import How, WarmUp
 from tests.devices import use, watching
 from tests.timing import PATIENCE_S
 from tests.toy import Toy

@@ -13,8 +13,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from llmc.runtime.engine.observer import EngineStats
-from llmc.server.auth import RequireKey
-from llmc.server.routes import dashboard, metrics
+from llmc.server.clients import RequireKey
+from llmc.server.routes import status
 from llmc.server.state import Progress, Served, ServerConfig, ServerState
 from llmc.server.telemetry.metrics import Metrics
 from llmc.server.telemetry.snapshot import Snapshot
@@ -70,11 +70,10 @@ class Invented:
             self.clock.now += 1
 
     def app(self, keys: Callable[[], tuple[str, ...]] = tuple) -> Any:
-        """The two routers, behind `keys` where there are any."""
+        """The status routes, behind `keys` where there are any."""
         app = FastAPI(openapi_url=None)
         app.state.llmc = self.state
-        app.include_router(dashboard.router)
-        app.include_router(metrics.router)
+        app.include_router(status.router)
 
         async def guarded(scope: Any, receive: Any, send: Any) -> None:
             await (RequireKey(app, keys()) if keys() else app)(scope, receive, send)

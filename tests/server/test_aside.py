@@ -14,10 +14,9 @@ from llmc.buckets.limits import Limits
 from llmc.errors import OverloadedError
 from llmc.runtime.text.tokenizer import Tokenizer
 from llmc.server import aside
-from llmc.server.aside import LARGE, MAX_WAITING, SMALL, Lane
+from llmc.server.aside import LARGE, MAX_WAITING, SMALL, Lane, SharedWork
 from llmc.server.errors import ApiError
 from llmc.server.prompts import fitting
-from llmc.server.shared import SharedWork
 from llmc.testing.toy import tokenizer_json
 from tests.timing import PATIENCE_S, until
 

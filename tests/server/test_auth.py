@@ -8,7 +8,7 @@ import pytest
 
 from llmc.errors import InputError
 from llmc.server.app import ROUTERS
-from llmc.server.auth import OPEN_PATHS
+from llmc.server.clients import OPEN_PATHS
 from tests.server.served import KEYS
 from tests.server.stub_engine import refusal
 

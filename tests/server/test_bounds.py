@@ -13,9 +13,10 @@ import pytest
 
 from llmc.runtime.text.confined_encoding import LONG
 from llmc.runtime.text.tokenizer import Tokenizer
-from llmc.server import aside, body
+from llmc.server import aside
 from llmc.server.app import BODIES
-from llmc.server.protocol import bounds
+from llmc.server.protocol import base as bounds
+from llmc.server.routes import common
 from tests.server.served import Served
 from tests.server.stub_engine import Api, refusal
 
@@ -163,13 +164,13 @@ def test_the_first_fault_of_a_long_list_is_named_by_its_place(api: Api, wrong: A
 
 
 def test_a_long_body_is_read_beside_the_event_loop(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    read_json, threads = body.read_json, []
+    read_json, threads = common.read_json, []
 
     def watched(raw: bytes) -> Any:
         threads.append(threading.current_thread().name)
         return read_json(raw)
 
-    monkeypatch.setattr(body, "read_json", watched)
+    monkeypatch.setattr(common, "read_json", watched)
     assert api.complete(user="x", n=1).status_code == 200
     assert api.raw("/v1/completions", b'{"prompt": "Hi"}' + b" " * aside.LARGE).status_code == 200
     assert [name.startswith("llmc-long") for name in threads] == [False, True]
@@ -178,7 +179,7 @@ def test_a_long_body_is_read_beside_the_event_loop(api: Api, monkeypatch: pytest
 
 def test_long_bodies_are_held_up_to_a_bound_together(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     """One request may always go on: what it holds itself keeps none out."""
-    monkeypatch.setattr(body, "MAX_HELD", 1000)
+    monkeypatch.setattr(common, "MAX_HELD", 1000)
     raw = b'{"prompt": "Hi"}' + b" " * (aside.LARGE + 2000)
     assert api.raw("/v1/completions", raw).status_code == 200
     api.state.held_bytes = 900

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from llmc.runtime.engine.sampling.batch import TokenLogprobs
-from llmc.server.protocol.logprobs import chat_logprobs, completion_logprobs
+from llmc.server.protocol.answers import chat_logprobs, completion_logprobs
 from tests.server.stub_engine import events, joined, refusal
 
 

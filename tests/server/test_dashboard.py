@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Error, Page, expect
 
-from llmc.server import replanning
+from llmc.server import aside
 from llmc.server.state import Progress
 from tests.browsers import chromium
 from tests.server.live import Live, toy_bundle
@@ -193,11 +193,11 @@ def test_a_plan_that_cannot_be_built_says_why(
     built.serve("toy")
     built.load(2)
     page = open_page()
-    monkeypatch.setattr(replanning, "TIMEOUT_S", 0.0)
+    monkeypatch.setattr(aside, "TIMEOUT_S", 0.0)
     page.get_by_role("button", name="Compute").click()
     expect(page.locator("#replan-text")).to_contain_text(re.compile("planning took more than"), timeout=30_000)
     monkeypatch.undo()
-    monkeypatch.setattr(replanning, "_MODULE", "llmc.no_such_module")
+    monkeypatch.setattr(aside, "_MODULE", "llmc.no_such_module")
     page.get_by_role("button", name="Compute").click()
     expect(page.locator("#replan-text")).to_contain_text("planning ended with 1", timeout=30_000)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.errors import InputError
-from llmc.server.body import read_json
+from llmc.server.routes.common import read_json
 from tests.server.conftest import Api
 from tests.tiers import examples
 

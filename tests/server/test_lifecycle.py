@@ -14,8 +14,8 @@ from llmc.buckets.capture.order import warm_up_order
 from llmc.errors import ArtifactError, InputError
 from llmc.server import lifecycle, serve
 from llmc.server.events import Listening, Ready, Stopped
+from llmc.server.loading import Countdown, how_of
 from llmc.server.state import Progress, ServerConfig
-from llmc.server.warming import Countdown, how_of
 from llmc.testing.toy import write_toy
 from tests.server.live import Gate, Live, toy_bundle
 from tests.timing import PATIENCE_S, until

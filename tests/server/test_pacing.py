@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from llmc.server import pacing
-from llmc.server.pacing import Pace, low_priority
+from llmc.server import swapping
+from llmc.server.swapping import Pace, low_priority
 
 
 @pytest.fixture
@@ -27,12 +27,12 @@ def test_rests_are_as_long_as_the_work_requests(slept: list[float]) -> None:
     pace = Pace(lambda: True)
     slept.append(0.5)
     pace.rest()
-    assert sum(slept) == pytest.approx(0.5 * (1 + pacing.REST))
+    assert sum(slept) == pytest.approx(0.5 * (1 + swapping.REST))
     pace.rest()
-    assert sum(slept) == pytest.approx(0.5 * (1 + pacing.REST)), "rest is no work"
+    assert sum(slept) == pytest.approx(0.5 * (1 + swapping.REST)), "rest is no work"
     slept.append(1000)
     pace.rest()
-    assert sum(slept) == pytest.approx(0.5 * (1 + pacing.REST) + 1000 + pacing.LONGEST_REST_S)
+    assert sum(slept) == pytest.approx(0.5 * (1 + swapping.REST) + 1000 + swapping.LONGEST_REST_S)
 
 
 def test_it_rests_only_while_there_are_requests(slept: list[float]) -> None:
@@ -72,7 +72,7 @@ def test_what_the_work_started_goes_on_at_the_usual_priority() -> None:
             child.kill()
             child.wait()
             pytest.skip("this process may not take a lower niceness back")
-        lowered = min(usual + pacing.LOWER, pacing.NICEST)
+        lowered = min(usual + swapping.LOWER, swapping.NICEST)
         assert found == {"worker": lowered, "child": lowered}
         assert (niceness(thread), niceness(child.pid)) == (usual, usual)
         go.set()

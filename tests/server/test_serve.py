@@ -160,7 +160,7 @@ def test_a_graph_that_hangs_cannot_hold_the_process(
     before = (
         HANGING.format(free=2)
         + f"""
-    import llmc.server.watchdog as watchdog
+    import llmc.server.serve as watchdog
     watchdog.{limits}
     """
     )
@@ -190,7 +190,7 @@ def test_ending_at_once_takes_child_processes_along(tmp_path: Path) -> None:
     process = child(
         """
         import multiprocessing, time
-        from llmc.server.watchdog import end
+        from llmc.server.serve import end
         worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
         worker.start()
         print(worker.pid)

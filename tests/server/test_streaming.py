@@ -8,9 +8,9 @@ import json
 import pytest
 from starlette.requests import ClientDisconnect
 
-from llmc.server.answering import EventStream
 from llmc.server.aside import unless_disconnected
-from llmc.server.protocol.chunks import ChunkWriter
+from llmc.server.generation import EventStream
+from llmc.server.protocol.answers import ChunkWriter
 from tests.timing import least_cpu_seconds
 
 

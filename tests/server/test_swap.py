@@ -18,10 +18,10 @@ import pytest
 from llmc.artifacts.bundle.manifest import read_manifest
 from llmc.artifacts.bundle.reader import blob_path
 from llmc.buckets.plan import Plan
-from llmc.server import admission
-from llmc.server.admission import check_age
+from llmc.server import swapping
 from llmc.server.errors import ApiError
 from llmc.server.events import Retired, Swapped, SwapRefused
+from llmc.server.swapping import check_age
 from llmc.testing.toy import toy_plan
 from tests.server.live import Answer, Gate, Live
 from tests.server.process import Process
@@ -298,10 +298,10 @@ def test_an_unsigned_bundle_is_refused_where_signatures_are_requested(
 
 def test_without_room_for_two_the_figures_are_reported(one: Path, two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(one) as live:
-        monkeypatch.setattr(admission, "available_memory", lambda: 100 << 20)
+        monkeypatch.setattr(swapping, "available_memory", lambda: 100 << 20)
         said = refused(live, swap(live, two), "no_memory", 507)
         assert "needs 256" in said and "100 MiB are available; free 156" in said
-        monkeypatch.setattr(admission, "available_memory", lambda: None)
+        monkeypatch.setattr(swapping, "available_memory", lambda: None)
         assert swap(live, two).status == 200
 
 
@@ -315,8 +315,6 @@ def test_a_graph_that_fails_in_the_warm_up_is_refused(one: Path, two: Path, monk
 
 
 def test_a_probe_that_fails_or_hangs_is_refused(one: Path, two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmc.server import swapping
-
     gate = Gate(monkeypatch)
     steps = len(smaller_plan().buckets)
     with serving(one) as live:

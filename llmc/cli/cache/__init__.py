@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import typer
 
-from llmc.cli.cache.explain import CacheExplainCommand
-from llmc.cli.cache.look import CacheListCommand, CacheShowCommand, CacheVerifyCommand
+from llmc.cli.cache.look import CacheExplainCommand, CacheListCommand, CacheShowCommand, CacheVerifyCommand
 from llmc.cli.cache.signing import CacheKeygenCommand, CacheSignCommand, CacheTrustCommand
 from llmc.cli.cache.space import CacheCollectCommand, CachePinCommand, CacheRemoveCommand, CacheUnpinCommand
-from llmc.cli.cache.third_party import CachePackCommand, CacheUnpackCommand
-from llmc.cli.cache.transfer import CacheExportCommand, CacheImportCommand, CachePullCommand, CachePushCommand
+from llmc.cli.cache.transfer import (
+    CacheExportCommand,
+    CacheImportCommand,
+    CachePackCommand,
+    CachePullCommand,
+    CachePushCommand,
+    CacheUnpackCommand,
+)
 from llmc.cli.options import add
 
 COMMANDS = {

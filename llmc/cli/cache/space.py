@@ -17,9 +17,8 @@ from llmc.cli.cache.common import (
     open_cache,
     print_json,
 )
-from llmc.cli.options import Command, argument, flag, store_flag, switch
+from llmc.cli.options import Command, argument, duration, flag, size, store_flag, switch
 from llmc.cli.output import ReadingProgress, close_bars, echo, print_table
-from llmc.cli.quantities import duration, size
 from llmc.errors import ArtifactError, InputError
 
 if TYPE_CHECKING:
@@ -233,7 +232,6 @@ def _manifest(store: Store, text: str) -> Manifest:
 
 
 def _bundle_in(store: Store, text: str) -> Key:
-    """The key of a bundle. A bundle that is not in the store is added."""
     from llmc.artifacts.bundle.reader import BundleFiles
     from llmc.artifacts.bundle.stored import add_bundle
 

@@ -8,12 +8,15 @@ import typer
 from typer.core import TyperGroup
 
 from llmc.cli.options import add
-from llmc.cli.plan.capture import PlanCaptureCommand
-from llmc.cli.plan.disaggregated import PlanDisaggregatedCommand
-from llmc.cli.plan.evaluate import PlanEvaluateCommand
-from llmc.cli.plan.fleet import PlanFleetCommand
+from llmc.cli.plan.estimates import PlanCaptureCommand, PlanDisaggregatedCommand, PlanFleetCommand
 from llmc.cli.plan.make import PlanMakeCommand, PlanShowCommand
-from llmc.cli.plan.servers import PlanCheckCommand, PlanExportCommand, PlanImportCommand, PlanTuneCommand
+from llmc.cli.plan.servers import (
+    PlanCheckCommand,
+    PlanEvaluateCommand,
+    PlanExportCommand,
+    PlanImportCommand,
+    PlanTuneCommand,
+)
 
 VERBS = {
     "show": PlanShowCommand,

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmc.buckets.plan import Plan
-from llmc.cli import output as output_bars
 from llmc.cli.options import (
     DTYPE_CHOICES,
     Command,
@@ -21,7 +20,7 @@ from llmc.cli.options import (
     switch,
     task_flag,
 )
-from llmc.cli.output import echo
+from llmc.cli.output import close_bars, echo
 from llmc.cli.planning import PlanningFlags
 from llmc.errors import CheckpointError, InputError, did_you_mean
 from llmc.files import read_text
@@ -114,7 +113,7 @@ class PlanMakeCommand(DeviceOptions, PlanningFlags):
         points = frontier_for(source, **self.arguments()) if self.frontier else []
         if named or not self.as_json:
             estimates = self._estimates(built, source, options, named)
-        output_bars.close_bars()
+        close_bars()
         if self.output is not None:
             built.save(self.output)
             echo(f"wrote {self.output}", err=True)
@@ -129,7 +128,7 @@ class PlanMakeCommand(DeviceOptions, PlanningFlags):
             echo("\n" + estimates, nl=False)
 
     def _to_encode(self, model: str) -> EncodePlan | None:
-        """The plan of a checkpoint that embeds or scores; None if it generates or has no weights."""
+        """None if the checkpoint generates or has no weights."""
         from llmc.compiler.checkpoint import open_checkpoint
         from llmc.compiler.pipeline.encoding import encoder_plan_of, settled_task
 
@@ -143,7 +142,7 @@ class PlanMakeCommand(DeviceOptions, PlanningFlags):
             return None
 
     def _estimates(self, built: Plan, model: str | None, options: CompileOptions, named: bool) -> str:
-        """The estimated cost of compiling the plan, if the model's sizes are known; `named`: the user requested it."""
+        """Empty if the model's sizes are unknown and the user has not requested estimates (`named`)."""
         if model is None:
             return ""
         from llmc.compiler.estimates.footprint import Footprint
@@ -207,7 +206,7 @@ def draw_to(path: Path, plans: list[tuple[str, Plan]], traffic: Traffic | None, 
     from llmc.buckets.report.plan_page import draw
 
     draw(path, plans, traffic, points)
-    output_bars.close_bars()
+    close_bars()
     echo(f"wrote {path}", err=True)
 
 

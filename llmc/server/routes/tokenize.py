@@ -1,27 +1,61 @@
-"""POST /tokenize and POST /detokenize, as in vLLM."""
+"""POST /tokenize and POST /detokenize, in vLLM's format."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
+from pydantic import Field
 
 from llmc.errors import InputError
-from llmc.server.access import check_model, served_of
 from llmc.server.aside import aside
-from llmc.server.body import read_body
 from llmc.server.errors import api_error, bad_request
-from llmc.server.openapi import reads
 from llmc.server.prompts import encode_each, render
+from llmc.server.protocol import base
 from llmc.server.protocol.answers import GENERATING
-from llmc.server.protocol.bounds import MAX_IDS
-from llmc.server.protocol.tokenize import (
-    DetokenizeRequest,
-    DetokenizeResponse,
-    TokenizeRequest,
-    TokenizeResponse,
-)
+from llmc.server.protocol.base import MAX_IDS, AtMost, Body, BodyPart, Name, Object, Refused, Text
+from llmc.server.protocol.requests import Messages, Tool, empty
+from llmc.server.routes.common import check_model, read_body, reads, served_of
+
+
+class TokenizeRequest(Body):
+    """Tokenize a text, or a conversation as formatted by the chat template; set one of prompt and messages."""
+
+    model: Name | None = None
+    prompt: Text | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = Field(None, description="Default: true for a prompt, false for messages.")
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: Object | None = None
+    tools: Annotated[list[Tool], AtMost(base.MAX_TOOLS)] | None = None
+    return_token_strs: bool | None = None
+
+    refused: ClassVar[Refused] = {"chat_template": (empty, "the model's own template is used")}
+
+
+class TokenizeResponse(BodyPart):
+    """Token ids, their number, and the model's limit of prompt and answer tokens together."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(Body):
+    """Convert token ids to text, including special tokens."""
+
+    model: Name | None = None
+    tokens: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], AtMost(base.MAX_IDS)]
+
+
+class DetokenizeResponse(BodyPart):
+    """The text."""
+
+    prompt: str
+
 
 router = APIRouter()
 

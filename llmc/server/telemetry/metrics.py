@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import accumulate
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -22,15 +22,135 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from llmc.runtime.engine.observer import EngineStats, FinishReason, Observer, RequestSummary, StepRecord
-from llmc.server.telemetry.bucket_use import BucketSums
 from llmc.version import __version__
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
+    from llmc.buckets.bucket import Phase
     from llmc.buckets.plan import Plan
     from llmc.runtime.engine.kv_transfer import KVTransfer
     from llmc.runtime.pooling.pooler import Statistics
+
+
+MAX_SHAPES = 1024
+"""Maximum number of distinct shapes while no plan is known."""
+
+
+class BucketKey(NamedTuple):
+    """A bucket; batch 0 stands for all steps without a bucket."""
+
+    phase: str
+    batch: int
+    query: int
+    context: int
+
+    @property
+    def label(self) -> str:
+        """Name in metrics: batch x query + context."""
+        return f"{self.batch}x{self.query}+{self.context}" if self.batch else "other"
+
+
+class StepSums:
+    """Sums over the steps of one bucket: steps, live rows, new tokens (live and padding), seconds of each part."""
+
+    __slots__ = ("execute_s", "live", "padding", "prepare_s", "rows", "sample_s", "schedule_s", "steps")
+
+    def __init__(self) -> None:
+        self.steps = self.rows = self.live = self.padding = 0
+        self.schedule_s = self.prepare_s = self.execute_s = self.sample_s = 0.0
+
+    def add(self, record: StepRecord) -> None:
+        """Count one step."""
+        self.steps += 1
+        self.rows += record.live_rows
+        self.live += record.live_tokens
+        self.padding += record.padding_tokens
+        self.schedule_s += record.schedule_s
+        self.prepare_s += record.prepare_s
+        self.execute_s += record.execute_s
+        self.sample_s += record.sample_s
+
+    def merge(self, other: StepSums) -> None:
+        """Add the sums of `other`."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def copy(self) -> StepSums:
+        """Return an independent copy."""
+        twin = StepSums()
+        twin.merge(self)
+        return twin
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all parts."""
+        return self.schedule_s + self.prepare_s + self.execute_s + self.sample_s
+
+
+class BucketSums:
+    """Use by bucket. Not thread-safe.
+
+    Executables that take any shape run steps outside the buckets of `plan`. Such a step counts for the least-cost
+    bucket that covers it, which bounds the number of keys.
+    """
+
+    def __init__(self, plan: Plan | None = None) -> None:
+        self.plan = plan
+        self.uses: dict[BucketKey, StepSums] = {}
+        self._planned = _keys(plan)
+
+    def bind(self, plan: Plan) -> None:
+        """Set what is served, before its first request.
+
+        `origin`: of its verification (local/origins.py). `plan` sets the buckets and the longest sequence. `stats` and
+        `cache_counters` (hits, misses and corrupt entries of the store) are called at every scrape, in its thread.
+        """
+        self.plan, self._planned = plan, _keys(plan)
+
+    def add(self, record: StepRecord) -> None:
+        """Count one step."""
+        use = self.uses.get((record.phase, record.batch, record.query, record.context))  # type: ignore[call-overload]
+        if use is None:
+            use = self._use(record)
+        use.add(record)
+
+    def take(self) -> dict[BucketKey, StepSums]:
+        """Return the counts since the last call, and reset them."""
+        taken, self.uses = self.uses, {}
+        return taken
+
+    def copy(self) -> dict[BucketKey, StepSums]:
+        """Return a copy of the counts so far."""
+        return {key: use.copy() for key, use in self.uses.items()}
+
+    def _use(self, record: StepRecord) -> StepSums:
+        key = BucketKey(record.phase, record.batch, record.query, record.context)
+        if not (len(self.uses) < MAX_SHAPES if self.plan is None else key in self._planned):
+            key = self._covering(record)
+        return self.uses.setdefault(key, StepSums())
+
+    def _covering(self, record: StepRecord) -> BucketKey:
+        if self.plan is not None:
+            phase: Phase = "decode" if record.phase == "decode" else "prompt"
+            bucket = self.plan.lookup(phase, record.batch, record.query, record.context)
+            if bucket is not None:
+                return BucketKey(bucket.phase, bucket.batch, bucket.query, bucket.context)
+        return BucketKey(record.phase, 0, 0, 0)
+
+
+def merged(into: dict[BucketKey, StepSums], more: dict[BucketKey, StepSums]) -> None:
+    """Add the sums of `more` to those of `into`."""
+    for key, use in more.items():
+        if key in into:
+            into[key].merge(use)
+        else:
+            into[key] = use.copy()
+
+
+def _keys(plan: Plan | None) -> frozenset[BucketKey]:
+    return frozenset(BucketKey(b.phase, b.batch, b.query, b.context) for b in (plan.buckets if plan else ()))
+
 
 FIRST_TOKEN_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
@@ -217,9 +337,8 @@ class Metrics(Observer, Collector):
     ) -> None:  # fmt: skip
         """Set what is served, before its first request.
 
-        `origin`: of the bundle's verification (local/origins.py); `digest`: the bundle's. `stats` and `cache_counters`
-        (hits, misses and corrupt entries of the artifact store) are called at every scrape, in the scraper's thread.
-        `plan` sets the buckets and the longest sequence.
+        `origin`: of its verification (local/origins.py). `plan` sets the buckets and the longest sequence. `stats` and
+        `cache_counters` (hits, misses and corrupt entries of the store) are called at every scrape, in its thread.
         """
         with self._lock:
             self._model_name, self._stats, self._device, self._origin = model_name, stats, device, origin

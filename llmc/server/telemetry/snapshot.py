@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmc.runtime.engine.observer import Observer, RequestSummary, StepRecord
-from llmc.server.telemetry.bucket_use import BucketKey, BucketSums, StepSums, merged
+from llmc.server.telemetry.metrics import BucketKey, BucketSums, StepSums, merged
 
 if TYPE_CHECKING:
     from llmc.buckets.plan import Plan
@@ -42,10 +42,7 @@ class Second:
 
 
 class Snapshot(Observer):
-    """Observes the engine; `to_dict` is thread-safe.
-
-    `clock` returns monotonic seconds. prompt_tokens are computed ones; cached ones are counted separately.
-    """
+    """Observes the engine; `to_dict` is thread-safe. prompt_tokens exclude cached ones; `clock`: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -166,7 +163,7 @@ class Snapshot(Observer):
         }
 
     def _second(self) -> Second:
-        """Return the current second, and close those before it."""
+        """Also closes the seconds before it."""
         at = int(self._clock())
         if at != self._at:
             self._roll(at)

@@ -22,7 +22,7 @@ from llmc.artifacts.store.entries import Entries, Entry
 from llmc.artifacts.store.layout import Layout
 from llmc.artifacts.store.leases import pin
 from llmc.artifacts.store.store import Store
-from llmc.cli.quantities import duration, size
+from llmc.cli.options import duration, size
 from tests.artifacts.gc.collecting import DAY, SIZE, fill, key, use
 from tests.artifacts.helpers import CONTENT, DIGESTS, child, files_below, finish, flip, manifest, mounted, truncate
 from tests.artifacts.helpers import key as executable

@@ -17,7 +17,7 @@ from baselines.rounds import ROOM, settings
 from baselines.scope import KINDS, Scope
 from baselines.worker import Contender
 
-from llmc.cli.interrupts import sigterm_interrupts
+from llmc.cli.output import sigterm_interrupts
 from llmc.errors import DeviceError, InputError, UnknownNameError
 from tests.tiers import full
 

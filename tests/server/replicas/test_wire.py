@@ -8,7 +8,7 @@ import pytest
 
 from llmc.errors import ArtifactError
 from llmc.server.events import Event, Listening, Ready, ReplicaBack, ReplicaLost, SwapRefused
-from llmc.server.replicas.process import ENDED, ReplicaFailure, failure_of, line_of, reported_by
+from llmc.server.replicas import ENDED, ReplicaFailure, failure_of, line_of, reported_by
 from llmc.server.state import Progress
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from llmc.server.telemetry import recorder
-from llmc.server.telemetry.recorder import BackgroundFile
+from llmc.server.telemetry import requests as recorder
+from llmc.server.telemetry.requests import BackgroundFile
 from tests.timing import PATIENCE_S
 
 

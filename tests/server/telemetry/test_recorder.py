@@ -14,7 +14,7 @@ import pytest
 from llmc.buckets.traffic.reader import Trace
 from llmc.errors import InputError
 from llmc.runtime.engine.observer import Observers
-from llmc.server.telemetry.recorder import TrafficRecorder
+from llmc.server.telemetry.requests import TrafficRecorder
 from tests.cli.conftest import here, llmc  # noqa: F401
 from tests.cli.helpers import Llmc
 from tests.server.telemetry.samples import Kept, engine, run, summary, toy_bundle
@@ -132,7 +132,7 @@ def test_a_full_disk_is_logged_once_and_serving_goes_on(caplog: pytest.LogCaptur
 
 SCRIPT = """
 import os, signal, sys
-from llmc.server.telemetry.recorder import TrafficRecorder
+from llmc.server.telemetry.requests import TrafficRecorder
 from tests.server.telemetry.samples import summary
 recorder = TrafficRecorder(sys.argv[1])
 for i in range(500):

@@ -19,7 +19,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from llmc.buckets.traffic.reader import Trace
 from llmc.errors import DeviceError, InputError
 from llmc.runtime.engine.observer import Observers
-from llmc.server.telemetry.request_spans import RequestSpans
+from llmc.server.telemetry.requests import RequestSpans
 from tests.server.live import Live, completion, toy_bundle
 from tests.server.telemetry import samples
 from tests.server.telemetry.samples import Kept, summary

@@ -1,18 +1,18 @@
-"""The fields that completions and chats share, and their conversion to SamplingParams."""
+"""The requests of POST /v1/completions and /v1/chat/completions, and their conversion to SamplingParams."""
 
 from __future__ import annotations
 
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from llmc.errors import InputError
 from llmc.runtime.engine.sampling.params import SamplingParams, StructuredOutputsParams
 from llmc.server.errors import bad_request
-from llmc.server.protocol import bounds
-from llmc.server.protocol.base import Body, BodyPart, Refused
-from llmc.server.protocol.bounds import AtMost, BoundedName, Name, Object
+from llmc.server.protocol import base
+from llmc.server.protocol.base import AtMost, Body, BodyPart, BoundedName, Name, Object, Refused, Text, reported
 
 MAX_N = 128
 """Choices per prompt, the same limit as OpenAI's."""
@@ -25,8 +25,8 @@ def _whole(value: Any) -> Any:
 
 Whole = Annotated[int, BeforeValidator(_whole, json_schema_input_type=int)]
 Int64 = Annotated[Whole, Field(ge=-(1 << 63), lt=1 << 63)]
-Source = Annotated[str, AtMost(bounds.MAX_GRAMMAR, least=1)]
-Choices = Annotated[list[Annotated[str, AtMost(bounds.MAX_GRAMMAR)]], AtMost(bounds.MAX_CHOICES)]
+Source = Annotated[str, AtMost(base.MAX_GRAMMAR, least=1)]
+Choices = Annotated[list[Annotated[str, AtMost(base.MAX_GRAMMAR)]], AtMost(base.MAX_CHOICES)]
 
 
 def empty(value: Any) -> bool:
@@ -35,14 +35,13 @@ def empty(value: Any) -> bool:
 
 
 def _texts(value: Any) -> Any:
-    """Convert one text to a list."""
     if isinstance(value, str | list):
         return [value] if isinstance(value, str) else value
     raise ValueError("must be a text or a list of texts")
 
 
-_Stop = Annotated[str, AtMost(bounds.MAX_STOP)]
-_Stops = Annotated[list[_Stop], AtMost(bounds.MAX_STOPS)]
+_Stop = Annotated[str, AtMost(base.MAX_STOP)]
+_Stops = Annotated[list[_Stop], AtMost(base.MAX_STOPS)]
 Texts = Annotated[_Stops, BeforeValidator(_texts, json_schema_input_type=_Stop | _Stops)]
 
 
@@ -89,7 +88,7 @@ class Sampled(Body):
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: Annotated[dict[BoundedName, float], AtMost(bounds.MAX_BIASES)] | None = Field(
+    logit_bias: Annotated[dict[BoundedName, float], AtMost(base.MAX_BIASES)] | None = Field(
         None, description="Maps token ids to biases added to their logits."
     )
     seed: Int64 | None = None
@@ -105,9 +104,9 @@ class Sampled(Body):
     repetition_penalty: float | None = None
     min_tokens: Int64 | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: Annotated[list[Int64], AtMost(bounds.MAX_STOP_IDS)] | None = None
-    allowed_token_ids: Annotated[list[Int64], AtMost(bounds.MAX_ALLOWED_IDS)] | None = None
-    bad_words: Annotated[list[Annotated[str, AtMost(bounds.MAX_BAD_WORD)]], AtMost(bounds.MAX_BAD_WORDS)] | None = None
+    stop_token_ids: Annotated[list[Int64], AtMost(base.MAX_STOP_IDS)] | None = None
+    allowed_token_ids: Annotated[list[Int64], AtMost(base.MAX_ALLOWED_IDS)] | None = None
+    bad_words: Annotated[list[Annotated[str, AtMost(base.MAX_BAD_WORD)]], AtMost(base.MAX_BAD_WORDS)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[Whole, Field(ge=-1, lt=1 << 63)] | None = Field(
@@ -165,7 +164,6 @@ class Sampled(Body):
         )
 
     def _constraints(self) -> dict[str, dict[str, Any]]:
-        """The output constraints by the fields that state them."""
         requested: dict[str, dict[str, Any]] = {}
         for name, spelling in _GUIDED.items():
             if getattr(self, name) is not None:
@@ -236,3 +234,191 @@ def _lark(grammar: str) -> str:
         return grammar
     except Exception as error:  # noqa: BLE001 - the converter raises what its parser meets
         raise bad_request(f"grammar: cannot be read as GBNF: {error!s:.200}", "grammar") from None
+
+
+DEFAULT_MAX_TOKENS = 16
+_FORMS = "must be a text, token ids, or a list of texts or of lists of token ids, and not empty"
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is int and 0 <= item < 1 << 31 for item in value)
+
+
+def _prompts(value: Any) -> list[str] | list[list[int]]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value:
+        if _is_ids(value):
+            return [value]
+        if len(value) > base.MAX_PROMPTS:
+            raise PydanticCustomError("bound", "{told}", {"told": reported(value, base.MAX_PROMPTS)})
+        if all(isinstance(item, str) for item in value) or all(_is_ids(item) for item in value):
+            return value
+    raise ValueError(_FORMS)
+
+
+_Id = Annotated[int, Field(ge=0, lt=1 << 31)]
+_Ids = Annotated[list[_Id], AtMost(base.MAX_IDS, least=1)]
+_PromptTexts = Annotated[list[Text], AtMost(base.MAX_PROMPTS, least=1)]
+_Lists = Annotated[list[_Ids], AtMost(base.MAX_PROMPTS, least=1)]
+Prompts = Annotated[list[Any], BeforeValidator(_prompts, json_schema_input_type=Text | _PromptTexts | _Ids | _Lists)]
+
+
+class CompletionRequest(Sampled):
+    """Complete one or more prompts: texts, or token ids."""
+
+    prompt: Prompts
+    best_of: Annotated[Whole, Field(ge=1, le=128)] | None = None
+    echo: bool | None = Field(None, description="Put the prompt before each text.")
+    logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = Field(
+        None, description="Return log probabilities of chosen tokens and of this many most probable ones."
+    )
+    max_completion_tokens: Int64 | None = Field(None, description="The same as max_tokens.")
+
+    refused: ClassVar[Refused] = {
+        **Sampled.refused,
+        "suffix": (lambda value: value == "", "text is continued, not filled in"),
+    }
+
+    def params(self) -> SamplingParams:
+        """Return the sampling parameters; raises InputError or ApiError that names an unsupported field."""
+        self.check_stream()
+        best_of = self.best_of
+        if best_of is not None and best_of < (self.n or 1):
+            raise bad_request(f"best_of {best_of} is less than n {self.n or 1}", "best_of")
+        if self.stream and best_of is not None and best_of > (self.n or 1):
+            raise bad_request("best_of above n cannot be streamed: the best is known only at the end", "best_of")
+        if self.scores and (self.stream or (self.n or 1) > 1 or (best_of or 1) > 1):
+            raise bad_request("echo with logprobs, or max_tokens 0, is one whole answer: leave out stream, n, best_of")
+        more = {} if best_of is None else {"best_of": best_of}
+        return self.sampling(self.wanted or 1, self.logprobs, **more)
+
+    @property
+    def wanted(self) -> int:
+        """Tokens to generate; -1: as many as the model takes."""
+        requested = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+        return DEFAULT_MAX_TOKENS if requested is None else requested
+
+    @property
+    def scores(self) -> bool:
+        """Whether the prompt's own tokens are the answer, with their log probabilities."""
+        return bool(self.echo and self.logprobs is not None) or self.wanted == 0
+
+
+Role = Literal["system", "developer", "user", "assistant", "tool", "function", "ipython"]
+
+
+class Message(BodyPart):
+    """One message; the chat template also receives all additional fields."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    role: Role
+    content: Text | Annotated[list[Text | Object], AtMost(base.MAX_PARTS)] | None = Field(
+        None, description="Text, or parts of type text. May be null with tool_calls."
+    )
+    name: Name | None = None
+    tool_calls: Annotated[list[Object], AtMost(base.MAX_CALLS)] | None = None
+    tool_call_id: Name | None = None
+
+
+def _as_messages(value: Any) -> Any:
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
+_Messages = Annotated[list[Message], AtMost(base.MAX_MESSAGES, least=1)]
+Messages = Annotated[_Messages, BeforeValidator(_as_messages, json_schema_input_type=_Messages | Text)]
+
+
+class Function(BodyPart):
+    """A function that the model may call; `parameters` is a JSON schema of an object."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    name: Annotated[str, AtMost(base.MAX_NAME, least=1)]
+    description: Text | None = None
+    parameters: Object | None = None
+
+
+class Tool(BodyPart):
+    """A tool that the model may use."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(BodyPart):
+    """The name of a function."""
+
+    name: Name
+
+
+class NamedTool(BodyPart):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class SomeTools(BodyPart):
+    """The tools that may be called (mode auto), or of which one must be (required)."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], AtMost(base.MAX_TOOLS)]
+
+
+class AllowedTools(BodyPart):
+    """A choice of some of the tools; the template shows all."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: SomeTools
+
+
+class Conversation(BodyPart):
+    """The input of the chat template."""
+
+    messages: Messages
+    tools: Annotated[list[Tool], AtMost(base.MAX_TOOLS)] | None = None
+    add_generation_prompt: bool | None = Field(None, description="Begin an answer after the last message; default.")
+    continue_final_message: bool | None = Field(None, description="Continue the last message instead.")
+    chat_template_kwargs: Object | None = Field(None, description="Further variables for the template.")
+
+
+class ChatRequest(Conversation, Sampled):
+    """Complete a conversation."""
+
+    max_completion_tokens: Int64 | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
+    parallel_tool_calls: bool | None = Field(None, description="False: at most one tool call.")
+
+    reasoning_effort: Name | None = Field(None, description="A variable of the chat template, where it has one.")
+
+    refused: ClassVar[Refused] = {
+        **Sampled.refused,
+        "functions": (empty, "use tools"),
+        "function_call": (lambda value: value == "none", "use tool_choice"),
+        "audio": (empty, "this server answers in text"),
+        "modalities": (lambda value: value in ([], ["text"]), "this server answers in text"),
+        "web_search_options": (empty, "this server does not search the web"),
+        "echo": (empty, "it is for /v1/completions"),
+        "best_of": (lambda value: value == 1, "it is for /v1/completions; use n"),
+        "chat_template": (empty, "the model's own template is used"),
+    }
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """Further variables of the chat template."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return {**effort, **(self.chat_template_kwargs or {})}
+
+    def params(self, **more: Any) -> SamplingParams:
+        """Return the sampling parameters; raises InputError or ApiError that names an unsupported field."""
+        self.check_stream()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
+        requested = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return self.sampling(requested, (self.top_logprobs or 0) if self.logprobs else None, **more)
