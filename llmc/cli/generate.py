@@ -32,7 +32,6 @@ from llmc.cli.options import (
     weights_flag,
 )
 from llmc.cli.output import CompileProgress, echo, print_table, say
-from llmc.cli.results import origin_line
 from llmc.errors import ArtifactError, CheckpointError, InputError, VerificationError
 from llmc.paths import exists, expanded
 
@@ -293,6 +292,8 @@ class GenerateCommand(OnDemandFlags):
         options = {"speculative_config": config, **self.values("prefill", "enforce_eager")}
         with BundleLLM(location, self.threads, keeps, **options) as llm:
             if messages.verbose:
+                from llmc.cli.results import origin_line
+
                 echo(f"llmc: {origin_line(self.bundle, llm.bundle.files)}", err=True)
             if self.stream and not self.as_json:
                 records, reasons = _stream(llm, given, params, self.lora_name)
