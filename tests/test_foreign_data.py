@@ -23,7 +23,7 @@ from llmc.artifacts.oci.image import read_diff_ids, read_image
 from llmc.artifacts.store.entries import decode_entry, encode_entry
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.safetensors_file import SafetensorsFile
-from llmc.compiler.text.files import build_index
+from llmc.compiler.text import build_index
 from llmc.errors import ArtifactError, CheckpointError, LlmcError
 from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.executors.envelope import ExecutableFile, write_envelope

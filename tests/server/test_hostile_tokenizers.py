@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from llmc.compiler.text import files
+from llmc.compiler import text
 from llmc.errors import ArtifactError, CheckpointError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.confined.limits import ChildLimits
@@ -61,7 +61,7 @@ def test_a_text_that_takes_too_long_is_a_400_and_all_else_goes_on(backtracking: 
 def growing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A bundle that no check of a compile has seen, whose tokenizer makes 2 kB of "@"."""
     with monkeypatch.context() as patch:
-        patch.setattr(files, "require_sound", lambda _: None)
+        patch.setattr(text, "require_sound", lambda _: None)
         patch.setattr(tokenizer, "bounds_of", lambda _: Bounds(4, True))
         return built_with(with_steps(normalizer=DOUBLING), tmp_path, monkeypatch)
 

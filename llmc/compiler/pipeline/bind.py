@@ -1,6 +1,6 @@
 """Bind weights to a bundle that was compiled from a configuration alone.
 
-Such a bundle has tensors.json, tables.npz and config.json (weightless.py) in place of weights. Binding compares them
+Such a bundle has tensors.json, tables.npz and config.json (weights/stage.py) in place of weights. Binding compares them
 with a checkpoint, by architecture, names and shapes, creates the weights file in the store, and writes a normal bundle:
 
     files       the old ones, and "weights", "weights.json"; tokenizer and chat template where there were none
@@ -36,10 +36,18 @@ from llmc.compiler.code import code_digest
 from llmc.compiler.frontend.consumed import require_consumed
 from llmc.compiler.pipeline.provenance import model_facts, model_name, remember_model, without_rings
 from llmc.compiler.stages import OnStageReport, Stages
-from llmc.compiler.text.files import text_files
-from llmc.compiler.weights.rows import SCALES
-from llmc.compiler.weights.stage import weights_stage
-from llmc.compiler.weights.weightless import CONFIG, PLACEMENTS, TABLES, TENSORS, WEIGHTS, Described, bound_weights
+from llmc.compiler.text import text_files
+from llmc.compiler.weights.recipes import SCALES
+from llmc.compiler.weights.stage import (
+    CONFIG,
+    PLACEMENTS,
+    TABLES,
+    TENSORS,
+    WEIGHTS,
+    Described,
+    bound_weights,
+    weights_stage,
+)
 from llmc.errors import ArtifactError, CheckpointError, InputError
 
 if TYPE_CHECKING:

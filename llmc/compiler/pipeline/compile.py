@@ -33,7 +33,7 @@ from llmc.compiler.pipeline.resolve import CompileJob
 from llmc.compiler.pipeline.verification import probes_stage, verify_stage
 from llmc.compiler.stages import StageReport, Stages
 from llmc.compiler.targets.base import Lowered, Shape, Target, cache_for
-from llmc.compiler.text.files import text_files
+from llmc.compiler.text import text_files
 from llmc.errors import CheckpointError, DeviceError, LlmcError
 from llmc.version import __version__
 

@@ -28,7 +28,7 @@ from llmc.compiler.pipeline.provenance import provenance
 from llmc.compiler.stages import StageReport, Stages
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.encoder import CompiledEncoder, EncoderCase, EncoderTarget, open_encoder_target
-from llmc.compiler.text.files import text_files
+from llmc.compiler.text import text_files
 from llmc.errors import InputError, UnknownNameError
 from llmc.runtime.pooling.modules import POOLING, WEIGHTS, Task
 from llmc.version import __version__

@@ -26,8 +26,7 @@ from typing import Any
 import numpy as np
 
 from llmc.compiler.checkpoint.adapter_layout import ADAPTERS
-from llmc.compiler.program.ir import Graph, Node, Value
-from llmc.compiler.program.match import Matcher, after_inputs, either
+from llmc.compiler.program.ir import Graph, Matcher, Node, Value, after_inputs, either
 
 
 def fuse_attention(graph: Graph) -> None:

@@ -116,7 +116,7 @@ class FakeTarget(Target):
         return cache.in_blocks(limits.block_size, limits.max_model_len)
 
     def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
-        """Write the formula's constants as JSON; a real target traces the transformers model (program/stage.py)."""
+        """Write the formula's constants as JSON; a real target traces the transformers model (program/program.py)."""
         facts: dict[str, Any] = {"positions": _positions(stages), **_window(stages)}
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:

@@ -21,15 +21,15 @@ from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import canonical_json
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.program.program import PROGRAM, Program
-from llmc.compiler.program.stage import DTYPES, both_weightless, program_for
+from llmc.compiler.program.program import DTYPES, both_weightless, program_for
 from llmc.compiler.stages import Stages, version_of
 from llmc.compiler.targets.base import CompiledExecutable, Lowered, Shape, Target, cache_for
 from llmc.compiler.targets.costs import WEIGHTS as WEIGHTS_COST
 from llmc.compiler.targets.costs import Costs, Timing, Verifying, traces
 from llmc.compiler.targets.description import TRACING, DeviceDescription, Hosting, Requirements
-from llmc.compiler.weights.weightless import PLACEMENTS, WEIGHTS, shared_files
-from llmc.compiler.weights.weightless import TABLES as TABLES_FILE
-from llmc.compiler.weights.weightless import TENSORS as TENSORS_FILE
+from llmc.compiler.weights.stage import PLACEMENTS, WEIGHTS, shared_files
+from llmc.compiler.weights.stage import TABLES as TABLES_FILE
+from llmc.compiler.weights.stage import TENSORS as TENSORS_FILE
 from llmc.errors import CompileError
 
 if TYPE_CHECKING:

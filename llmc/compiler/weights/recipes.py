@@ -9,9 +9,12 @@ transform:
   q8_rows      the same bytes as [out, in], for row look-ups
   q8_scales    float32 [out, in/block]
   table        a computed constant, stored with the recipes
-  int8_codes   int8 [out, in]: symmetric, a scale for each row (rows.py)
-  int8_scales  float32 [out]
-  fp8_codes, fp8_scales   the same in float8 e4m3
+  int8_codes   int8 [out, in]: symmetric, a scale for each row; rounded to nearest, ties to even
+  int8_scales  float32 [out]: largest magnitude of the row / 127, 1 for a row of zeros
+  fp8_codes, fp8_scales   the same in float8 e4m3 (no infinities), whose largest number is 448 (OCP 8-bit Floating
+               Point Specification, revision 1.0)
+  experts_in_turn   float32 [E, N, K] with the rows of an expert's first and second half interleaved, as ONNX Runtime's
+               MoE operator takes gate and up
 Other transforms are FAMILY_PART, of a family in FAMILIES; all parts of a matrix are built together.
 
 Quantisation rule (ONNX Runtime MatMulNBits): scale = v / −128 with v the value of largest magnitude in the block, so
@@ -38,11 +41,52 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.compiler.checkpoint.base import stored_name
-from llmc.compiler.weights import rows
 from llmc.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from llmc.compiler.checkpoint.base import QuantisedBlocks
+
+
+Floats = NDArray[np.float32]
+LARGEST = {"int8": 127, "fp8": 448}
+"""The largest quantized value of each format."""
+
+
+def scales(weight: Floats, name: str) -> Floats:
+    """The scale of each row: [.., K] → [..]."""
+    found: Floats = np.abs(weight).max(-1) / np.float32(LARGEST[name])
+    found[found < np.finfo(np.float32).tiny] = 1
+    return found
+
+
+def quantized(weight: Floats, scale: Floats, name: str) -> NDArray[np.int8]:
+    """Quantize rows with these scales: [.., K] → [.., K]; fp8 as its bits."""
+    largest = LARGEST[name]
+    held = np.clip(weight / scale[..., None], -largest, largest)
+    if name == "int8":
+        found: NDArray[np.int8] = np.rint(held).astype(np.int8)
+        return found
+    from ml_dtypes import float8_e4m3fn
+
+    bits: NDArray[np.int8] = held.astype(float8_e4m3fn).view(np.int8)
+    return bits
+
+
+def _quantizer(name: str) -> Callable[[Floats], NDArray[np.int8]]:
+    return lambda weight: quantized(weight, scales(weight, name), name)
+
+
+def _scaler(name: str) -> Callable[[Floats], Floats]:
+    return lambda weight: scales(weight, name)
+
+
+SCALES: Mapping[str, Callable[[Floats], Floats]] = {f"{name}_scales": _scaler(name) for name in LARGEST}
+"""Transforms of a tensor [N, K] to its scales, float32 [N]."""
+QUANTIZERS: Mapping[str, Callable[[Floats], NDArray[np.int8]]] = {f"{name}_codes": _quantizer(name) for name in LARGEST}
+"""Transforms of a tensor [N, K] to its quantized weights, 8 bits [N, K]."""
+
 
 ALIGNMENT = 4096
 BESIDE = "|"
@@ -131,7 +175,7 @@ _EXPERT_PANELS = "llmc.compiler.targets.onnxruntime.kernels.panels"
 _ADAPTERS = "llmc.compiler.targets.onnxruntime.kernels.panels"
 PANEL_FAMILIES = ("pq8", "pq4", "pkept4", "pkept6", "pkept8", "pkeptiq4", "pkeptfloat4")
 FAMILIES = {
-    "lora": f"{_ADAPTERS}:lora", "q8": f"{__name__}:q8", "experts": "llmc.compiler.weights.experts:experts",
+    "lora": f"{_ADAPTERS}:lora", "q8": f"{__name__}:q8", "experts": "llmc.compiler.weights.recipes:experts",
     "q4": f"{_NBITS}:q4", "kept4": f"{_NBITS}:kept4", "kept8": f"{_NBITS}:kept8",
     **{family: f"{_PANELS}:{family}" for family in PANEL_FAMILIES},
     **{f"each{family}": f"{_EXPERT_PANELS}:each{family}" for family in PANEL_FAMILIES},
@@ -263,7 +307,7 @@ def _function(where: str) -> Callable[[Sequence[str], TensorSource, int], Mappin
 
 
 _ROW_WISE: Mapping[str, Callable[[NDArray[np.float32]], NDArray[Any]]] = {
-    "dense": np.asarray, "bf16": to_bf16, **rows.QUANTIZERS, **rows.SCALES,
+    "dense": np.asarray, "bf16": to_bf16, **QUANTIZERS, **SCALES,
 }  # fmt: skip
 """Transforms that can be applied to each source separately."""
 
@@ -300,3 +344,74 @@ def _tensors(
 
 def _bytes(array: NDArray[Any]) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
+
+
+class ModuleTensors:
+    """Tensors by their names in the traced program. These lack the "model." that the wrapping module of
+    frontend/encode.py adds."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._tensors = {name.removeprefix("model."): tensor for name, tensor in module.state_dict().items()}
+
+    def tensor_names(self) -> Sequence[str]:
+        """Names of all tensors."""
+        return list(self._tensors)
+
+    def tensor(self, name: str) -> NDArray[Any]:
+        """One tensor in float32."""
+        found: NDArray[Any] = self._tensors[name].float().numpy()
+        return found
+
+    def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
+        """None: transformers has dequantized all tensors."""
+        return None
+
+    reordered_blocks = quantised_blocks
+
+
+@dataclass(frozen=True)
+class OneExpert:
+    """A source (recipes.py, TensorSource) with one tensor `name`: one expert's matrix [N, K], dense or in blocks."""
+
+    name: str
+    matrix: NDArray[np.float32] | None
+    blocks: QuantisedBlocks | None = None
+
+    def tensor_names(self) -> Sequence[str]:
+        """The single name."""
+        return [self.name]
+
+    def tensor(self, name: str) -> NDArray[np.float32]:
+        """The matrix [N, K], dequantized if it is stored in blocks."""
+        if self.matrix is not None:
+            return self.matrix
+        assert self.blocks is not None
+        return self.blocks.dequantise()
+
+    def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
+        """The blocks, or None for a dense matrix."""
+        return self.blocks
+
+    def reordered_blocks(self, name: str) -> QuantisedBlocks | None:
+        """None: experts keep the order of their inputs."""
+        return None
+
+
+def each_expert(name: str, source: TensorSource, *, turned: bool = False) -> Iterator[OneExpert]:
+    """Yield the experts of a tensor in order. `turned`: the tensor is [E, K, N] and dense experts are transposed; its
+    blocks are of matrices [N, K] already."""
+    blocks = source.quantised_blocks(name)
+    if blocks is None:
+        for i, matrix in enumerate(source.tensor(name)):
+            yield OneExpert(f"{name}[{i}]", matrix.T if turned else matrix)
+        return
+    for i, one in enumerate(blocks.apart()):
+        yield OneExpert(f"{name}[{i}]", None, one)
+
+
+def experts(names: Sequence[str], source: TensorSource, block: int) -> Mapping[str, NDArray[Any]]:
+    """Build the parts of family `experts` from one tensor."""
+    (name,) = names
+    tensor = source.tensor(name)
+    count, rows, width = tensor.shape
+    return {"in_turn": tensor.reshape(count, 2, rows // 2, width).transpose(0, 2, 1, 3).reshape(tensor.shape)}

@@ -13,7 +13,7 @@ at once.
 
 Token i is text[start[i] : start[i + 1]], in UTF-8; `built` is the id of the token that a merge creates from `left` and
 `right`. The hash of bytes b is the sum of (b[k] + 1)·BASE^k modulo 2^64 (Karp and Rabin), so the hashes of all
-substrings come from one running sum. llmc/compiler/text/files.py writes it and defines for which tokenizers.
+substrings come from one running sum. llmc/compiler/text.py writes it and defines for which tokenizers.
 """
 
 from __future__ import annotations

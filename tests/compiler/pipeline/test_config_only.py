@@ -16,8 +16,8 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle, dry_run
 from llmc.compiler.pipeline.resolve import CompileJob
 from llmc.compiler.targets import open_target
-from llmc.compiler.weights.weightless import CONFIG as CONFIG_FILE
-from llmc.compiler.weights.weightless import TABLES, TENSORS
+from llmc.compiler.weights.stage import CONFIG as CONFIG_FILE
+from llmc.compiler.weights.stage import TABLES, TENSORS
 from llmc.errors import CheckpointError, InputError
 from llmc.testing.toy import EOS, TEMPLATE, tokenizer_json, toy_plan, write_toy
 from tests.compiler.checkpoint.writers import CONFIG, HIDDEN, LAYERS, TOKENS

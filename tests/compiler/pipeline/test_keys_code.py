@@ -30,11 +30,10 @@ CODE = {
     "compiler/targets/fake.py": {"fake": {"trace", "weights", "executable"}},
     "compiler/targets/onnxruntime/target.py": {"cpu": {"lower", "pack", "executable"}},
     "compiler/targets/hpu/target.py": {"hpu": {"executable"}},
-    "compiler/text/files.py": built_by("tokenizer"),
+    "compiler/text.py": built_by("tokenizer"),
     "compiler/weights/stage.py": {
         "cpu": {"lower", "weights", "pack", "executable"}, "hpu": {"weights", "executable"},
     },
-    "compiler/weights/weightless.py": {"hpu": {"executable"}},
     "compiler/frontend/attention.py": built_by("trace", devices=("cpu", "hpu")),
     "compiler/frontend/repeat.py": built_by("trace", devices=("cpu", "hpu")),
     "compiler/frontend/traceable.py": built_by("trace", devices=("cpu", "hpu")),
@@ -125,7 +124,7 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     ),
     "hpu": (
         "compiler/targets/hpu/target.py", "compiler/targets/programs.py", "compiler/program/to_export.py",
-        "runtime/portable_program.py", "compiler/weights/weightless.py",
+        "runtime/portable_program.py", "compiler/weights/stage.py",
     ),
     "inductor": ("compiler/targets/inductor/target.py", "compiler/targets/programs.py"),
     "lpu": (

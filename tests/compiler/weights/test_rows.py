@@ -13,8 +13,7 @@ from hypothesis.extra.numpy import arrays
 from ml_dtypes import float8_e4m3fn
 from numpy.typing import NDArray
 
-from llmc.compiler.weights.recipes import Recipe, write_weights
-from llmc.compiler.weights.rows import LARGEST, quantized, scales
+from llmc.compiler.weights.recipes import LARGEST, Recipe, quantized, scales, write_weights
 
 Floats = NDArray[np.float32]
 MATRICES = arrays(np.float32, st.tuples(st.integers(1, 5), st.integers(1, 9)), elements=st.floats(-1e6, 1e6, width=32))

@@ -12,7 +12,7 @@ from llmc.compiler.architectures.shared.names import EMBEDDING, LM_HEAD
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.base import stored_name
 from llmc.compiler.frontend.real_model import load_real_model
-from llmc.compiler.weights import embed_lm_head
+from llmc.compiler.weights import sensitivity
 from llmc.compiler.weights.nbits import q4_values, quantise_q4
 from llmc.compiler.weights.sensitivity import Judged, divergence
 from tests.compiler import tiny
@@ -78,7 +78,7 @@ def test_an_embedding_whose_rows_are_no_whole_blocks_is_no_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = open_checkpoint(tiny.write_model(tmp_path / "model", "llama"))
-    monkeypatch.setattr(embed_lm_head, "BLOCK", 48)
+    monkeypatch.setattr(sensitivity, "BLOCK", 48)
     with_embed_lm_head, without = (
         divergence(model, JUDGED, NONE, PROBE, embed_lm_head=requested) for requested in (True, False)
     )

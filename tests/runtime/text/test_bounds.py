@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from llmc.compiler.text.files import build_index
+from llmc.compiler.text import build_index
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.confined.limits import ChildLimits
 from llmc.runtime.pooling.modules import PoolingDescription

@@ -17,8 +17,8 @@ from tokenizers.models import BPE, WordLevel
 from tokenizers.trainers import BpeTrainer
 
 from llmc.artifacts.bundle.reader import blob_path
-from llmc.compiler.text import files as text_files
-from llmc.compiler.text.files import build_index
+from llmc.compiler import text as text_files
+from llmc.compiler.text import build_index
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.sampling.params import SamplingParams

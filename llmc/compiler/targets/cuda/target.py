@@ -41,8 +41,7 @@ from llmc.runtime.nvidia import NvidiaGpus
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from llmc.compiler.program.program import Program
-    from llmc.compiler.program.stage import WeightlessDialect
+    from llmc.compiler.program.program import Program, WeightlessDialect
     from llmc.compiler.stages import Stages
     from llmc.compiler.targets.base import Lowered, Shape
     from llmc.compiler.targets.costs import Costs

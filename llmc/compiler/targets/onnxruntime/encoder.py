@@ -73,8 +73,7 @@ class OnnxRuntimeEncoderTarget(EncoderTarget):
             from llmc.compiler.program.import_fx import import_encoder
             from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
             from llmc.compiler.targets.onnxruntime.to_onnx import to_onnx
-            from llmc.compiler.weights.module import ModuleTensors
-            from llmc.compiler.weights.recipes import write_weights
+            from llmc.compiler.weights.recipes import ModuleTensors, write_weights
 
             model = Encode(stages.checkpoint, case.task, case.judges)
             graph = fuse(import_encoder(trace_encoder(model)))

@@ -24,8 +24,7 @@ from llmc.compiler.architectures.shared.names import EMBED_LM_HEAD
 from llmc.compiler.checkpoint.base import stored_forms
 from llmc.compiler.code import code_digest
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.program.program import GraphProgram, Program
-from llmc.compiler.program.stage import traced_graph
+from llmc.compiler.program.program import GraphProgram, Program, traced_graph
 from llmc.compiler.stages import Stages, toolchain, version_of
 from llmc.compiler.targets.base import CompiledExecutable, Fixed, Lowered, Recorded, Resolved, Shape, Target, cache_for
 from llmc.compiler.targets.calibration import (

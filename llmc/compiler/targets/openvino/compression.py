@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.compiler.checkpoint.quantised.small_floats import E2M1_VALUES
-from llmc.compiler.weights import rows
+from llmc.compiler.weights import recipes
 from llmc.compiler.weights.nbits import quantise_q4
 from llmc.compiler.weights.recipes import TensorSource
 from llmc.errors import CheckpointError
@@ -117,8 +117,8 @@ def quantise_i8(weight: Floats, group: int) -> tuple[NDArray[np.int8], Floats]:
     some = max(1, _AT_ONCE // (4 * max(1, width)))
     for first in range(0, height, some):
         at = slice(first, first + some)
-        scale[at, ..., 0] = rows.scales(grouped[at], "int8")
-        quantized[at] = rows.quantized(grouped[at], scale[at, ..., 0], "int8")
+        scale[at, ..., 0] = recipes.scales(grouped[at], "int8")
+        quantized[at] = recipes.quantized(grouped[at], scale[at, ..., 0], "int8")
     return quantized, scale
 
 

@@ -105,7 +105,7 @@ def compress(model: Any) -> None:
     import numpy as np
     from openvino import opset13 as ops
 
-    from llmc.compiler.weights.rows import quantized, scales
+    from llmc.compiler.weights.recipes import quantized, scales
 
     built: dict[str, Any] = {}
     for node in model.get_ordered_ops():

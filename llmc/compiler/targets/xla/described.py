@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from llmc.compiler.targets.base import cache_for
 from llmc.compiler.targets.description import contract_tested
 from llmc.compiler.targets.xla.target import CACHE_SLOTS, TENSOR_PARALLEL, XLA, XlaCosts, XlaLowered, XlaTarget
-from llmc.compiler.weights.weightless import ITEM_BYTES
+from llmc.compiler.weights.stage import ITEM_BYTES
 from llmc.settings import Settings
 
 if TYPE_CHECKING:

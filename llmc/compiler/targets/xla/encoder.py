@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from llmc.artifacts.key import canonical_json
 from llmc.compiler.code import code_digest
-from llmc.compiler.program.stage import DTYPES, TRANSFORMS
+from llmc.compiler.program.program import DTYPES, TRANSFORMS
 from llmc.compiler.stages import toolchain
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Recorded
@@ -24,7 +24,7 @@ from llmc.compiler.targets.encoder import CompiledEncoder, EncoderCase, EncoderT
 from llmc.compiler.targets.workers import Jobs, Workers
 from llmc.compiler.targets.xla.capacity import Need, gib
 from llmc.compiler.targets.xla.described import DescribedTarget
-from llmc.compiler.weights.weightless import ITEM_BYTES, PLACEMENTS, WEIGHTS
+from llmc.compiler.weights.stage import ITEM_BYTES, PLACEMENTS, WEIGHTS
 from llmc.errors import CompileError, InputError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from llmc.compiler.targets.base import State
     from llmc.compiler.targets.xla.build import XlaJob
     from llmc.compiler.targets.xla.target import XlaTarget
-    from llmc.compiler.weights.weightless import Described
+    from llmc.compiler.weights.stage import Described
 
 
 def traced_weightless(stages: Stages, case: EncoderCase, options: CompileOptions) -> Entry:
@@ -63,7 +63,7 @@ def traced_weightless(stages: Stages, case: EncoderCase, options: CompileOptions
         from llmc.compiler.frontend.encode import Encode, trace_weightless_encoder
         from llmc.compiler.program.to_export import serialise
         from llmc.compiler.targets.xla.formats import described_as
-        from llmc.compiler.weights.module import ModuleTensors
+        from llmc.compiler.weights.recipes import ModuleTensors
         from llmc.compiler.weights.stage import written_weights
 
         model = Encode(stages.checkpoint, case.task, case.judges)

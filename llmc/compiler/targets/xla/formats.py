@@ -1,7 +1,7 @@
 """Formats of weights and cache other than the compute dtype.
 
 A quantized matrix is two inputs of every step: its quantized weights under its own name, and NAME_scale, a float32 for
-each row (weights/rows.py), with the layers first where they are rolled. The suffix "_scale" is also vLLM's.
+each row (weights/recipes.py), with the layers first where they are rolled. The suffix "_scale" is also vLLM's.
 
 An fp8 cache holds float8 e4m3 with scale 1, as vLLM's does for a checkpoint without scales of its own
 (BaseKVCacheMethod.process_weights_after_loading, vLLM 0.11); values beyond 448 are clipped to 448.
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from llmc.compiler.architectures.shared.experts import is_router
 from llmc.compiler.options import Option
-from llmc.compiler.program.stage import DTYPES
-from llmc.compiler.weights.weightless import SCALE, Described, Stack
+from llmc.compiler.program.program import DTYPES
+from llmc.compiler.weights.stage import SCALE, Described, Stack
 
 if TYPE_CHECKING:
     from llmc.compiler.options import CompileOptions

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmc.compiler.architectures.shared.architectures import architecture_or_plain
 from llmc.compiler.checkpoint.adapter_layout import HIGH, LOW
-from llmc.compiler.weights.weightless import SCALE
+from llmc.compiler.weights.stage import SCALE
 from llmc.errors import CompileError, InputError
 from llmc.runtime.executors.xla.envelope import AXIS
 

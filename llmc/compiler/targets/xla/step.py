@@ -43,13 +43,13 @@ from llmc.compiler.program.sized import BoundProgram, TracedProgram
 from llmc.compiler.targets.xla.build import XlaJob
 from llmc.compiler.targets.xla.cache_view import CacheView
 from llmc.compiler.targets.xla.operators import Quantised, evaluate
-from llmc.compiler.weights.weightless import SCALE
+from llmc.compiler.weights.stage import SCALE
 from llmc.runtime.executors.base import LENGTHS
 from llmc.runtime.executors.xla.envelope import Tensor
 
 if TYPE_CHECKING:
     from llmc.compiler.targets.xla.capacity import ArrayKind
-    from llmc.compiler.weights.weightless import Described
+    from llmc.compiler.weights.stage import Described
 
 Array = Any
 Read = Callable[[int, Any], Any]

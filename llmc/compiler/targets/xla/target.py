@@ -22,8 +22,15 @@ from llmc.artifacts.log import logger
 from llmc.compiler.checkpoint.adapter_layout import ADAPTERS, SELECTABLE
 from llmc.compiler.code import code_digest
 from llmc.compiler.options import CompileOptions, Option
-from llmc.compiler.program.program import PROGRAM, Program
-from llmc.compiler.program.stage import CACHED, DTYPES, WeightlessDialect, both_weightless, program_for
+from llmc.compiler.program.program import (
+    CACHED,
+    DTYPES,
+    PROGRAM,
+    Program,
+    WeightlessDialect,
+    both_weightless,
+    program_for,
+)
 from llmc.compiler.stages import Stages, version_of
 from llmc.compiler.targets.base import CompiledExecutable, Lowered, Shape, Target, cache_for
 from llmc.compiler.targets.costs import WEIGHTS, Costs, Timing, Verifying, traces
@@ -31,7 +38,7 @@ from llmc.compiler.targets.description import TRACING, DeviceDescription, Hardwa
 from llmc.compiler.targets.workers import Workers
 from llmc.compiler.targets.xla.capacity import CAPACITY_MULTIPLE, array_kind, capacity, gib
 from llmc.compiler.targets.xla.formats import KV_CACHE_DTYPE, KV_CACHES, QUANTIZED_DTYPES, cache_dtype, described_as
-from llmc.compiler.weights.weightless import ITEM_BYTES, Described, described_stage, shared_files
+from llmc.compiler.weights.stage import ITEM_BYTES, Described, described_stage, shared_files
 from llmc.errors import InputError
 from llmc.runtime.accelerators import CPU
 from llmc.runtime.host import host_features

@@ -20,8 +20,8 @@ from llmc.compiler.targets import declared, open_target
 from llmc.compiler.targets.xla.formats import QUANTIZED_DTYPES, described_as
 from llmc.compiler.targets.xla.sharding import AXIS, describe, weight_shardings
 from llmc.compiler.verification.verify import beyond
-from llmc.compiler.weights.rows import quantized, scales
-from llmc.compiler.weights.weightless import SCALE
+from llmc.compiler.weights.recipes import quantized, scales
+from llmc.compiler.weights.stage import SCALE
 from llmc.errors import CheckpointError, InputError, UnknownNameError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.cache_shape import CacheShape

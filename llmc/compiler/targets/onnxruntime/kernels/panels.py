@@ -19,7 +19,7 @@ Matrices of LoRA adapters that requests choose have a line for each rank (source
   low      uint8 [R, in]: A's rows as signed 8-bit values, padded to whole vectors of LANES
   high     uint8 [R, out]: the same for B's columns
   scales   float32 [R]: the factor of the matmul of a row's and a column's quantized values
-They are symmetric, with a scale for each line (weights/rows.py), so that no adapter affects another's rounding.
+They are symmetric, with a scale for each line (weights/recipes.py), so that no adapter affects another's rounding.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ from llmc.compiler.checkpoint.gguf_types import IQ4_VALUES
 from llmc.compiler.checkpoint.quantised.small_floats import E2M1_VALUES
 from llmc.compiler.targets.onnxruntime.options import unfit_for_kernels
 from llmc.compiler.weights import nbits
-from llmc.compiler.weights.experts import each_expert
-from llmc.compiler.weights.recipes import TensorSource, quantise_q8
-from llmc.compiler.weights.rows import quantized, scales
+from llmc.compiler.weights.recipes import TensorSource, each_expert, quantise_q8, quantized, scales
 from llmc.errors import CheckpointError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
 from llmc.compiler.targets.onnxruntime.kernels.panels import PARTS, eachpq4, eachpq8, panel_bytes
 from llmc.compiler.targets.onnxruntime.target import OnnxRuntimeTarget
 from llmc.compiler.targets.onnxruntime.to_onnx import to_onnx
-from llmc.compiler.weights.experts import OneExpert
+from llmc.compiler.weights.recipes import OneExpert
 from tests.compiler.targets.onnxruntime.sketch import by_onnx
 from tests.compiler.targets.onnxruntime.test_experts import given, sketched
 

@@ -1,1 +1,0 @@
-"""Tokenizer and chat template, as files of a bundle."""
