@@ -95,7 +95,7 @@ class BaselineModels:
         )
 
     def _file_type(self) -> int | None:
-        from llmc.compiler.checkpoint.gguf_header import read_header
+        from llmc.compiler.checkpoint.gguf_file import read_header
 
         found = read_header(self.checkpoint.path).metadata.get("general.file_type")
         return int(found) if isinstance(found, int) else None

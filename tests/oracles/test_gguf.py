@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from llmc.compiler.architectures.shared.architectures import by_gguf_architecture
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.gguf_config import Metadata
-from llmc.compiler.checkpoint.gguf_header import StringArray, read_header
+from llmc.compiler.checkpoint.gguf_file import StringArray, read_header
 from llmc.compiler.checkpoint.gguf_tokenizer import build_tokenizer_json
 from tests.compiler import tiny
 from tests.compiler.checkpoint.test_gguf_architectures import CONVERTED, RECORDED, meaning

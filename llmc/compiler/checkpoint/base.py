@@ -10,6 +10,8 @@ Every error is a CheckpointError that states the problem, the file, and the next
 from __future__ import annotations
 
 import hashlib
+import mmap
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +25,63 @@ from llmc.errors import CheckpointError
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+    from llmc.compiler.architectures.shared.block_form import BlockForm
+
+
+_POINTER = b"version https://git-lfs.github.com/spec/"
+
+
+def require_content(path: Path, beginning: bytes) -> None:
+    """Raise CheckpointError for a file that Git LFS has not fetched, by its first bytes."""
+    if beginning.startswith(_POINTER):
+        raise CheckpointError(f"{path}: a Git LFS pointer instead of the file; run `git lfs pull` in its folder")
+
+
+class MappedFile:
+    """A mapped file. The map lives as long as this object or any array made from `buffer`. Raises CheckpointError for a
+    missing, unreadable or empty file, and for every read past the end."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as stream:
+                self.size = stream.seek(0, 2)
+                if self.size == 0:
+                    raise CheckpointError(f"{path}: the file is empty (0 bytes); fetch it again")
+                self.buffer = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{path}: no such file") from error
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path}: cannot be read ({error})") from error
+        require_content(path, self.buffer[: len(_POINTER)])
+
+    def forget(self) -> None:
+        """Release the file's pages; the next read loads them again."""
+        self.buffer.madvise(mmap.MADV_DONTNEED)
+
+    def error(self, what: str) -> CheckpointError:
+        """A CheckpointError about this file."""
+        return CheckpointError(f"{self.path}: {what}")
+
+    def need(self, offset: int, size: int, what: str) -> None:
+        """Raise CheckpointError unless `size` bytes exist at `offset`."""
+        if size < 0 or offset + size > self.size:
+            raise self.error(
+                f"truncated or damaged: {what} at byte {offset} needs {size} bytes, but the file ends at "
+                f"{self.size}; fetch it again"
+            )
+
+    def unpack(self, layout: struct.Struct, offset: int, what: str) -> tuple[int | float | bool, ...]:
+        """Unpack values of a fixed layout at `offset`."""
+        self.need(offset, layout.size, what)
+        return layout.unpack_from(self.buffer, offset)
+
+    def read(self, offset: int, size: int, what: str) -> bytes:
+        """Read `size` bytes at `offset`."""
+        self.need(offset, size, what)
+        return self.buffer[offset : offset + size]
+
 
 DIGEST_VERSION = 2
 """Bump when `Checkpoint.digest` covers something else: every key derived from it changes."""
@@ -183,7 +242,7 @@ class Checkpoint(ABC):
         self.left_out: Mapping[str, int] = {}
         """Modules outside the compiled text part → their number of tensors (shared/wrappers.py)."""
         self.choices: Sequence[AdapterFacts] = ()
-        """The LoRA adapters that requests choose from (checkpoint/selectable.py)."""
+        """The LoRA adapters that requests choose from (checkpoint/lora.py)."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {str(self.path)!r})"
@@ -376,3 +435,95 @@ def unknown_tensor(name: str, path: Path, known: list[str]) -> CheckpointError:
     """The error for a tensor name that the checkpoint does not have."""
     shown = ", ".join(known[:3]) or "none"
     return CheckpointError(f"{path}: no tensor named {name!r}; it has {len(known)}: {shown}, …")
+
+
+class WrappedCheckpoint(Checkpoint):
+    """Delegates everything to `inner`."""
+
+    def __init__(self, inner: Checkpoint, name: str, form: str) -> None:
+        super().__init__(inner.path, name)
+        self.format = form
+        self.requested = inner.requested
+        self.left_out = inner.left_out
+        self.choices = inner.choices
+        self.inner = inner
+
+    @property
+    def notices(self) -> Sequence[str]:
+        """The inner checkpoint's lines."""
+        return self.inner.notices
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The inner checkpoint's configuration."""
+        return self.inner.config
+
+    def roles(self) -> dict[str, Path]:
+        """The inner checkpoint's files."""
+        return self.inner.roles()
+
+    def _value_digest(self, role: str) -> str | None:
+        return self.inner._value_digest(role) if role in self.inner.roles() else None
+
+    def tensor_names(self) -> list[str]:
+        """The inner checkpoint's names."""
+        return self.inner.tensor_names()
+
+    def as_stored(self, name: str) -> str | None:
+        """The inner checkpoint's name of an unchanged tensor; None for a tensor that is built here."""
+        return name
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The inner checkpoint's shape."""
+        return self.inner.shape(name)
+
+    def tensor(self, name: str) -> FloatArray:
+        """The inner checkpoint's values."""
+        return self.inner.tensor(name)
+
+    def fill(self, name: str, out: FloatArray) -> None:
+        """Read an unchanged tensor directly from the inner checkpoint."""
+        if (stored := self.as_stored(name)) is None:
+            out[...] = self.tensor(name)
+        else:
+            self.inner.fill(stored, out)
+
+    def forget(self) -> None:
+        """Release the inner checkpoint's pages."""
+        self.inner.forget()
+
+    def stored_form(self, name: str) -> BlockForm | None:
+        """The inner checkpoint's form of an unchanged tensor, else None."""
+        return None if (stored := self.as_stored(name)) is None else self.inner.stored_form(stored)
+
+    def unkept(self, name: str) -> str | None:
+        """The inner checkpoint's reason for an unchanged tensor, else None."""
+        return None if (stored := self.as_stored(name)) is None else self.inner.unkept(stored)
+
+    def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
+        """The inner checkpoint's blocks of an unchanged tensor, else None."""
+        return None if (stored := self.as_stored(name)) is None else self.inner.quantised_blocks(stored)
+
+    def reordered_form(self, name: str) -> BlockForm | None:
+        """The inner checkpoint's form of an unchanged tensor, else None."""
+        return None if (stored := self.as_stored(name)) is None else self.inner.reordered_form(stored)
+
+    def reordered_blocks(self, name: str) -> QuantisedBlocks | None:
+        """The inner checkpoint's blocks of an unchanged tensor, else None."""
+        return None if (stored := self.as_stored(name)) is None else self.inner.reordered_blocks(stored)
+
+    def tokenizer_json(self) -> bytes:
+        """The inner checkpoint's tokenizer."""
+        return self.inner.tokenizer_json()
+
+    def chat_template(self) -> str | None:
+        """The inner checkpoint's template."""
+        return self.inner.chat_template()
+
+    def special_tokens(self) -> dict[str, str]:
+        """The inner checkpoint's tokens."""
+        return self.inner.special_tokens()
+
+    def generation_config(self) -> dict[str, Any]:
+        """The inner checkpoint's defaults."""
+        return self.inner.generation_config()

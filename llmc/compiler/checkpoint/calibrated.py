@@ -15,9 +15,14 @@ import numpy as np
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import canonical_json
 from llmc.compiler.architectures.shared.block_form import BlockForm
-from llmc.compiler.checkpoint.base import Checkpoint, FloatArray, HashFile, QuantisedBlocks
-from llmc.compiler.checkpoint.mapped import MappedFile
-from llmc.compiler.checkpoint.wrapped import WrappedCheckpoint
+from llmc.compiler.checkpoint.base import (
+    Checkpoint,
+    FloatArray,
+    HashFile,
+    MappedFile,
+    QuantisedBlocks,
+    WrappedCheckpoint,
+)
 
 BLOCK = 32
 FORM = BlockForm("calibrated", 4, BLOCK, "minimums", "float16")

@@ -17,7 +17,7 @@ import numpy as np
 from llmc.compiler.architectures.shared.architectures import architecture, by_gguf_architecture
 from llmc.compiler.architectures.shared.base import Architecture
 from llmc.compiler.architectures.shared.gguf_form import Gguf, GgufFacts
-from llmc.compiler.checkpoint.gguf_header import GgufHeader, StringArray
+from llmc.compiler.checkpoint.gguf_file import GgufHeader, StringArray
 from llmc.errors import CheckpointError
 
 MAX_LAYERS = 4096

@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llmc.compiler.checkpoint.base import FloatArray, require_finite, unknown_tensor
-from llmc.compiler.checkpoint.mapped import MappedFile
+from llmc.compiler.checkpoint.base import FloatArray, MappedFile, require_finite, unknown_tensor
 
 MAX_HEADER_BYTES = 100_000_000
 MAX_RANK = 16

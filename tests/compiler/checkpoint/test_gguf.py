@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from llmc.compiler.checkpoint import open_checkpoint, read_config
-from llmc.compiler.checkpoint.gguf_header import TENSOR_TYPES, read_header
+from llmc.compiler.checkpoint.gguf_file import TENSOR_TYPES, read_header
 from llmc.errors import CheckpointError
 from tests.compiler.checkpoint.writers import (
     BLOCK_KINDS,

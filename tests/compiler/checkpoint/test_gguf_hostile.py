@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.checkpoint.gguf_header import read_header
+from llmc.compiler.checkpoint.gguf_file import read_header
 from llmc.errors import CheckpointError
 from tests.compiler.checkpoint.writers import BLOCK_KINDS, scale_offsets, write_blocks
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.gguf_config import Metadata
-from llmc.compiler.checkpoint.gguf_header import read_header
+from llmc.compiler.checkpoint.gguf_file import read_header
 from llmc.compiler.checkpoint.gguf_tokenizer import PRE_TOKENIZERS, build_tokenizer_json
 from llmc.errors import CheckpointError
 from tests.compiler.checkpoint.writers import MERGES, TOKENS, write_gguf

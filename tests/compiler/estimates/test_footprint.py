@@ -14,7 +14,7 @@ from llmc.buckets.limits import Limits
 from llmc.buckets.planner.planner import make_plan
 from llmc.compiler.architectures.shared.architectures import size_of
 from llmc.compiler.architectures.shared.size import ModelSize, Weights
-from llmc.compiler.checkpoint.gguf_types import BLOCK_TYPES
+from llmc.compiler.checkpoint.gguf_file import BLOCK_TYPES
 from llmc.compiler.estimates.footprint import Footprint
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target

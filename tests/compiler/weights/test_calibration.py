@@ -12,10 +12,9 @@ import torch
 from llmc.artifacts.store.store import Store
 from llmc.compiler.architectures.shared.block_form import BlockForm
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.checkpoint.base import stored_forms
+from llmc.compiler.checkpoint.base import WrappedCheckpoint, stored_forms
 from llmc.compiler.checkpoint.calibrated import BLOCK, FORM, CalibratedCheckpoint, packed
-from llmc.compiler.checkpoint.gguf_types import BLOCK_TYPES
-from llmc.compiler.checkpoint.wrapped import WrappedCheckpoint
+from llmc.compiler.checkpoint.gguf_file import BLOCK_TYPES
 from llmc.compiler.frontend.real_model import load_real_model
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle

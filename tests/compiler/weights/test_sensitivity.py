@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from llmc.compiler.architectures.shared.names import EMBEDDING, LM_HEAD
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.base import stored_name
 from llmc.compiler.frontend.real_model import load_real_model
-from llmc.compiler.weights import sensitivity
 from llmc.compiler.weights.nbits import q4_values, quantise_q4
 from llmc.compiler.weights.sensitivity import Judged, divergence
 from tests.compiler import tiny
@@ -74,11 +74,10 @@ def test_embedding_and_head_are_one_group_of_all(tmp_path: Path, family: str) ->
     assert one.divergence == pytest.approx(float((wanted.exp() * (wanted - got)).sum(-1).mean()), rel=0.01)
 
 
-def test_an_embedding_whose_rows_are_no_whole_blocks_is_no_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = open_checkpoint(tiny.write_model(tmp_path / "model", "llama"))
-    monkeypatch.setattr(sensitivity, "BLOCK", 48)
+def test_an_embedding_whose_rows_are_no_whole_blocks_is_no_group(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    LlamaForCausalLM(LlamaConfig(vocab_size=256, **sizes)).save_pretrained(tmp_path / "model")
+    model = open_checkpoint(tmp_path / "model")
     with_embed_lm_head, without = (
         divergence(model, JUDGED, NONE, PROBE, embed_lm_head=requested) for requested in (True, False)
     )

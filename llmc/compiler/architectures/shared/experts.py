@@ -35,7 +35,7 @@ class Experts:
     count: tuple[str, ...]
     """Keys of config.json with the number of experts per layer; transformers and publishers use different ones."""
     stored: str = "gate_up"
-    """The form in published checkpoints (checkpoint/experts.py, CONVENTIONS)."""
+    """The form in published checkpoints (checkpoint/huggingface.py, CONVENTIONS)."""
 
 
 def first_of(config: Mapping[str, Any], keys: Sequence[str]) -> Any:

@@ -41,7 +41,7 @@ import numpy.typing as npt
 from llmc.compiler.architectures.shared.block_form import BlockForm
 from llmc.compiler.architectures.shared.names import EMBED_LM_HEAD, LM_HEADS
 from llmc.compiler.checkpoint.base import FloatArray
-from llmc.compiler.checkpoint.quantised.base import (
+from llmc.compiler.checkpoint.quantised import (
     ACTIVATIONS,
     DTYPES,
     QuantisedTensor,
@@ -50,8 +50,7 @@ from llmc.compiler.checkpoint.quantised.base import (
     stated_group,
     stated_number,
 )
-from llmc.compiler.checkpoint.quantised.groups import GroupedTensor, Order, QuantizedArray, order_in, unpack, words_of
-from llmc.compiler.checkpoint.quantised.small_floats import (
+from llmc.compiler.checkpoint.quantised.floats import (
     E2M1_VALUES,
     E4M3,
     FLOAT8,
@@ -59,6 +58,7 @@ from llmc.compiler.checkpoint.quantised.small_floats import (
     low_and_high,
     stated_tile,
 )
+from llmc.compiler.checkpoint.quantised.integers import GroupedTensor, Order, QuantizedArray, order_in, unpack, words_of
 
 _PATTERN = "re:"
 _EMBEDDING = "Embedding"
@@ -159,7 +159,7 @@ _LEFT_OUT = (
 )  # fmt: skip
 
 
-def read(stated: Mapping[str, Any], stored: StoredTensors) -> Reading:
+def read_compressed_tensors(stated: Mapping[str, Any], stored: StoredTensors) -> Reading:
     """Read a folder's compressed-tensors."""
     schemes = Schemes(stated, stored)
     modules = {name.removesuffix(end) for end in (_PACKED, _SCALE) for name in stored.names(end)}
@@ -312,3 +312,4 @@ LAYOUTS: Mapping[str, Layout] = {
     "pack-quantized": _Packed, "int-quantized": _Bytes, "float-quantized": _float8, "naive-quantized": _by_type,
     "nvfp4-pack-quantized": _Float4,
 }  # fmt: skip
+READERS = {KIND: read_compressed_tensors}

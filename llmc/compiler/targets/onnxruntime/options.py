@@ -141,7 +141,7 @@ LOOSE = 0.01
 
 def in_gguf_blocks(weights: Sequence[Weights]) -> bool:
     """Whether a GGUF file holds all matrices of the model in blocks that are kept."""
-    from llmc.compiler.checkpoint.gguf_types import BLOCK_TYPES
+    from llmc.compiler.checkpoint.gguf_file import BLOCK_TYPES
 
     held = sum(one.count for one in weights if one.stored is not None and one.stored.type in BLOCK_TYPES)
     return held > (1 - LOOSE) * sum(one.count for one in weights)

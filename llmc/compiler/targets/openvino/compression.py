@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.compiler.checkpoint.quantised.small_floats import E2M1_VALUES
+from llmc.compiler.checkpoint.quantised.floats import E2M1_VALUES
 from llmc.compiler.weights import recipes
 from llmc.compiler.weights.nbits import quantise_q4
 from llmc.compiler.weights.recipes import TensorSource

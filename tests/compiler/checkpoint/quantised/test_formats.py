@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.checkpoint.quantised.groups import unpack
+from llmc.compiler.checkpoint.quantised.integers import unpack
 from llmc.compiler.frontend.consumed import require_consumed
 from llmc.compiler.frontend.real_model import load_real_model
 from llmc.errors import CheckpointError

@@ -12,7 +12,7 @@ from llmc.artifacts.bundle.kernel_sets import KERNEL_SETS
 from llmc.artifacts.store.store import Store
 from llmc.compiler.architectures.shared.size import Weights
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.checkpoint.gguf_types import BLOCK_TYPES
+from llmc.compiler.checkpoint.gguf_file import BLOCK_TYPES
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.pipeline.resolve import CompileJob

@@ -12,7 +12,7 @@ from llmc.artifacts.store.store import Store
 from llmc.buckets.limits import Limits
 from llmc.compiler.architectures.shared.block_form import BlockForm
 from llmc.compiler.architectures.shared.size import Weights
-from llmc.compiler.checkpoint.gguf_types import BLOCK_TYPES
+from llmc.compiler.checkpoint.gguf_file import BLOCK_TYPES
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import dry_run
 from llmc.compiler.pipeline.resolve import CompileJob

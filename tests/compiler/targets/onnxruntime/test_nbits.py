@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from llmc.compiler.checkpoint.base import QuantisedBlocks
-from llmc.compiler.checkpoint.gguf_types import BLOCK_TYPES
+from llmc.compiler.checkpoint.gguf_file import BLOCK_TYPES
 from llmc.compiler.program.ir import Graph, Node, Value
 from llmc.compiler.targets.onnxruntime import packing
 from llmc.compiler.targets.onnxruntime.formats import MatrixFormat, OnnxOptions

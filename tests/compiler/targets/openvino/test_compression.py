@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from llmc.compiler.architectures.shared.block_form import BlockForm
 from llmc.compiler.checkpoint.base import QuantisedBlocks
 from llmc.compiler.checkpoint.gguf import GgufCheckpoint
-from llmc.compiler.checkpoint.gguf_types import BLOCK_TYPES
+from llmc.compiler.checkpoint.gguf_file import BLOCK_TYPES
 from llmc.compiler.targets.openvino import compression
 from llmc.compiler.weights.recipes import FAMILIES
 from llmc.errors import CheckpointError

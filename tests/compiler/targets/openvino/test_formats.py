@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from openvino import opset13 as ops
 
 from llmc.compiler.checkpoint.base import QuantisedBlocks
-from llmc.compiler.checkpoint.gguf_types import BLOCK_TYPES
+from llmc.compiler.checkpoint.gguf_file import BLOCK_TYPES
 from llmc.compiler.targets.openvino.formats import (
     Constants,
     Factory,

@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.compiler.checkpoint.gguf_types import IQ4_VALUES
-from llmc.compiler.checkpoint.quantised.small_floats import E2M1_VALUES
+from llmc.compiler.checkpoint.gguf_file import IQ4_VALUES
+from llmc.compiler.checkpoint.quantised.floats import E2M1_VALUES
 from llmc.compiler.targets.onnxruntime.options import unfit_for_kernels
 from llmc.compiler.weights import nbits
 from llmc.compiler.weights.recipes import TensorSource, each_expert, quantise_q8, quantized, scales
