@@ -320,7 +320,7 @@ class GgufCheckpoint(Checkpoint):
             file.forget()
 
     def stored_form(self, name: str) -> BlockForm | None:
-        """The form of a matrix of one of BLOCK_TYPES (gguf_types), else None."""
+        """The form of a matrix of one of BLOCK_TYPES, else None."""
         source, infos = self._source(name)
         forms = {block_form(info) for info in infos}
         return forms.pop() if source.combine is None and len(forms) == 1 else None

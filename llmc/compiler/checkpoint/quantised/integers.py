@@ -256,11 +256,9 @@ def read_gptq(stated: Mapping[str, Any], stored: StoredTensors) -> Reading:
             f"quantization_config: gptq format {layout!r:.60} is not supported; supported: {_ONE}, {_TWO}. Convert it "
             "with GPTQModel, or use the unquantized checkpoint"
         )
+    modules = _modules("gptq", stored)
     return Reading(
-        {
-            f"{m}.weight": _GptqMatrix(stored, m, _stated_for(m, stated, stored), layout == _ONE)
-            for m in _modules("gptq", stored)
-        }
+        {f"{m}.weight": _GptqMatrix(stored, m, _stated_for(m, stated, stored), layout == _ONE) for m in modules}
     )
 
 
