@@ -1,5 +1,5 @@
 """Qwen's models. Up to Qwen3 every layer attends; from Qwen3-Next on some do, the others use the gated delta rule
-(frontend/recurrent). Source: transformers 5.23, configuration and modeling files of qwen3_5 and qwen3_next."""
+(frontend/recurrent.py). Source: transformers 5.23, configuration and modeling files of qwen3_5 and qwen3_next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that reads its weights as it runs (streamed.py), and whose layers can run again on other hidden states.
+"""A model that reads its weights as it runs (real_model.py), and whose layers can run again on other hidden states.
 
 Every call of the model passes a layer before any call enters the next. The arguments of each layer's call are kept
 until then, which allows another call with other hidden states or other weights. `tail` runs the rest of the model on

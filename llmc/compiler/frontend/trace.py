@@ -36,12 +36,11 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.checkpoint.adapter_layout import ADAPTERS, AdapterLayout, step_inputs
-from llmc.compiler.frontend.adapters import MASKS
 from llmc.compiler.frontend.attention import STATE, Dialect, TraceCache, TraceState, attention_name
 from llmc.compiler.frontend.in_place import without_writes
-from llmc.compiler.frontend.recurrent.replace import STATES, StateCache, replace_functions
+from llmc.compiler.frontend.recurrent import STATES, StateCache, replace_functions
 from llmc.compiler.frontend.repeat import LayerPlan, NotRepeatableError, repeat
-from llmc.compiler.frontend.skeleton import cache_argument
+from llmc.compiler.frontend.skeleton import MASKS, cache_argument
 from llmc.compiler.frontend.traceable import as_fake, build_traceable
 from llmc.errors import CompileError
 from llmc.runtime.cache_shape import CacheShape, CacheTensor

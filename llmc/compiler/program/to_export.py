@@ -10,7 +10,7 @@ of every supported architecture. Verification checks it as well.
 The graph stays torch's own model.json (runtime/portable_program.py), which torch.export.load accepts.
 
 Portable programs contain neither llmc's operators nor loops: at a fixed number of tokens the operators of
-frontend/recurrent are a sequence of matmuls (frontend/recurrent/chunked.py).
+frontend/recurrent.py are a sequence of matmuls (frontend/chunked.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from llmc.compiler.frontend.recurrent import chunked
+from llmc.compiler.frontend import chunked
 from llmc.compiler.program.sized import ASSERTION, CHECKED_ELSEWHERE, SIZE, SIZE_ARITHMETIC, offsets_of
 from llmc.errors import CompileError
 from llmc.runtime.portable_program import (

@@ -18,7 +18,7 @@ from llmc.compiler.verification.probes import LogitReference, T
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
-    from llmc.compiler.frontend.streamed import StreamedWeights
+    from llmc.compiler.frontend.real_model import StreamedWeights
 
 
 class TransformersReference(LogitReference):

@@ -15,10 +15,8 @@ from safetensors.torch import load_file, save_file
 from llmc.compiler.checkpoint import map_paths, open_checkpoint, read_config, with_adapters
 from llmc.compiler.checkpoint.adapter_layout import ALIGNED, AdapterLayout
 from llmc.compiler.checkpoint.lora import SelectableCheckpoint
-from llmc.compiler.frontend.adapters import MASKS
-from llmc.compiler.frontend.real_model import load_real_model
-from llmc.compiler.frontend.skeleton import build_skeleton
-from llmc.compiler.frontend.streamed import put_parameter
+from llmc.compiler.frontend.real_model import load_real_model, put_parameter
+from llmc.compiler.frontend.skeleton import MASKS, build_skeleton
 from llmc.compiler.pipeline.provenance import model_name
 from llmc.errors import CheckpointError
 from tests.adapters import with_choices, write_lora

@@ -14,9 +14,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from llmc.compiler.architectures import supported
 from llmc.compiler.architectures.shared.architectures import architecture
-from llmc.compiler.architectures.shared.config_keys import READ, ROPE
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.frontend.consumed import require_consumed, tensor_names
+from llmc.compiler.frontend.consumed import READ, ROPE, require_consumed, tensor_names
 from llmc.compiler.frontend.skeleton import build_skeleton, model_config
 from llmc.errors import CheckpointError
 from tests.compiler import tiny

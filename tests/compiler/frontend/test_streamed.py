@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.base import Checkpoint
 from llmc.compiler.checkpoint.huggingface import HuggingFaceCheckpoint
-from llmc.compiler.frontend import real_model, streamed
-from llmc.compiler.frontend.streamed import StreamedWeights
+from llmc.compiler.frontend import real_model
+from llmc.compiler.frontend.real_model import StreamedWeights
 from llmc.compiler.verification.transformers_reference import TransformersReference
 from llmc.errors import CheckpointError
 from tests.compiler import tiny
@@ -34,7 +34,7 @@ ARCHITECTURES = ["llama", "gemma3_text", "gpt2", "qwen3_moe", "gpt_oss", "qwen3_
 def streaming(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a large model."""
     monkeypatch.setattr(real_model, "STREAMED", 0)
-    monkeypatch.setattr(streamed, "LARGE", 1)
+    monkeypatch.setattr(real_model, "LARGE", 1)
 
 
 def predicted(reference: TransformersReference) -> tuple[list[list[int]], list[np.ndarray]]:

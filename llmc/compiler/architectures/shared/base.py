@@ -70,11 +70,11 @@ class Architecture:
     """Computes common keys that config.json states differently: {"intermediate_size": 4 · hidden_size}. Its argument
     has `keys` in common terms; a value of None stands for an unknown key."""
     unread: frozenset[str] = frozenset()
-    """Common keys (shared/config_keys.py, READ) that the model does not read; a configuration with one is refused."""
+    """Common keys (frontend/consumed.py, READ) that the model does not read; a configuration with one is refused."""
     reads: frozenset[str] = frozenset()
-    """Config keys specific to this architecture, besides the common ones (shared/config_keys.py)."""
+    """Config keys specific to this architecture, besides the common ones (frontend/consumed.py)."""
     rope: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Members of rope_parameters specific to this architecture, by type ("dynamic"); see shared/config_keys.py, ROPE.
+    """Members of rope_parameters specific to this architecture, by type ("dynamic"); see frontend/consumed.py, ROPE.
     """
     allows: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Unread keys → the values that match llmc's behaviour, if they differ from the common ones. Other values are

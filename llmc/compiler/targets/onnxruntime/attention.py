@@ -11,7 +11,7 @@ attention uses cache offsets, and a separate operator applies rotary embedding b
 torch.nn.functional.scaled_dot_product_attention (torch 2.13): softmax(q · kᵀ · scale + mask) · v over [B, H, Q, D],
 where a boolean mask is true for visible tokens; scale is 1 / √D unless given.
 
-RECURRENT emits layers with recurrent state (frontend/recurrent/operators.py). Each token's state update is prepared for
+RECURRENT emits layers with recurrent state (frontend/recurrent.py). Each token's state update is prepared for
 all tokens at once; a loop (ONNX's Scan) then applies them in order. A padding token decays by 1 and writes 0, which
 leaves the state unchanged. Numbers of rows and tokens stay symbolic. RECURRENT_KERNELS emits the same operators as
 llmc's own (kernels/source). There rows are packed, and each replaces the state of its slot in place. They take `rows`
@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from llmc.compiler.frontend.recurrent.chunked import NORM_EPS
+from llmc.compiler.frontend.chunked import NORM_EPS
 from llmc.compiler.program.ir import Node, Value
 from llmc.compiler.targets.onnxruntime.emitter import OWN, ROWS, Emitter
 from llmc.errors import CompileError

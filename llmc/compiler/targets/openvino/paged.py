@@ -32,7 +32,7 @@ N counts pairs of keys and values, and recurrent states, in the order of the cac
 
 Operator and inputs as in OpenVINO's PagedAttentionExtension; everything else is graph_model.py's.
 
-Layers with recurrent state (frontend/recurrent/operators.py) are OpenVINO operators over state tables. A table holds
+Layers with recurrent state (frontend/recurrent.py) are OpenVINO operators over state tables. A table holds
 one state a row. The runtime gives rows without a past a row of zeros to read. The operators take rows of any lengths
 and write the tables in place (openvino/op/paged_causal_conv1d.hpp, paged_gated_delta_net.hpp and
 paged_selective_ssm.hpp of OpenVINO 2026.4). Its Python package lacks them, so they are written by name and read back.
@@ -51,7 +51,7 @@ from openvino import opset13 as ops
 from openvino.op import _PagedAttentionExtension
 
 from llmc.compiler.checkpoint.adapter_layout import ADAPTERS
-from llmc.compiler.frontend.recurrent.chunked import NORM_EPS
+from llmc.compiler.frontend.chunked import NORM_EPS
 from llmc.compiler.program.ir import Graph, Node, Value
 from llmc.compiler.targets.openvino.formats import Constants, WeightFormat
 from llmc.compiler.targets.openvino.graph_model import (

@@ -14,7 +14,7 @@ used; between the attentions tokens are packed (graph_model.py).
              after each row's last live token, such as new_conv0 [B, …]
 
 Row b's new token i has position past_lengths[b] + i, and sees earlier tokens within the layer's window. Layers with
-recurrent state are matmuls (frontend/recurrent/chunked.py), since such devices run loops slowly; `Arrays` has the
+recurrent state are matmuls (frontend/chunked.py), since such devices run loops slowly; `Arrays` has the
 functions of numpy that these use. Their values that do not depend on the model stay numpy's, and become constants where
 they meet one that does. Numbers are float32, counts int32.
 """
@@ -30,7 +30,7 @@ import openvino as ov
 from numpy.typing import NDArray
 from openvino import opset13 as ops
 
-from llmc.compiler.frontend.recurrent import chunked
+from llmc.compiler.frontend import chunked
 from llmc.compiler.program.ir import Graph, Node, Value
 from llmc.compiler.targets.openvino.formats import Constants, WeightFormat
 from llmc.compiler.targets.openvino.graph_model import (

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from llmc.compiler.frontend.recurrent import chunked
+from llmc.compiler.frontend import chunked
 from llmc.compiler.program.sized import BoundProgram, DType, Operation, Ref
 from llmc.errors import CompileError
 from llmc.runtime.portable_program import DTYPES
@@ -409,7 +409,7 @@ def _attend(**given: Any) -> Array:
 
 
 def _with_state(written: Rule) -> Rule:
-    """An operator of frontend/recurrent, in float32 throughout; `evaluate` casts its results."""
+    """An operator of frontend/recurrent.py, in float32 throughout; `evaluate` casts its results."""
 
     def rule(**given: Any) -> tuple[Array, Array]:
         wide = {

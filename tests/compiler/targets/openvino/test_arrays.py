@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from llmc.compiler.frontend.recurrent import chunked, operators
+from llmc.compiler.frontend import chunked, recurrent
 from llmc.compiler.targets.openvino.formats import Constants
 from llmc.compiler.targets.openvino.graph_model import model_of, parameter
 from llmc.compiler.targets.openvino.static import Arrays, GraphArray
@@ -57,7 +57,7 @@ def test_tokens_and_states_are_those_of_the_operator(name: str, given: list[Any]
     fed = [a for a in given if a is not None]
     got = open_core().compile_model(model, "CPU", EXACT)([*fed, np.array(PAST, np.int32), np.array(NEW, np.int32)])
     plain = [None if a is None else torch.from_numpy(a) for a in given]
-    out, state = getattr(operators, name)(*plain, torch.tensor(PAST), torch.tensor(NEW), *attrs)
+    out, state = getattr(recurrent, name)(*plain, torch.tensor(PAST), torch.tensor(NEW), *attrs)
     for row, live in enumerate(NEW):
         np.testing.assert_allclose(got["o0"][row, :live], out[row, :live], rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(got["o1"], state, rtol=1e-3, atol=1e-4)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from llmc.compiler.frontend.chunked import NORM_EPS
 from llmc.compiler.frontend.recurrent import operators
-from llmc.compiler.frontend.recurrent.chunked import NORM_EPS
 from tests.compiler.frontend.recurrent.test_operators import (
     CASES,
     GROUPS,

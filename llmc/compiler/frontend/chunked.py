@@ -1,6 +1,6 @@
 """The recurrent operators as matmuls at fixed sizes, for a device's compiler.
 
-Tokens are processed a chunk at a time, each chunk starting from the state of the one before. operators.py names the
+Tokens are processed a chunk at a time, each chunk starting from the state of the one before. recurrent.py names the
 papers with the rules. All functions run over torch or jax.numpy, passed as `xp`, and use only functions that both have.
 """
 
@@ -24,7 +24,7 @@ def causal_conv(
     xp: Any, x: Array, weight: Array, bias: Array | None, state: Array, past_lengths: Array, new_lengths: Array,
     silu: bool,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """`operators.causal_conv` at fixed sizes."""
+    """`recurrent.causal_conv` at fixed sizes."""
     query, width = x.shape[1], weight.shape[1]
     seen = xp.concatenate([_before(xp, state, past_lengths), x], 1)
     out = sum(seen[:, i : i + query] * weight[:, i] for i in range(width))
@@ -40,7 +40,7 @@ def gated_delta(
     xp: Any, query: Array, key: Array, value: Array, decay: Array, beta: Array, state: Array, past_lengths: Array,
     new_lengths: Array, normalise: bool,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """`operators.gated_delta` at fixed sizes."""
+    """`recurrent.gated_delta` at fixed sizes."""
     length, heads = value.shape[1], value.shape[2]
     live = (xp.arange(length)[None] < new_lengths[:, None])[:, :, None]
     query, key = (_by_head(xp, t, heads) for t in (query, key))
@@ -73,7 +73,7 @@ def state_scan(
     xp: Any, x: Array, step: Array, rate: Array, write: Array, read: Array, state: Array, past_lengths: Array,
     new_lengths: Array,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """`operators.state_scan` at fixed sizes."""
+    """`recurrent.state_scan` at fixed sizes."""
     length, heads = x.shape[1], x.shape[2]
     live = (xp.arange(length)[None] < new_lengths[:, None])[:, :, None]
     step = xp.where(live, step, 0.0).swapaxes(1, 2)

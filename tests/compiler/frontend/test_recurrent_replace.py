@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from llmc.compiler.frontend.recurrent.replace import STATES, StateCache, replace_functions
+from llmc.compiler.frontend.recurrent import STATES, StateCache, replace_functions
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 _HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}

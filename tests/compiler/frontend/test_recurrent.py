@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from llmc.compiler.frontend.recurrent import chunked, operators
+from llmc.compiler.frontend import chunked, recurrent
 
 ROWS, HEADS, GROUPS, KEY, VALUE = 3, 4, 2, 8, 6
 PAST = torch.tensor([5, 0, 3])
@@ -62,7 +62,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_chunks_compute_what_tokens_one_by_one_do(name: str, length: int) -> None:
     given, operator = CASES[name](length), name.split(maxsplit=1)[0]
-    wanted, state = getattr(operators, operator)(*given)
+    wanted, state = getattr(recurrent, operator)(*given)
     out, held = getattr(chunked, operator)(torch, *given)
     for row, live in enumerate(given[-2 if operator != "state_scan" else -1]):
         torch.testing.assert_close(out[row, :live], wanted[row, :live], rtol=2e-4, atol=2e-4)
@@ -75,7 +75,7 @@ def test_padding_and_the_states_of_others_change_nothing(name: str) -> None:
     """The second row, alone, without its padding, from a state of zeros."""
     length, operator = 9, name.split(maxsplit=1)[0]
     given = list(CASES[name](length))
-    live, run = length - 2, getattr(operators, operator)
+    live, run = length - 2, getattr(recurrent, operator)
     out, state = run(*given)
     batched = {"causal_conv": (0, 3), "gated_delta": (0, 1, 2, 3, 4, 5), "state_scan": (0, 1, 3, 4, 5)}[operator]
     alone = [t[1:2] if i in batched or t is PAST else t for i, t in enumerate(given)]
