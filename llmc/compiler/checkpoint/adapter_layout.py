@@ -59,7 +59,6 @@ class AdapterGroup:
 
     @property
     def columns(self) -> int:
-        """R, including the padding."""
         return -(-sum(self.ranks) // ALIGNED) * ALIGNED
 
     def masks(self) -> FloatArray:
@@ -81,14 +80,12 @@ class AdapterLayout:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> AdapterLayout | None:
-        """Read the layout from a configuration; None for a model without selectable adapters."""
         stated = config.get(SELECTABLE)
         if stated is None:
             return None
         return cls(tuple(AdapterGroup(tuple(g["members"]), tuple(g["ranks"])) for g in stated["groups"]))
 
     def to_json(self) -> dict[str, Any]:
-        """The inverse of `of`."""
         return {"groups": [{"members": list(g.members), "ranks": list(g.ranks)} for g in self.groups]}
 
     @cached_property
@@ -96,7 +93,6 @@ class AdapterLayout:
         return {member: group for group in self.groups for member in group.members}
 
     def group(self, module: str) -> AdapterGroup | None:
-        """The group of a module, or None."""
         return self._of.get(pattern_of(module))
 
     def held_as(self, name: str, names: Container[str]) -> str:

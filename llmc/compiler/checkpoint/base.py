@@ -1,10 +1,8 @@
-"""The contract of checkpoint formats.
+"""The contract of checkpoint formats, and mapped files.
 
 A checkpoint is read-only: opening maps its files, `tensor` converts one tensor at a time, and nothing is cached. Names,
-shapes and the config follow Hugging Face transformers 5 for every file format, so that callers need not know formats.
-Nothing here imports torch or transformers.
-
-Every error is a CheckpointError that states the problem, the file, and the next step.
+shapes and the config follow Hugging Face transformers 5 for every file format. Nothing here imports torch or
+transformers. Every error is a CheckpointError that states the problem, the file, and the next step.
 """
 
 from __future__ import annotations
@@ -61,7 +59,6 @@ class MappedFile:
         self.buffer.madvise(mmap.MADV_DONTNEED)
 
     def error(self, what: str) -> CheckpointError:
-        """A CheckpointError about this file."""
         return CheckpointError(f"{self.path}: {what}")
 
     def need(self, offset: int, size: int, what: str) -> None:
@@ -73,12 +70,10 @@ class MappedFile:
             )
 
     def unpack(self, layout: struct.Struct, offset: int, what: str) -> tuple[int | float | bool, ...]:
-        """Unpack values of a fixed layout at `offset`."""
         self.need(offset, layout.size, what)
         return layout.unpack_from(self.buffer, offset)
 
     def read(self, offset: int, size: int, what: str) -> bytes:
-        """Read `size` bytes at `offset`."""
         self.need(offset, size, what)
         return self.buffer[offset : offset + size]
 
@@ -90,9 +85,7 @@ _PATHS = ("_name_or_path",)
 """Config members that state where the config was saved, and change no result."""
 
 CONFIG = "config.json"
-"""The configuration file of a checkpoint's folder."""
 ADAPTER_CONFIG = "adapter_config.json"
-"""The configuration file of a LoRA adapter's folder."""
 FLOATS8 = "float8"
 """The answer of `Checkpoint.unkept` for float8 matrices; float16 holds them exactly, except for rounded scales."""
 
@@ -128,7 +121,6 @@ class QuantisedBlocks:
 
     @property
     def block(self) -> int:
-        """Number of weights that share a scale."""
         return int(self.q.shape[2])
 
     def cut(self, block: int) -> QuantisedBlocks:
@@ -214,8 +206,8 @@ class AdapterFacts:
 
 
 def folder_name(folder: Path) -> str:
-    """The model name of a folder: the folder's name, or the hub name if it is a snapshot in the hub's cache. Snapshots
-    are models--ORG--NAME/snapshots/COMMIT, so that their own name is a commit hash."""
+    """The folder's name, or the hub name of a snapshot in the hub's cache (models--ORG--NAME/snapshots/COMMIT), whose
+    own name is a commit hash."""
     real = folder.resolve()
     cached = real.parent.parent.name
     if real.parent.name == "snapshots" and cached.startswith("models--"):
@@ -254,8 +246,7 @@ class Checkpoint(ABC):
 
     @property
     def notices(self) -> Sequence[str]:
-        """Parts of the checkpoint that are ignored but change no weight, and files that differ: one line each, for
-        people."""
+        """One line for people about each ignored part that changes no weight, and each file that differs."""
         return ()
 
     @property
@@ -272,11 +263,11 @@ class Checkpoint(ABC):
         return [path for _, path in sorted(self.roles().items())]
 
     def digest(self, hash_file: HashFile | None = None) -> str:
-        """Return `"sha256:<hex>"` over the contents of weights, config and tokenizer.
+        """Return `"sha256:<hex>"` over the contents of weights, config and tokenizer; paths, times and hosts do not
+        count.
 
-        Paths, times and hosts do not count, so moving or renaming the checkpoint keeps the digest. JSON files that are
-        read as values count by value: the order of members does not matter. `hash_file` maps any other file to a string
-        that stands for its content (default: `sha256_of`, which reads the whole file); pass one to cache results.
+        JSON files that are read as values count by value: the order of members does not matter. `hash_file` maps any
+        other file to a string that stands for its content (default: `sha256_of`, which reads the whole file).
         """
         hash_one = hash_file or sha256_of
         total = hashlib.sha256(f"llmc checkpoint {DIGEST_VERSION} {self.format}\n".encode())
@@ -318,8 +309,7 @@ class Checkpoint(ABC):
         return None
 
     def unkept(self, name: str) -> str | None:
-        """Why a quantized tensor has no `quantised_blocks`: its stored format, in a few words. None for a tensor with
-        blocks, and for one that is not quantized."""
+        """The stored format, in a few words, of a quantized tensor that has no `quantised_blocks`; else None."""
         self.shape(name)
         return None
 
@@ -353,18 +343,13 @@ class Checkpoint(ABC):
 
     @abstractmethod
     def generation_config(self) -> dict[str, Any]:
-        """Token ids and sampling defaults.
-
-        Ids: `bos_token_id` (int or None), `eos_token_ids` (list, may be empty) and `pad_token_id`. Sampling defaults
-        (temperature, top_p, top_k, repetition_penalty, …) appear only if the checkpoint states them.
-        """
+        """Token ids: `bos_token_id` (int or None), `eos_token_ids` (list, may be empty), `pad_token_id`; and sampling
+        defaults (temperature, top_p, top_k, repetition_penalty, …) that the checkpoint states."""
 
 
 def either(tool_use: str, default: str | None) -> str:
-    """One chat template: `tool_use` for requests with tools, and `default`, or `tool_use` again, for the others.
-
-    The empty outputs keep jinja2 from removing a line break behind the added tags.
-    """
+    """One chat template: `tool_use` for requests with tools, and `default`, or `tool_use` again, for the others. The
+    empty outputs keep jinja2 from removing a line break behind the added tags."""
     if default is None:
         return tool_use
     first, second = (f"{{{{ '' }}}}{text.removesuffix(chr(10))}{{{{ '' }}}}" for text in (tool_use, default))
@@ -438,7 +423,7 @@ def unknown_tensor(name: str, path: Path, known: list[str]) -> CheckpointError:
 
 
 class WrappedCheckpoint(Checkpoint):
-    """Delegates everything to `inner`."""
+    """A checkpoint that overrides parts of `inner`, and delegates everything else to it."""
 
     def __init__(self, inner: Checkpoint, name: str, form: str) -> None:
         super().__init__(inner.path, name)
@@ -450,23 +435,19 @@ class WrappedCheckpoint(Checkpoint):
 
     @property
     def notices(self) -> Sequence[str]:
-        """The inner checkpoint's lines."""
         return self.inner.notices
 
     @property
     def config(self) -> dict[str, Any]:
-        """The inner checkpoint's configuration."""
         return self.inner.config
 
     def roles(self) -> dict[str, Path]:
-        """The inner checkpoint's files."""
         return self.inner.roles()
 
     def _value_digest(self, role: str) -> str | None:
         return self.inner._value_digest(role) if role in self.inner.roles() else None
 
     def tensor_names(self) -> list[str]:
-        """The inner checkpoint's names."""
         return self.inner.tensor_names()
 
     def as_stored(self, name: str) -> str | None:
@@ -474,56 +455,43 @@ class WrappedCheckpoint(Checkpoint):
         return name
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The inner checkpoint's shape."""
         return self.inner.shape(name)
 
     def tensor(self, name: str) -> FloatArray:
-        """The inner checkpoint's values."""
         return self.inner.tensor(name)
 
     def fill(self, name: str, out: FloatArray) -> None:
-        """Read an unchanged tensor directly from the inner checkpoint."""
         if (stored := self.as_stored(name)) is None:
             out[...] = self.tensor(name)
         else:
             self.inner.fill(stored, out)
 
     def forget(self) -> None:
-        """Release the inner checkpoint's pages."""
         self.inner.forget()
 
     def stored_form(self, name: str) -> BlockForm | None:
-        """The inner checkpoint's form of an unchanged tensor, else None."""
         return None if (stored := self.as_stored(name)) is None else self.inner.stored_form(stored)
 
     def unkept(self, name: str) -> str | None:
-        """The inner checkpoint's reason for an unchanged tensor, else None."""
         return None if (stored := self.as_stored(name)) is None else self.inner.unkept(stored)
 
     def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
-        """The inner checkpoint's blocks of an unchanged tensor, else None."""
         return None if (stored := self.as_stored(name)) is None else self.inner.quantised_blocks(stored)
 
     def reordered_form(self, name: str) -> BlockForm | None:
-        """The inner checkpoint's form of an unchanged tensor, else None."""
         return None if (stored := self.as_stored(name)) is None else self.inner.reordered_form(stored)
 
     def reordered_blocks(self, name: str) -> QuantisedBlocks | None:
-        """The inner checkpoint's blocks of an unchanged tensor, else None."""
         return None if (stored := self.as_stored(name)) is None else self.inner.reordered_blocks(stored)
 
     def tokenizer_json(self) -> bytes:
-        """The inner checkpoint's tokenizer."""
         return self.inner.tokenizer_json()
 
     def chat_template(self) -> str | None:
-        """The inner checkpoint's template."""
         return self.inner.chat_template()
 
     def special_tokens(self) -> dict[str, str]:
-        """The inner checkpoint's tokens."""
         return self.inner.special_tokens()
 
     def generation_config(self) -> dict[str, Any]:
-        """The inner checkpoint's defaults."""
         return self.inner.generation_config()

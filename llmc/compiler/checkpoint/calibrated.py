@@ -47,7 +47,6 @@ class CalibratedCheckpoint(WrappedCheckpoint):
             self._file.need(offset, _bytes(*shape), f"blocks of {name}")
 
     def digest(self, hash_file: HashFile | None = None) -> str:
-        """Digest of the inner checkpoint and the blocks."""
         return digest_bytes(canonical_json([self.inner.digest(hash_file), self._digest]))
 
     def of_adapter(self, number: int) -> Checkpoint:
@@ -55,24 +54,19 @@ class CalibratedCheckpoint(WrappedCheckpoint):
         return self.inner.of_adapter(number)
 
     def forget(self) -> None:
-        """Release the pages of the blocks' file as well."""
         super().forget()
         self._file.forget()
 
     def stored_form(self, name: str) -> BlockForm | None:
-        """FORM for a calibrated matrix."""
         return FORM if name in self._locations else super().stored_form(name)
 
     def unkept(self, name: str) -> str | None:
-        """None for a calibrated matrix."""
         return None if name in self._locations else super().unkept(name)
 
     def reordered_form(self, name: str) -> BlockForm | None:
-        """None for a calibrated matrix."""
         return None if name in self._locations else super().reordered_form(name)
 
     def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
-        """The calibrated blocks, if the matrix has them."""
         if name not in self._locations:
             return super().quantised_blocks(name)
         offset, rows, columns = self._locations[name]

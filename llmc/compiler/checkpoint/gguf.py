@@ -44,8 +44,8 @@ Combine = Callable[[Sequence[FloatArray]], FloatArray]
 
 @dataclass(frozen=True)
 class StoredParts:
-    """A tensor's parts in the file. `combine` is None if it is one part as it is, or the rows of several one after
-    another (of each matrix, if they are stacked)."""
+    """A tensor's parts in the file. `combine` is None for one part as it is, or for the rows of several one after
+    another."""
 
     parts: tuple[str, ...]
     combine: Combine | None = None
@@ -270,7 +270,6 @@ class GgufCheckpoint(Checkpoint):
 
     @property
     def config(self) -> dict[str, Any]:
-        """The configuration that gguf_config builds from the metadata."""
         return dict(self._config)
 
     def roles(self) -> dict[str, Path]:
@@ -279,7 +278,6 @@ class GgufCheckpoint(Checkpoint):
         return {"gguf": first} | {f"gguf-{number:05}": path for number, path in enumerate(others, 2)}
 
     def tensor_names(self) -> list[str]:
-        """Translated names; includes `lm_head.weight` only if the file stores it."""
         return sorted(self._tensors)
 
     def _source(self, name: str) -> tuple[StoredParts, list[TensorInfo]]:
@@ -289,7 +287,6 @@ class GgufCheckpoint(Checkpoint):
         return source, [self._header.tensors[part] for part in source.parts]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """[rows, columns], the reverse of GGUF's own order."""
         source, infos = self._source(name)
         if source.combine is not None:
             return source.combine([np.broadcast_to(np.float32(-1), info.shape) for info in infos]).shape
@@ -315,12 +312,10 @@ class GgufCheckpoint(Checkpoint):
         return values if order is None else values[order]
 
     def forget(self) -> None:
-        """Release the files' pages."""
         for file in self._header.files:
             file.forget()
 
     def stored_form(self, name: str) -> BlockForm | None:
-        """The form of a matrix of one of BLOCK_TYPES, else None."""
         source, infos = self._source(name)
         forms = {block_form(info) for info in infos}
         return forms.pop() if source.combine is None and len(forms) == 1 else None
@@ -334,8 +329,7 @@ class GgufCheckpoint(Checkpoint):
         return quantized[0] if quantized else None
 
     def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
-        """Blocks of a matrix of one of BLOCK_TYPES, rows in transformers' order; None for other types. Matrices that
-        are stacked have their rows one after another."""
+        """Blocks with rows in transformers' order; stacked matrices have their rows one after another."""
         _, infos = self._source(name)
         if self.stored_form(name) is None:
             return None
@@ -356,7 +350,6 @@ class GgufCheckpoint(Checkpoint):
         return MXFP4_FORM if source.turned and all(info.type == "MXFP4" for info in infos) else None
 
     def reordered_blocks(self, name: str) -> QuantisedBlocks | None:
-        """Blocks of such experts, with the rows of gate and up in turn."""
         if self.reordered_form(name) is None:
             return None
         _, infos = self._source(name)
@@ -365,11 +358,9 @@ class GgufCheckpoint(Checkpoint):
         return mxfp4_blocks(planes(blocks[..., 1:], 16, 4), blocks[..., 0], infos[0].shape[0], name, self.path)
 
     def tokenizer_json(self) -> bytes:
-        """Built from the vocabulary by gguf_tokenizer (0.1 s for 49k tokens)."""
         return build_tokenizer_json(self._meta)
 
     def chat_template(self) -> str | None:
-        """The metadata's tokenizer.chat_template, with its second one for requests with tools, if there is one."""
         template = self._meta.get("tokenizer.chat_template")
         tool_use = self._meta.get("tokenizer.chat_template.tool_use")
         if isinstance(tool_use, str):
@@ -381,7 +372,6 @@ class GgufCheckpoint(Checkpoint):
         return self._meta.strings("tokenizer.ggml.tokens")
 
     def special_tokens(self) -> dict[str, str]:
-        """Texts of the token ids in the metadata."""
         found: dict[str, str] = {}
         for role, short in _SPECIAL.items():
             index = self._meta.get(f"tokenizer.ggml.{short}_token_id")

@@ -44,8 +44,7 @@ NEUTRAL: dict[str, tuple[Any, ...] | None] = {
     "embedding_scale": (1,), "attention.clamp_kqv": (0,), "attn_logit_softcapping": (0,),
     "final_logit_softcapping": (0,),
 }  # fmt: skip
-"""Metadata that is not read, with the values that match llmc's behaviour; None: any value, because the key is only a
-note."""
+"""Unread metadata → the values that match llmc's behaviour; None: any value, because the key is only a note."""
 
 YARN = {
     "rope.scaling.yarn_beta_fast": ("beta_fast", 32), "rope.scaling.yarn_beta_slow": ("beta_slow", 1),
@@ -60,7 +59,7 @@ _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_ORIGINAL = 1.0, 4.0, 8192
 
 @dataclass(frozen=True)
 class Metadata:
-    """Typed, checked access to metadata; `{arch}` in a key stands for the architecture."""
+    """Typed, checked access to metadata; `{arch}` in a key stands for the architecture. Raises CheckpointError."""
 
     header: GgufHeader
 
@@ -78,7 +77,6 @@ class Metadata:
 
     @cached_property
     def model_type(self) -> str:
-        """transformers' model type of the architecture."""
         facts = GgufFacts(self.own, self.header.tensors, {})
         names = by_gguf_architecture()[self.arch]
         with suppress(TypeError, ValueError):  # of metadata of a wrong type, which no variant has
@@ -111,28 +109,23 @@ class Metadata:
 
     @cached_property
     def architecture(self) -> Architecture:
-        """The `Architecture` of the model type."""
         return architecture({"model_type": self.model_type})
 
     @cached_property
     def gguf(self) -> Gguf:
-        """The architecture's form in GGUF files."""
         found = self.architecture.gguf
         assert found is not None  # the architecture is one of those in GGUF files
         return found
 
     def error(self, what: str) -> CheckpointError:
-        """A CheckpointError about the file."""
         return self.header.file.error(what)
 
     def get(self, key: str) -> Any:
-        """A value, or None."""
         if "{arch}" in key:
             key = key.replace("{arch}", self.arch)
         return self.header.metadata.get(key)
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A string. Raises CheckpointError."""
         value = self.get(key)
         if isinstance(value, str):
             return value
@@ -141,8 +134,7 @@ class Metadata:
         raise self._bad(key, value, "a string")
 
     def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """An integer of at least `least`. A per-layer array is accepted if all layers agree that are not 0. Raises
-        CheckpointError."""
+        """An integer of at least `least`, also as a per-layer array in which all values that are not 0 agree."""
         value = self.get(key)
         if isinstance(value, np.ndarray) and value.size:
             different = np.unique(value[value != 0])
@@ -154,7 +146,6 @@ class Metadata:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A positive finite number. Raises CheckpointError."""
         value = self.get(key)
         value = default if value is None else value
         if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
@@ -162,7 +153,6 @@ class Metadata:
         return float(value)
 
     def strings(self, key: str) -> list[str]:
-        """An array of strings. Raises CheckpointError."""
         value = self.get(key)
         if not isinstance(value, StringArray):
             raise self._bad(key, value, "an array of strings")
@@ -207,7 +197,6 @@ def build_config(meta: Metadata) -> dict[str, Any]:
 
 
 def _epsilon(meta: Metadata) -> float:
-    """The epsilon of the norms, of either kind."""
     names = [f"{{arch}}.attention.layer_norm_{kind}epsilon" for kind in ("rms_", "")]
     key = next((name for name in names if meta.get(name) is not None), names[0])
     return _short(meta.number(key))
@@ -249,11 +238,8 @@ def _attention(meta: Metadata) -> dict[str, Any]:
 
 
 def _require_read(meta: Metadata) -> None:
-    """Raise CheckpointError for metadata that may change results and that nothing here reads.
-
-    Outside the architecture's namespace only an adapter's metadata counts: by the format, other namespaces hold notes
-    and the tokenizer.
-    """
+    """Raise CheckpointError for metadata that may change results and that nothing here reads. By the format, other
+    namespaces than the architecture's hold notes and the tokenizer, except an adapter's."""
     prefix, form = f"{meta.arch}.", meta.gguf
     for key in meta.header.metadata:
         if key.startswith("adapter."):
@@ -343,11 +329,8 @@ def _divisors(meta: Metadata, name: str, rotated: int) -> np.ndarray[Any, np.dty
 
 
 def _llama3_rope(meta: Metadata, head_dim: int, theta: float) -> dict[str, Any]:
-    """Recover Llama 3 scaling parameters from the stored frequency divisors, [head_dim/2].
-
-    All published Llama 3.x models share low and high factors and the original context; the scale is the largest
-    divisor. A file whose divisors do not follow this rule is refused rather than approximated.
-    """
+    """Recover Llama 3 scaling parameters from the stored frequency divisors, [head_dim/2], or refuse the file. All
+    published Llama 3.x models share low and high factors and the original context; the scale is the largest divisor."""
     divisors = _divisors(meta, ROPE_FACTORS, head_dim)
     if not (divisors >= 1).all():
         raise meta.error(f"damaged: {ROPE_FACTORS} holds values that are not at least 1")

@@ -126,7 +126,6 @@ class GgufHeader:
     """The parts of a split model, in order; else `file` alone."""
 
     def raw(self, info: TensorInfo) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """A tensor's bytes, read-only, [bytes]."""
         return np.frombuffer(info.file.buffer, np.uint8, info.bytes, info.offset)
 
 
@@ -398,8 +397,7 @@ def _iq4_xs(blocks: Bytes) -> Parts:
 
 
 def _scales_and_minimums(blocks: Bytes) -> tuple[FloatArray, FloatArray]:
-    """For Q4_K and Q5_K: 4 bytes of scales, 4 of minimums, and 4 with the low bits of both for the last 4 blocks, whose
-    high bits are those of the first 8 bytes."""
+    """For Q4_K and Q5_K: 4 bytes of scales, 4 of minimums, and 4 with the low bits of both for the last 4 blocks."""
     scales, minimums, low = (blocks[..., at : at + 4] for at in (4, 8, 12))
     first, high = np.uint8(63), np.uint8(48)
     scale = np.concatenate([scales & first, low & np.uint8(15) | scales >> np.uint8(2) & high], axis=-1)

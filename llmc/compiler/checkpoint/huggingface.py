@@ -110,7 +110,6 @@ class HuggingFaceCheckpoint(Checkpoint):
         return {name: value for name, value in self._config.items() if name != STATED or not is_read(value)}
 
     def roles(self) -> dict[str, Path]:
-        """Files by their names in the folder."""
         names = [file for file in _SMALL_FILES if (self.path / file).is_file()] + list(self._shards)
         if SINGLE not in self._shards:
             names.append(INDEX)
@@ -137,7 +136,6 @@ class HuggingFaceCheckpoint(Checkpoint):
         return self._quantised.get(self._where(name))
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape as stored; for a quantized tensor, the shape of its values."""
         found, stored = self._quantized(name), self._where(name)
         return self._owner[stored].tensors[stored].shape if found is None else found.shape
 
@@ -147,32 +145,26 @@ class HuggingFaceCheckpoint(Checkpoint):
         return self._owner[stored].tensor(stored) if found is None else found.values()
 
     def stored_form(self, name: str) -> BlockForm | None:
-        """The form of a quantized tensor's blocks."""
         found = self._quantized(name)
         return None if found is None else found.form()
 
     def unkept(self, name: str) -> str | None:
-        """The reason that the tensor's format gives."""
         found = self._quantized(name)
         return None if found is None else found.unkept()
 
     def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
-        """A quantized tensor's blocks."""
         found = self._quantized(name)
         return None if found is None else found.blocks()
 
     def reordered_form(self, name: str) -> BlockForm | None:
-        """The form of a quantized tensor's reordered blocks."""
         found = self._quantized(name)
         return None if found is None else found.reordered_form()
 
     def reordered_blocks(self, name: str) -> QuantisedBlocks | None:
-        """A quantized tensor's reordered blocks."""
         found = self._quantized(name)
         return None if found is None else found.reordered_blocks()
 
     def fill(self, name: str, out: FloatArray) -> None:
-        """Read directly from the file if it stores the tensor as floats."""
         stored = self._stored.get(name)
         if stored is None or stored in self._quantised or not self._owner[stored].fills(stored):
             super().fill(name, out)
@@ -180,7 +172,6 @@ class HuggingFaceCheckpoint(Checkpoint):
             self._owner[stored].fill(stored, out)
 
     def forget(self) -> None:
-        """Release the pages of every shard."""
         for shard in self._shards.values():
             shard.forget()
 
@@ -203,11 +194,8 @@ class HuggingFaceCheckpoint(Checkpoint):
         return _optional_json(self.path / "tokenizer_config.json")
 
     def chat_template(self) -> str | None:
-        """From chat_template.jinja, else chat_template.json, else tokenizer_config.json.
-
-        Where there is a second template for requests with tools ("tool_use", in a list of named templates or in the
-        folder additional_chat_templates), one template that chooses between both.
-        """
+        """From chat_template.jinja, else chat_template.json, else tokenizer_config.json. A second template for requests
+        with tools ("tool_use", in a list of named templates or in a folder) gives one that chooses between both."""
         template = _optional_json(self.path / "chat_template.json").get("chat_template")
         template = template or self._tokenizer_config.get("chat_template")
         named: dict[Any, Any] = {"default": template}
@@ -222,7 +210,6 @@ class HuggingFaceCheckpoint(Checkpoint):
         return default if tool_use is None else either(tool_use, default)
 
     def special_tokens(self) -> dict[str, str]:
-        """From tokenizer_config.json, else special_tokens_map.json."""
         declared = {**_optional_json(self.path / "special_tokens_map.json"), **self._tokenizer_config}
         found: dict[str, str] = {}
         for role in _SPECIAL:
@@ -266,7 +253,6 @@ class HuggingFaceCheckpoint(Checkpoint):
 
     @property
     def notices(self) -> Sequence[str]:
-        """What quantized tensors leave unread, and an end token that only the tokenizer's files name."""
         stated = _optional_json(self.path / "generation_config.json").get("eos_token_id")
         others, last = _as_list(self._config.get("eos_token_id") if stated is None else stated), self._tokenizer_end
         if last is None or last in others or not others:
@@ -280,11 +266,8 @@ def _as_list(ids: Any) -> list[Any]:
 
 
 def read_config_file(path: Path, facts: ArchitectureReader | None = None) -> dict[str, Any]:
-    """Read a config.json, with its rope fields moved to `rope_parameters` (transformers 5). Raises CheckpointError.
-
-    Of a multi-part model, return the text part's configuration (`text_config`). With `facts` it is in common terms
-    (`Architecture.in_common_terms`).
-    """
+    """Read a config.json, or the text part's `text_config`, with its rope fields moved to `rope_parameters`
+    (transformers 5), and with `facts` in common terms (`Architecture.in_common_terms`). Raises CheckpointError."""
     config = read_json(path)
     if not isinstance(config.get("model_type"), str):
         raise CheckpointError(f'{path}: not a model config: it has no "model_type"')
@@ -360,9 +343,8 @@ def _weight_map(index: Path) -> dict[str, str]:
 class ConfigCheckpoint(HuggingFaceCheckpoint):
     """A configuration without weights: a config.json under any name.
 
-    If the file is called config.json, the tokenizer, chat template and generation_config.json next to it count as in a
-    folder, so that a bundle of it can take text; weights next to it do not. `tensor_names` is empty; `shape` and
-    `tensor` raise CheckpointError.
+    Next to a file called config.json, the tokenizer, chat template and generation_config.json count as in a folder;
+    weights do not. `tensor_names` is empty; `shape` and `tensor` raise CheckpointError.
     """
 
     format = "config"
@@ -376,7 +358,6 @@ class ConfigCheckpoint(HuggingFaceCheckpoint):
         self._stored = {}
 
     def roles(self) -> dict[str, Path]:
-        """The configuration and the tokenizer's files; only the configuration if it has another name."""
         beside = {name: path for name, path in super().roles().items() if name != INDEX}
         return {**beside, CONFIG: self._file}
 
@@ -386,11 +367,9 @@ class ConfigCheckpoint(HuggingFaceCheckpoint):
         return super()._value_digest(role)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Raises CheckpointError."""
         self._refuse()
 
     def tensor(self, name: str) -> FloatArray:
-        """Raises CheckpointError."""
         self._refuse()
 
     def _quantized(self, name: str) -> NoReturn:
@@ -503,7 +482,6 @@ class ExpertsCheckpoint(HuggingFaceCheckpoint):
             )
 
     def tensor_names(self) -> list[str]:
-        """Names as in transformers."""
         return sorted(self._sources)
 
     def _parts(self, name: str) -> list[list[str]]:
@@ -531,7 +509,6 @@ class ExpertsCheckpoint(HuggingFaceCheckpoint):
         return None if _is_merged(parts) else super().reordered_form(parts[0][0])
 
     def reordered_blocks(self, name: str) -> QuantisedBlocks | None:
-        """None for a merged tensor."""
         parts = self._parts(name)
         return None if _is_merged(parts) else super().reordered_blocks(parts[0][0])
 
@@ -543,7 +520,6 @@ class ExpertsCheckpoint(HuggingFaceCheckpoint):
         return super().unkept(first) or ("experts in different forms" if super().stored_form(first) else None)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """For a merged tensor, the shape with all experts."""
         parts = self._parts(name)
         if not _is_merged(parts):
             return super().shape(parts[0][0])
@@ -551,7 +527,6 @@ class ExpertsCheckpoint(HuggingFaceCheckpoint):
         return (len(parts), rows * len(parts[0]), *rest)
 
     def tensor(self, name: str) -> FloatArray:
-        """For a merged tensor, all experts in float32."""
         parts = self._parts(name)
         if not _is_merged(parts):
             return super().tensor(parts[0][0])

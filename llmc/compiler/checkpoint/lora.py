@@ -128,7 +128,6 @@ class PeftAdapter:
 
     @property
     def base(self) -> str:
-        """Name of the base model in the adapter's configuration; "" if absent."""
         return str(self.config.get("base_model_name_or_path") or "")
 
     @cached_property
@@ -140,11 +139,9 @@ class PeftAdapter:
 
     @property
     def modules(self) -> Mapping[str, object]:
-        """Modules with low-rank products, by name."""
         return self._parts
 
     def rank(self, module: str) -> int:
-        """Rank of one of the `modules`."""
         return _pair({part: self.file.tensors[stored] for part, stored in self._parts[module].items()})[0].shape[0]
 
     def factors(self, module: str) -> tuple[FloatArray, FloatArray]:
@@ -153,8 +150,7 @@ class PeftAdapter:
         return low, high * np.float32(self._scale(module, low.shape[0]))
 
     def require_selectable(self) -> None:
-        """Raise CheckpointError unless the adapter has low-rank products of linear modules only, as requests can
-        choose."""
+        """Raise CheckpointError unless the adapter has low-rank products of linear modules only."""
         more = [
             *(("magnitudes (use_dora)",) if self.config.get("use_dora") else ()),
             *(f"another {name}" for name in self.replaced),
@@ -170,7 +166,6 @@ class PeftAdapter:
             )
 
     def files(self) -> dict[str, Path]:
-        """The adapter's files by name."""
         return {name: self.path / name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)}
 
     def require_fit(self, name: str, shape: tuple[int, ...]) -> None:
@@ -188,8 +183,7 @@ class PeftAdapter:
         self._scale(module, low[0])
 
     def apply(self, name: str, weight: FloatArray) -> FloatArray:
-        """Return tensor `name`, one of `changed`, with the adapter's change. Raises CheckpointError for NaN or
-        infinity."""
+        """Return tensor `name`, one of `changed`, with the adapter's change."""
         module = self.changed[name]
         parts = {part: self.file.tensor(stored) for part, stored in self._parts[module].items()}
         low, high = _pair(parts)
@@ -279,7 +273,6 @@ class LoraCheckpoint(WrappedCheckpoint):
 
     @property
     def config(self) -> dict[str, Any]:
-        """The base's config; `tie_word_embeddings` is False if an adapter unties lm_head."""
         return self.inner.config | ({"tie_word_embeddings": False} if self._untied else {})
 
     def as_stored(self, name: str) -> str | None:
@@ -289,7 +282,6 @@ class LoraCheckpoint(WrappedCheckpoint):
         return self._stored.get(name, name)
 
     def roles(self) -> dict[str, Path]:
-        """The base's files, and each adapter's with its number as prefix."""
         own = {
             f"lora.{number}/{name}": path
             for number, adapter in enumerate(self.adapters)
@@ -298,15 +290,12 @@ class LoraCheckpoint(WrappedCheckpoint):
         return {**self.inner.roles(), **own}
 
     def tensor_names(self) -> list[str]:
-        """The base's names, and an untied lm_head."""
         return sorted(self._stored)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The base's shape."""
         return self.inner.shape(self._stored.get(name, name))
 
     def tensor(self, name: str) -> FloatArray:
-        """The tensor with every adapter's change."""
         replaced = next((a for a in reversed(self.adapters) if name in a.replaced), None)
         if replaced is None:
             values = self.inner.tensor(self._stored.get(name, name))
@@ -318,13 +307,11 @@ class LoraCheckpoint(WrappedCheckpoint):
         return values
 
     def forget(self) -> None:
-        """Release the pages of all files."""
         self.inner.forget()
         for adapter in self.adapters:
             adapter.file.forget()
 
     def unkept(self, name: str) -> str | None:
-        """For a quantized tensor that an adapter changes, "changed by an adapter", else the base's reason."""
         reason = self.inner.unkept(stored := self._stored.get(name, name))
         if self.as_stored(name) is None and (reason is not None or self.inner.stored_form(stored) is not None):
             return "changed by an adapter"
@@ -394,16 +381,13 @@ class SelectableCheckpoint(WrappedCheckpoint):
             yield AdapterGroup(tuple(members), tuple(each))
 
     def of_adapter(self, number: int) -> Checkpoint:
-        """The base, or the base with adapter `number` merged into it."""
         return self._merged[number - 1] if number else self.inner
 
     @property
     def config(self) -> dict[str, Any]:
-        """The base's config, and the layout of the adapters."""
         return self.inner.config | {SELECTABLE: self.layout.to_json()}
 
     def roles(self) -> dict[str, Path]:
-        """The base's files, and each adapter's with its number as prefix."""
         own = {
             f"adapter.{number}/{name}": path
             for number, adapter in enumerate(self._peft)
@@ -412,7 +396,6 @@ class SelectableCheckpoint(WrappedCheckpoint):
         return {**self.inner.roles(), **own}
 
     def tensor_names(self) -> list[str]:
-        """The base's names, and A and B of each module of a group."""
         return sorted([*self.inner.tensor_names(), *self._added])
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -426,7 +409,6 @@ class SelectableCheckpoint(WrappedCheckpoint):
         return (group.columns, width) if name.endswith(LOW) else (rows, group.columns)
 
     def tensor(self, name: str) -> FloatArray:
-        """A or B stacked, or the base's tensor."""
         if name not in self._added:
             return self.inner.tensor(name)
         built, module = np.zeros(self.shape(name), np.float32), self._added[name]
@@ -445,11 +427,9 @@ class SelectableCheckpoint(WrappedCheckpoint):
         return require_finite(built, name, self.path)
 
     def as_stored(self, name: str) -> str | None:
-        """None for A and B."""
         return None if name in self._added else name
 
     def forget(self) -> None:
-        """Release the pages of all files."""
         self.inner.forget()
         for adapter in self._peft:
             adapter.file.forget()

@@ -88,13 +88,11 @@ class SafetensorsFile:
         return raw.reshape(stored.shape)
 
     def forget(self) -> None:
-        """Release the file's pages."""
         self._file.forget()
 
     def quantized(self, name: str) -> npt.NDArray[Any]:
-        """A tensor of one of _QUANTIZED in its stored shape: a read-only view of integers or of 8-bit floats' bytes.
-
-        Raises CheckpointError for another type."""
+        """A read-only view of integers, or of 8-bit floats' bytes, in the stored shape. Raises CheckpointError for
+        other types."""
         stored = self._known(name)
         kind = _QUANTIZED.get(stored.dtype)
         if kind is None:

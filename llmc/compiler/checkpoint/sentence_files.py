@@ -118,7 +118,6 @@ def labels_of(config: Mapping[str, Any]) -> int:
 
 
 def _longest(checkpoint: Checkpoint, folder: Path) -> int:
-    """Most tokens of a text: sentence_bert_config.json's or the tokenizer's limit, within the model's positions."""
     reach = encoder_architecture(checkpoint.config).longest(checkpoint.config)
     said = _optional(folder / "sentence_bert_config.json").get("max_seq_length")
     said = said or _optional(folder / "tokenizer_config.json").get("model_max_length") or reach

@@ -43,12 +43,10 @@ class MatrixGroup:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the tensors."""
         return tuple(self.modules.values())
 
     @property
     def width(self) -> int:
-        """Number of inputs, K."""
         return int(next(iter(self.modules)).in_features)
 
     def weight(self) -> Array:
@@ -61,7 +59,6 @@ class MatrixGroup:
         return found
 
     def split(self, weight: Array) -> dict[nn.Module, Tensor]:
-        """Split `weight` [N, K] into the matrix of each module."""
         heights = [module.out_features for module in self.modules]
         return dict(zip(self.modules, torch.from_numpy(weight).split(heights), strict=True))
 
@@ -92,11 +89,9 @@ class Groups:
         return found
 
     def watch(self) -> None:
-        """Look for the groups of the next layer."""
         self._watches = True
 
     def require_any(self) -> None:
-        """Raise CheckpointError if no layer had a group."""
         if not self._any:
             raise CheckpointError(
                 f"{self._path}: there is nothing to calibrate: every projection is stored in 4-bit blocks already, or "

@@ -101,7 +101,7 @@ class Sink(Protocol):
 
 
 class TensorSource(Protocol):
-    """The part of a checkpoint that recipes read."""
+    """The part of a checkpoint (checkpoint/base.py) that recipes read."""
 
     def tensor_names(self) -> Sequence[str]:
         """Names of all tensors."""
@@ -151,7 +151,6 @@ class _Sources:
         return frozenset(self.checkpoint.tensor_names())
 
     def stored(self, name: str) -> str:
-        """The source by the checkpoint's names."""
         return BESIDE.join(stored_names(name, self._names))
 
     def tensor_names(self) -> Sequence[str]:
@@ -198,12 +197,10 @@ class Recipe:
     reordered: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON-able form."""
         return asdict(self) | {"sources": list(self.sources)}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Recipe:
-        """The inverse of `to_json`. Ignores other members; `block` and `reordered` may be absent."""
         block, reordered = fields.get("block", 0), bool(fields.get("reordered"))
         return cls(fields["name"], fields["transform"], tuple(fields["sources"]), block, reordered)
 
@@ -347,23 +344,20 @@ def _bytes(array: NDArray[Any]) -> memoryview:
 
 
 class ModuleTensors:
-    """Tensors by their names in the traced program. These lack the "model." that the wrapping module of
-    frontend/encode.py adds."""
+    """Parameters of a loaded module by their names in the traced program, which lack the "model." of
+    frontend/encode.py."""
 
     def __init__(self, module: nn.Module) -> None:
         self._tensors = {name.removeprefix("model."): tensor for name, tensor in module.state_dict().items()}
 
     def tensor_names(self) -> Sequence[str]:
-        """Names of all tensors."""
         return list(self._tensors)
 
     def tensor(self, name: str) -> NDArray[Any]:
-        """One tensor in float32."""
         found: NDArray[Any] = self._tensors[name].float().numpy()
         return found
 
     def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
-        """None: transformers has dequantized all tensors."""
         return None
 
     reordered_blocks = quantised_blocks
@@ -378,22 +372,18 @@ class OneExpert:
     blocks: QuantisedBlocks | None = None
 
     def tensor_names(self) -> Sequence[str]:
-        """The single name."""
         return [self.name]
 
     def tensor(self, name: str) -> NDArray[np.float32]:
-        """The matrix [N, K], dequantized if it is stored in blocks."""
         if self.matrix is not None:
             return self.matrix
         assert self.blocks is not None
         return self.blocks.dequantise()
 
     def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
-        """The blocks, or None for a dense matrix."""
         return self.blocks
 
     def reordered_blocks(self, name: str) -> QuantisedBlocks | None:
-        """None: experts keep the order of their inputs."""
         return None
 
 

@@ -57,7 +57,6 @@ class EmbedLmHead:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the rounded tensors, each once."""
         return tuple(dict.fromkeys(self._names.values()))
 
     def _rounded(self, module: nn.Module, given: tuple[Any, ...], _: object) -> Tensor | None:

@@ -50,11 +50,9 @@ class StoredTensors:
         return sorted(name for name in self._owner if name.endswith(end))
 
     def dtype(self, name: str) -> str:
-        """safetensors' name of the type: "I32"."""
         return self._owner[name].tensors[name].dtype
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The stored shape."""
         return self._owner[name].tensors[name].shape
 
     def matrix(self, name: str) -> tuple[int, int]:
@@ -69,7 +67,6 @@ class StoredTensors:
         return self._owner[name].quantized(name)
 
     def floats(self, name: str) -> FloatArray:
-        """Finite float32 values."""
         return self._owner[name].tensor(name)
 
     def scales_of(self, name: str) -> str:
@@ -93,12 +90,11 @@ class StoredTensors:
             )
 
     def error(self, what: str) -> CheckpointError:
-        """A CheckpointError about this folder."""
         return CheckpointError(f"{self.path}: {what}")
 
 
 class QuantisedTensor(ABC):
-    """A quantized tensor of the model. `parts`: the stored tensors that encode it."""
+    """A quantized tensor of the model. `parts`: the stored tensors that encode it. Methods are those of `Checkpoint`."""
 
     shape: tuple[int, ...]
     """Shape of the values, [out, in] for a matrix."""
@@ -109,7 +105,6 @@ class QuantisedTensor(ABC):
         """The values in float32: finite, in `shape`. Raises CheckpointError."""
 
     def form(self) -> BlockForm | None:
-        """The result of `Checkpoint.stored_form`."""
         return None
 
     @abstractmethod
@@ -117,15 +112,12 @@ class QuantisedTensor(ABC):
         """The result of `Checkpoint.unkept`."""
 
     def blocks(self) -> QuantisedBlocks | None:
-        """The result of `Checkpoint.quantised_blocks`."""
         return None
 
     def reordered_form(self) -> BlockForm | None:
-        """The result of `Checkpoint.reordered_form`."""
         return None
 
     def reordered_blocks(self) -> QuantisedBlocks | None:
-        """The result of `Checkpoint.reordered_blocks`."""
         return None
 
 

@@ -76,7 +76,7 @@ class Scheme:
 
     @property
     def strategy(self) -> str:
-        """tensor, channel, group, tensor_group or block; inferred from the group size if it is not stated."""
+        """tensor, channel, group, tensor_group or block; by default by the group size."""
         stated = self.weights.get("strategy")
         if stated is None:
             group = self.weights.get("group_size")
@@ -270,11 +270,9 @@ class _Float4(GroupedTensor):
         super().__init__(stored, f"{module}.weight", "nvfp4", (rows, width), 8, groups, "float32")
 
     def read_quantized(self) -> QuantizedArray:
-        """Twice each value, offset to the middle of 8 bits."""
         return E2M1_VALUES[low_and_high(self.stored.quantized(self._quantized))]
 
     def read_scales(self) -> FloatArray:
-        """Half of each scale, divided by the global scale."""
         with np.errstate(divide="ignore", invalid="ignore"):
             scales: FloatArray = E4M3[self.stored.quantized(self._scales_at)] / self.stored.floats(self._global) / 2
         return scales

@@ -54,11 +54,8 @@ def scales_as_floats(stored: StoredTensors, name: str) -> FloatArray:
 
 
 class Float8Tensor(QuantisedTensor):
-    """Float8 matrices […, N, K]; each tile of `tile` = (rows, inputs) shares a scale, or all values do (None).
-
-    `scale` names the tensor of scales, [.., N / rows, K / inputs] rounded up; a single scale may have any shape. Values
-    are computed in float32.
-    """
+    """Float8 matrices […, N, K]; each tile of `tile` = (rows, inputs) shares a scale, or all values do (None). `scale`
+    names the tensor of scales, [.., N / rows, K / inputs] rounded up; a single scale may have any shape."""
 
     def __init__(
         self, stored: StoredTensors, name: str, scale: str, tile: tuple[int, int] | None, more: tuple[str, ...] = ()
@@ -80,7 +77,6 @@ class Float8Tensor(QuantisedTensor):
             stored.require(name, scale, SCALES, self._grid)
 
     def values(self) -> FloatArray:
-        """Dequantized, one row of tiles at a time."""
         built: FloatArray = E4M3[self._stored.quantized(self._name)]
         scales = scales_as_floats(self._stored, self._scale).reshape(-1, *self._grid[-2:])
         rows, width = self._tile
@@ -91,7 +87,6 @@ class Float8Tensor(QuantisedTensor):
         return require_finite(built, self._name, self._stored.path)
 
     def unkept(self) -> str | None:
-        """Kernels multiply integers only."""
         return FLOATS8
 
 
@@ -174,7 +169,6 @@ class _Experts(QuantisedTensor):
         return built
 
     def unkept(self) -> str | None:
-        """Devices support matmuls with the transposed order only, if any."""
         return "mxfp4"
 
     def reordered_form(self) -> BlockForm:

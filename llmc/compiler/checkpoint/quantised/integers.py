@@ -132,17 +132,14 @@ class GroupedTensor(QuantisedTensor):
         return BlockForm(self.kind, self._wide, size, "" if centred else "zeros", self._scales, narrow, order)
 
     def form(self) -> BlockForm | None:
-        """The form of blocks along K, if neighbours share a scale."""
         return None if self._cut is None else self._form(self._cut[0])
 
     def reordered_form(self) -> BlockForm | None:
-        """For act-order: the form with inputs sorted by group."""
         if self._sorted is None:
             return None
         return self._form(self.shape[1] // self.groups, tuple(self._sorted.tolist()))
 
     def unkept(self) -> str | None:
-        """Groups that kernels do not support, or act-order."""
         if self._cut is not None:
             return None
         if self.read_order() is not None:
@@ -150,14 +147,12 @@ class GroupedTensor(QuantisedTensor):
         return f"{self.kind} in groups of {self.shape[1] // self.groups}"
 
     def blocks(self) -> QuantisedBlocks | None:
-        """Blocks in the stored order of K."""
         if self._cut is None:
             return None
         size, groups = self._cut
         return self._built(self._held_quantized(), size, groups)
 
     def reordered_blocks(self) -> QuantisedBlocks | None:
-        """Blocks with inputs sorted by group."""
         if self._sorted is None:
             return None
         return self._built(self._held_quantized()[:, self._sorted], self.shape[1] // self.groups, None)
@@ -183,7 +178,6 @@ class GroupedTensor(QuantisedTensor):
         return np.asarray(self.read_zeros(), np.float32) + np.float32(self._moved)
 
     def values(self) -> FloatArray:
-        """Dequantized by this module's rule."""
         built = self.blocks()
         if built is not None:
             return require_finite(built.dequantise(), self.name, self.stored.path)
@@ -204,11 +198,9 @@ class TurnedTensor(QuantisedTensor):
         self.shape = inner.shape[::-1]
 
     def values(self) -> FloatArray:
-        """The transposed values."""
         return np.ascontiguousarray(self._inner.values().T)
 
     def unkept(self) -> str:
-        """No matmul supports blocks along the outputs."""
         return f"{self._inner.kind} of weights [in, out]"
 
 
