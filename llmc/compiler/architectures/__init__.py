@@ -16,23 +16,16 @@ from typing import Any
 from llmc.errors import CheckpointError
 
 _FILES: Mapping[str, tuple[str, ...]] = {
-    "cohere": ("cohere", "cohere2"),
-    "deepseek": ("deepseek_v2", "deepseek_v3"),
-    "ernie": ("ernie4_5", "ernie4_5_moe"),
+    "experts": ("deepseek_v2", "deepseek_v3", "ernie4_5", "ernie4_5_moe", "glm", "glm4", "glm4_moe", "gpt_oss"),
     "gemma": ("gemma", "gemma2", "gemma3_text", "gemma4_text", "vaultgemma"),
-    "glm": ("glm", "glm4", "glm4_moe"),
     "gpt": ("gpt2", "gpt_bigcode", "gptj", "codegen", "gpt_neox", "bloom", "falcon", "mpt", "opt"),
-    "gpt_oss": ("gpt_oss",),
-    "granite": ("granite", "granitemoe"),
     "lfm2": ("lfm2",),
     "llama": (
-        "llama", "arcee", "cwm", "exaone4", "helium", "hunyuan_v1_dense", "jais2", "nemotron", "smollm3",
-        "stablelm", "starcoder2",
+        "llama", "arcee", "cohere", "cohere2", "cwm", "exaone4", "granite", "granitemoe", "helium", "hunyuan_v1_dense",
+        "jais2", "ministral", "ministral3", "mistral", "mixtral", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "phi",
+        "phi3", "phimoe", "smollm3", "stablelm", "starcoder2",
     ),
     "mamba": ("mamba", "falcon_mamba", "mamba2", "bamba", "falcon_h1", "granitemoehybrid", "jamba", "nemotron_h"),
-    "mistral": ("mistral", "ministral", "ministral3", "mixtral"),
-    "olmo": ("olmo", "olmo2", "olmo3", "olmoe"),
-    "phi": ("phi", "phi3", "phimoe"),
     "qwen": ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
 }  # fmt: skip
 """File → the model types that it defines."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llmc.compiler.architectures.shared.base import TINY, WINDOW, Architecture
@@ -91,7 +91,8 @@ _GEMMA3_DEFAULTS = {
 (models/gemma3/configuration_gemma3.py)."""
 
 
-ARCHITECTURES["gemma3_text"] = Architecture(
+ARCHITECTURES["gemma3_text"] = replace(
+    ARCHITECTURES["gemma2"],
     summary=(
         "Gemma 3's text model: Gemma 2's layers with normalised queries and keys; window and global layers have their "
         "own RoPE."
@@ -99,15 +100,12 @@ ARCHITECTURES["gemma3_text"] = Architecture(
     model_class="Gemma3ForCausalLM",
     layer=lambda config: [*biased_layer(config, qk_norms=True), *_NORMS],
     derived=lambda config: {name: config.get(name, value) for name, value in _GEMMA3_DEFAULTS.items()},
-    unread=frozenset({"hidden_act"}),
     reads=frozenset({
         "attention_bias", "hidden_activation", "query_pre_attn_scalar", "sliding_window", "layer_types",
         "sliding_window_pattern", "final_logit_softcapping", "rope_local_base_freq",
     }),
     allows={"use_bidirectional_attention": (False,), "_sliding_window_pattern": (6,)},
-    harmless=frozenset({"cache_implementation"}),
     cache=cache_in_turn(6),
-    size=tied_size,
     gguf=Gguf("gemma3", keys=_CAPS, config=_gguf_config, reads=WINDOWS | {"rope.freq_base_swa"}, norm_offset=1),
     tiny={
         **TINY, "num_hidden_layers": 2, "tie_word_embeddings": True, "sliding_window": WINDOW,
@@ -289,20 +287,13 @@ def _vaultgemma_layer(config: Config) -> list[str]:
     return ["pre_feedforward_layernorm.weight", *(p for p in found if p != "post_attention_layernorm.weight")]
 
 
-ARCHITECTURES["vaultgemma"] = Architecture(
+ARCHITECTURES["vaultgemma"] = replace(
+    ARCHITECTURES["gemma2"],
     summary="VaultGemma: Gemma 2 without the norms after its blocks.",
     model_class="VaultGemmaForCausalLM",
     layer=_vaultgemma_layer,
-    unread=frozenset({"hidden_act"}),
-    reads=frozenset({
-        "attention_bias", "hidden_activation", "query_pre_attn_scalar", "sliding_window", "layer_types",
-        "final_logit_softcapping", "attn_logit_softcapping",
-    }),
-    cache=cache_in_turn(2),
-    size=tied_size,
-    tiny={
-        **TINY, "num_hidden_layers": 2, "tie_word_embeddings": True, "sliding_window": WINDOW,
-        "layer_types": ["sliding_attention", "full_attention"], "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": 24, "final_logit_softcapping": 3.0, "attn_logit_softcapping": 2.0,
-    },
-)  # fmt: skip
+    allows={},
+    harmless=frozenset(),
+    gguf=None,
+    tiny={**ARCHITECTURES["gemma2"].tiny, "layer_types": ["sliding_attention", "full_attention"]},
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from llmc.compiler.architectures.shared.base import NO_ROPE, Architecture, tied_by_default
@@ -18,11 +19,12 @@ EMBEDDING = "transformer.wte.weight"
 NAMES = Names(
     "transformer.h", EMBEDDING, others=lambda config: ["transformer.wpe.weight", *with_biases("transformer.ln_f")]
 )
-PARTS = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
-"""Modules of a layer."""
 KEYS = {
     "hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
     "max_position_embeddings": "n_positions",
+}  # fmt: skip
+TINY = {
+    "n_embd": 64, "n_inner": 96, "n_layer": 2, "n_head": 4, "n_positions": 128, "layer_norm_epsilon": 1e-5,
 }  # fmt: skip
 UNREAD = frozenset({"num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "intermediate_size"}) | NO_ROPE
 SUMMARY = frozenset({
@@ -39,9 +41,9 @@ def derived(config: Mapping[str, Any], tied: bool = True) -> dict[str, Any]:
     }
 
 
-def size(config: Mapping[str, Any], source: str) -> ModelSize:
-    """Sizes with an MLP without a gate, and a table of learned positions. Raises CheckpointError."""
-    positions = int(config.get("max_position_embeddings") or 0)
+def size(config: Mapping[str, Any], source: str, unused: int = 0) -> ModelSize:
+    """Sizes with an MLP without a gate, and a table of learned positions behind `unused` rows."""
+    positions = int(config.get("max_position_embeddings") or 0) + unused
     return replace(ModelSize.ungated(config, source), positions=positions)
 
 
@@ -50,7 +52,7 @@ ARCHITECTURES: dict[str, Architecture] = {}
 ARCHITECTURES["gpt2"] = Architecture(
     summary="GPT-2: learned positions, LayerNorm, weights [in, out] (transformers' Conv1D), one tensor for q, k and v.",
     model_class="GPT2LMHeadModel",
-    layer=lambda config: with_biases(*PARTS),
+    layer=lambda config: with_biases("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"),
     names=NAMES,
     computed=(".attn.bias", ".attn.masked_bias"),
     keys=KEYS,
@@ -64,10 +66,7 @@ ARCHITECTURES["gpt2"] = Architecture(
     harmless=SUMMARY | {"n_ctx"},
     sharding=rules(NAMES),
     size=size,
-    tiny={
-        "n_embd": 64, "n_inner": 96, "n_layer": 2, "n_head": 4, "n_positions": 128, "layer_norm_epsilon": 1e-5,
-        "scale_attn_by_inverse_layer_idx": True,
-    },
+    tiny={**TINY, "scale_attn_by_inverse_layer_idx": True},
 )  # fmt: skip
 
 
@@ -76,15 +75,12 @@ def _bigcode_derived(config: Config) -> dict[str, Any]:
     return {**derived(config), "num_key_value_heads": heads}
 
 
-ARCHITECTURES["gpt_bigcode"] = Architecture(
+ARCHITECTURES["gpt_bigcode"] = replace(
+    ARCHITECTURES["gpt2"],
     summary="GPT-BigCode (StarCoder, SantaCoder): GPT-2's layers with weights [out, in] and one KV head.",
     model_class="GPTBigCodeForCausalLM",
-    layer=lambda config: with_biases(*PARTS),
-    names=NAMES,
-    computed=(".attn.bias", ".attn.masked_bias"),
-    keys=KEYS,
+    turned=frozenset(),
     derived=_bigcode_derived,
-    unread=UNREAD,
     reads=frozenset({
         "n_inner", "activation_function", "layer_norm_epsilon", "scale_attn_weights", "multi_query",
         "scale_attention_softmax_in_fp32",
@@ -94,7 +90,6 @@ ARCHITECTURES["gpt_bigcode"] = Architecture(
         "max_batch_size", "max_sequence_length", "pad_key_length",
     },
     sharding=rules(NAMES, up=r"mlp\.c_fc", down=r"mlp\.c_proj", output=r"attn\.c_proj"),
-    size=size,
     gguf=Gguf(
         "starcoder",
         config=lambda facts: {
@@ -102,25 +97,20 @@ ARCHITECTURES["gpt_bigcode"] = Architecture(
             "multi_query": facts.common["num_key_value_heads"] == 1,
         },
     ),
-    tiny={
-        "n_embd": 64, "n_inner": 96, "n_layer": 2, "n_head": 4, "n_positions": 128, "layer_norm_epsilon": 1e-5,
-        "multi_query": True,
-    },
+    tiny={**TINY, "multi_query": True},
 )  # fmt: skip
 
 
 GPTJ_NAMES = Names("transformer.h", EMBEDDING, others=lambda config: [*with_biases("transformer.ln_f"), "lm_head.bias"])
 
 
-def _gptj_layer(config: Config) -> list[str]:
-    projections = [f"attn.{name}_proj.weight" for name in ("q", "k", "v", "out")]
-    return [*with_biases("ln_1", "mlp.fc_in", "mlp.fc_out"), *projections]
-
-
 ARCHITECTURES["gptj"] = Architecture(
     summary="GPT-J: attention and MLP read one norm in parallel; RoPE rotates neighbours in a part of each head.",
     model_class="GPTJForCausalLM",
-    layer=_gptj_layer,
+    layer=lambda config: [
+        *with_biases("ln_1", "mlp.fc_in", "mlp.fc_out"),
+        *(f"attn.{name}_proj.weight" for name in ("q", "k", "v", "out")),
+    ],
     names=GPTJ_NAMES,
     computed=(".attn.bias", ".attn.masked_bias"),
     keys=KEYS,
@@ -134,10 +124,7 @@ ARCHITECTURES["gptj"] = Architecture(
         down=r"mlp\.fc_out",
     ),
     size=ModelSize.ungated,
-    tiny={
-        "n_embd": 64, "n_inner": 96, "n_layer": 2, "n_head": 4, "n_positions": 128, "layer_norm_epsilon": 1e-5,
-        "rotary_dim": 8,
-    },
+    tiny={**TINY, "rotary_dim": 8},
 )  # fmt: skip
 
 
@@ -205,25 +192,19 @@ BLOOM_NAMES = Names(
     "transformer.h", "transformer.word_embeddings.weight",
     others=lambda config: with_biases("transformer.word_embeddings_layernorm", "transformer.ln_f"),
 )  # fmt: skip
-BLOOM_PARTS = (
-    "input_layernorm", "self_attention.query_key_value", "self_attention.dense", "post_attention_layernorm",
-    "mlp.dense_h_to_4h", "mlp.dense_4h_to_h",
-)  # fmt: skip
+LINEAR = ("self_attention.query_key_value", "self_attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
+"""Modules of BLOOM's and Falcon's layers."""
 
 
 def _bloom_derived(config: Config) -> dict[str, Any]:
     hidden = config.get("n_embed") or config["hidden_size"]
-    return {
-        "hidden_size": hidden,
-        "intermediate_size": 4 * hidden,
-        **tied_by_default(config),
-    }
+    return {"hidden_size": hidden, "intermediate_size": 4 * hidden, **tied_by_default(config)}
 
 
 ARCHITECTURES["bloom"] = Architecture(
     summary="BLOOM: ALiBi instead of positions, LayerNorm, also after the embedding, and one tensor for q, k and v.",
     model_class="BloomForCausalLM",
-    layer=lambda config: with_biases(*BLOOM_PARTS),
+    layer=lambda config: with_biases("input_layernorm", "post_attention_layernorm", *LINEAR),
     names=BLOOM_NAMES,
     keys={"num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
     derived=_bloom_derived,
@@ -248,9 +229,6 @@ ARCHITECTURES["bloom"] = Architecture(
 FALCON_NAMES = Names(
     "transformer.h", "transformer.word_embeddings.weight", others=lambda config: with_biases("transformer.ln_f")
 )
-LINEAR = ("self_attention.query_key_value", "self_attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
-
-
 POSITIONS = 2048
 """transformers' default number of positions for ALiBi models that state none."""
 
@@ -319,9 +297,7 @@ ARCHITECTURES["falcon"] = Architecture(
     harmless=frozenset({"ff_factor"}),
     sharding=rules(FALCON_NAMES, output=r"self_attention\.dense", up=r"mlp\.dense_h_to_4h", down=r"mlp\.dense_4h_to_h"),
     size=ModelSize.ungated,
-    gguf=Gguf(
-        "falcon", config=_falcon_gguf, neutral={"context_length": None}, rows=_falcon_rows,
-    ),
+    gguf=Gguf("falcon", config=_falcon_gguf, neutral={"context_length": None}, rows=_falcon_rows),
     tiny={
         "hidden_size": 64, "ffn_hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_kv_heads": 2,
         "max_position_embeddings": 128, "new_decoder_architecture": True, "layer_norm_epsilon": 1e-5,
@@ -345,10 +321,7 @@ def _mpt_derived(config: Config) -> dict[str, Any]:
             f"config.json: attn_config has {other} {said[other]!r}, but transformers computes {_ATTENTION[other]!r}: "
             "the model is not supported"
         )
-    return {
-        "intermediate_size": 4 * config["hidden_size"],
-        **tied_by_default(config),
-    }
+    return {"intermediate_size": 4 * config["hidden_size"], **tied_by_default(config)}
 
 
 ARCHITECTURES["mpt"] = Architecture(
@@ -379,8 +352,6 @@ ARCHITECTURES["mpt"] = Architecture(
 )  # fmt: skip
 
 
-OFFSET = 2
-"""Unused rows at the start of the position table."""
 OPT_PARTS = (
     "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj", "self_attn_layer_norm", "fc1",
     "fc2", "final_layer_norm",
@@ -407,11 +378,6 @@ def _others(config: Config) -> list[str]:
 OPT_NAMES = Names("model.decoder.layers", "model.decoder.embed_tokens.weight", others=_others)
 
 
-def _size(config: Config, source: str) -> ModelSize:
-    positions = int(config.get("max_position_embeddings") or 0) + OFFSET
-    return replace(ModelSize.ungated(config, source), positions=positions)
-
-
 ARCHITECTURES["opt"] = Architecture(
     summary=(
         "OPT: learned positions from row 2 on, LayerNorm, ReLU, and embeddings that may be narrower than the layers."
@@ -431,7 +397,7 @@ ARCHITECTURES["opt"] = Architecture(
         OPT_NAMES, query=r"self_attn\.q_proj", keys=r"self_attn\.[kv]_proj", output=r"self_attn\.out_proj", up="fc1",
         down="fc2",
     ),
-    size=_size,
+    size=partial(size, unused=2),
     tiny={
         "hidden_size": 64, "ffn_dim": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
         "max_position_embeddings": 128, "do_layer_norm_before": True,

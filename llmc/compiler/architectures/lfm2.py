@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from llmc.compiler.architectures.shared.base import Architecture, tiny_without
 from llmc.compiler.architectures.shared.cache import ATTENTION, Config, attention_layer, hybrid_cache
 from llmc.compiler.architectures.shared.gguf_form import Gguf
@@ -49,10 +47,6 @@ def _width(config: Config) -> int:
     return width
 
 
-def _derived(config: Config) -> dict[str, Any]:
-    return {"tie_word_embeddings": config.get("tie_word_embeddings", config.get("tie_embedding", True))}
-
-
 def _cache(config: Config) -> CacheShape:
     convolved = (int(config.get("conv_L_cache") or 3) - 1, config["hidden_size"])
     return hybrid_cache([
@@ -76,7 +70,9 @@ ARCHITECTURES["lfm2"] = Architecture(
     model_class="Lfm2ForCausalLM",
     layer_at=_layer,
     names=NAMES,
-    derived=_derived,
+    derived=lambda config: {
+        "tie_word_embeddings": config.get("tie_word_embeddings", config.get("tie_embedding", True)),
+    },
     unread=frozenset({"hidden_act", "rms_norm_eps"}),
     reads=frozenset({
         "norm_eps", "conv_bias", "conv_L_cache", "block_multiple_of", "block_ffn_dim_multiplier",

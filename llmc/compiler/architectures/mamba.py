@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from llmc.compiler.architectures.granite import SCALES
+from llmc.compiler.architectures.llama import SCALES
 from llmc.compiler.architectures.shared.base import NO_ROPE, TINY, Architecture, tied_by_default, tiny_without
 from llmc.compiler.architectures.shared.cache import ATTENTION, Config, attention_layer, hybrid_cache
 from llmc.compiler.architectures.shared.experts import Experts, expert_layer
@@ -258,6 +258,9 @@ ARCHITECTURES["mamba2"] = Architecture(
 
 
 _FINAL_NORM = Names(others=lambda config: ["model.final_layernorm.weight"])
+_FEED_FORWARD_RULES = rules(
+    _FINAL_NORM, **PROJECTIONS, up=r"feed_forward\.(?:gate|up)_proj", down=r"feed_forward\.down_proj"
+)
 
 
 def _bamba_attends(config: Config) -> list[bool]:
@@ -295,10 +298,7 @@ ARCHITECTURES["bamba"] = Architecture(
     # transformers always rotates half of a head, which is this value in the published models
     allows={"attn_rotary_emb": (64,)},
     harmless=frozenset({"mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient"}),
-    sharding=rules(
-        _FINAL_NORM, **PROJECTIONS,
-        up=r"feed_forward\.(?:gate|up)_proj", down=r"feed_forward\.down_proj",
-    ),
+    sharding=_FEED_FORWARD_RULES,
     size=_bamba_size,
     cache=lambda config: _mixed_cache(config, _bamba_attends(config), Mamba.of(config)),
     fused={"linear": 6, "rms_norm": 0},
@@ -349,10 +349,7 @@ ARCHITECTURES["falcon_h1"] = Architecture(
     }),
     allows={"mamba_use_mlp": (True,), "attn_layer_indices": (None,), "rope_scaling": (None,)},
     harmless=frozenset({"mamba_chunk_size", "num_logits_to_keep", "mlp_expansion_factor"}),
-    sharding=rules(
-        _FINAL_NORM, **PROJECTIONS,
-        up=r"feed_forward\.(?:gate|up)_proj", down=r"feed_forward\.down_proj",
-    ),
+    sharding=_FEED_FORWARD_RULES,
     size=_falcon_h1_size,
     cache=_falcon_h1_cache,
     fused={"linear": 6, "rms_norm": 0},
@@ -547,10 +544,6 @@ def _nemotron_types(config: Config) -> list[str]:
     return [_PATTERN[letter] for letter in pattern]
 
 
-def _nemotron_derived(config: Config) -> dict[str, Any]:
-    return {"num_hidden_layers": len(_nemotron_types(config))}
-
-
 def _nemotron_mamba(config: Config) -> Mamba:
     return Mamba(
         config["hidden_size"], config["mamba_num_heads"], config["mamba_head_dim"], config["ssm_state_size"],
@@ -608,7 +601,7 @@ ARCHITECTURES["nemotron_h"] = Architecture(
     layer_at=_nemotron_layer,
     names=_NEMOTRON_NAMES,
     ignored=lambda config: r"mtp\..+",
-    derived=_nemotron_derived,
+    derived=lambda config: {"num_hidden_layers": len(_nemotron_types(config))},
     unread=NO_ROPE | {"hidden_act", "rms_norm_eps"},
     reads=frozenset({
         "hybrid_override_pattern", "layers_block_type", "layer_types", "layer_norm_epsilon", "mlp_hidden_act",

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
 
@@ -229,11 +229,7 @@ def _cache(config: Config) -> CacheShape:
 ARCHITECTURES["qwen3_moe"] = Architecture(
     summary="Qwen3 with experts: Qwen3's attention, and MLPs of which each token uses some.",
     model_class="Qwen3MoeForCausalLM",
-    layer_at=mixed_layers(
-        not_sparse,
-        lambda config: biased_layer(config, qk_norms=True),
-        ("gate.weight",),
-    ),
+    layer_at=mixed_layers(not_sparse, lambda config: biased_layer(config, qk_norms=True), ("gate.weight",)),
     reads=frozenset({
         "num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob",
         "attention_bias", "use_sliding_window", "sliding_window", "decoder_sparse_step", "mlp_only_layers",
@@ -288,17 +284,14 @@ ARCHITECTURES["qwen3_5_text"] = Architecture(
 )
 
 
-ARCHITECTURES["qwen3_5_moe_text"] = Architecture(
+ARCHITECTURES["qwen3_5_moe_text"] = replace(
+    ARCHITECTURES["qwen3_next"],
     summary="Qwen3.5's text part with experts: its layers, each with many small MLPs and one that all tokens use.",
     model_class="Qwen3_5MoeForCausalLM",
     layer_at=expert_delta_layer,
     unread=frozenset({"intermediate_size"}),
     reads=EXPERT_READS,
+    allows={},
     harmless=frozenset({"router_aux_loss_coef", "output_router_logits"}),
-    experts=Experts(("num_experts",)),
-    sharding=(*EXPERT_RULES, DELTA_RULES[-1]),
-    size=expert_delta_size,
-    cache=delta_cache,
-    fused={"linear": 6, "rms_norm": 0},
     tiny={**tiny_without("intermediate_size"), **TINY_EXPERTS},
 )

@@ -94,7 +94,7 @@ class StoredTensors:
 
 
 class QuantisedTensor(ABC):
-    """A quantized tensor of the model. `parts`: the stored tensors that encode it. Methods are those of `Checkpoint`."""
+    """A quantized tensor of the model, encoded by the stored tensors `parts`. Methods are those of `Checkpoint`."""
 
     shape: tuple[int, ...]
     """Shape of the values, [out, in] for a matrix."""
