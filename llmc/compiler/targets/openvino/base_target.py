@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmc.compiler.code import code_digest
 from llmc.compiler.options import CompileOptions, Option
-from llmc.compiler.program.program import GraphProgram, Program
-from llmc.compiler.program.program import traced_graph
+from llmc.compiler.program.program import GraphProgram, Program, traced_graph
 from llmc.compiler.stages import Stages, toolchain, version_of
 from llmc.compiler.targets.base import Lowered, Target
 from llmc.compiler.targets.description import TRACING, DeviceDescription, Hosting, Requirements
