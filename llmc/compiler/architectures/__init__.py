@@ -1,9 +1,8 @@
 """The model types that can be compiled, and the file in this folder with all facts about each.
 
 A file defines ARCHITECTURES, model types → `Architecture` (shared/base.py has the contract, docs/adding.md shows one).
-A model type, as in config.json, is added only after its traced program produced the reference model's greedy tokens in
-a ragged, padded batch (tests/models). Any other is refused by name, because some models trace without an error and
-compute something else.
+A model type is added only after its traced program produced the reference model's greedy tokens in a ragged, padded
+batch (tests/models). Any other is refused by name, because some trace without an error and compute something else.
 
 Nothing here imports an architecture, so that keys of code that only needs names do not depend on architectures.
 """
@@ -52,6 +51,5 @@ def require_supported(config: Mapping[str, Any]) -> str:
 
 
 def _classes(auto_map: Any) -> str:
-    """The classes in config.json's auto_map, or the value itself if it has another form."""
     values = auto_map.values() if isinstance(auto_map, Mapping) else [auto_map]
     return f"{', '.join(sorted(map(str, values))):.120}"

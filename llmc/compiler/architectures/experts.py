@@ -1,9 +1,8 @@
-"""DeepSeek's models, and their multi-head latent attention (MLA): names, cache, sizes and sharding.
+"""DeepSeek, GLM, ERNIE and gpt-oss, and DeepSeek's multi-head latent attention (MLA).
 
 Queries may come from a latent of their own. Keys and values come from a latent that all heads share, with a separate
 rotated part of the key. transformers 5.23 (models/deepseek_v3, `expand_kv`) caches the latents and expands keys and
-values of all tokens at each step. Here each token's keys and values are computed once, and the cache holds them per
-head.
+values of all tokens at each step. Here the cache holds each token's keys and values per head.
 """
 
 from __future__ import annotations
@@ -101,7 +100,6 @@ class LatentSize(ExpertsSize):
 
     @property
     def attention_weights(self) -> int:
-        """Attention weights of one layer."""
         built = self.heads * self.head_dim
         queries = self.query_latent * (self.hidden + built) if self.query_latent else self.hidden * built
         unrotated = self.head_dim - self.rotated + self.value_dim
@@ -110,7 +108,6 @@ class LatentSize(ExpertsSize):
 
     @property
     def cache_values(self) -> int:
-        """Values that one token adds to the cache."""
         return self.layers * self.heads * (self.head_dim + self.value_dim)
 
 

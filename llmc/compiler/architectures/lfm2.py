@@ -16,7 +16,6 @@ NAMES = Names(others=lambda config: ["model.embedding_norm.weight"])
 
 
 def _types(config: Config) -> list[bool]:
-    """Whether each layer attends."""
     if config.get("layer_types"):
         return [kind in ATTENTION for kind in config["layer_types"]]
     count = range(config["num_hidden_layers"])

@@ -1,10 +1,7 @@
 """Models with Mamba layers, some with attention layers between them.
 
 In Mamba 1 layers (`Selective`) each channel has its own state, and its decay and input depend on the token. In Mamba 2
-layers (`Mamba`), the channels of a head share their decay.
-
-Source: transformers 5.23, configuration and modeling files. Layers of mamba, falcon_mamba and jamba are the same code
-except for norms, and so are those of bamba, falcon_h1, granitemoehybrid and nemotron_h.
+layers (`Mamba`), the channels of a head share their decay. Source: transformers 5.23, configuration and modeling files.
 """
 
 from __future__ import annotations
@@ -39,7 +36,7 @@ class Mamba:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
-        """Read the keys that most architectures have. `mamba_d_head` may be "auto": inner size / heads."""
+        """Read the keys that most architectures have; `mamba_d_head` may be "auto": inner size / heads."""
         hidden, heads = int(config["hidden_size"]), int(config.get("mamba_n_heads") or 128)
         inner = int(config.get("mamba_d_ssm") or config.get("mamba_expand", 2) * hidden)
         width = config.get("mamba_d_head") or "auto"
@@ -50,7 +47,6 @@ class Mamba:
 
     @property
     def inner(self) -> int:
-        """Number of values of all heads."""
         return self.heads * self.width
 
     @property
@@ -60,11 +56,9 @@ class Mamba:
 
     @property
     def weights(self) -> int:
-        """Number of weights in matrices and filters."""
         return self.hidden * (2 * self.inner + self.convolved + self.heads) + self.convolved * self.kernel
 
     def cache(self, layer: int) -> list[CacheTensor]:
-        """The last inputs of the convolution, and the recurrent state."""
         return [
             CacheTensor(layer, "conv", "state", (self.kernel - 1, self.convolved)),
             CacheTensor(layer, "recurrent", "state", (self.heads, self.width, self.state), dtype="f32"),
@@ -85,7 +79,6 @@ def _around(inner: str, convolution: bool, projections: bool) -> list[str]:
 
 
 def _biases(config: Config, prefix: str = "mamba_") -> dict[str, bool]:
-    """Which parts have biases, by config.json."""
     projections = "mamba_proj_bias" if prefix else "use_bias"
     return {
         "convolution": bool(config.get(f"{prefix or 'use_'}conv_bias", True)),
@@ -127,18 +120,16 @@ class Selective:
 
     @classmethod
     def of(cls, hidden: int, expand: float, state: int, rank: int | str | None, kernel: int) -> Selective:
-        """From a configuration's values; rank "auto" is a sixteenth of the hidden size, rounded up."""
+        """Rank "auto" is a sixteenth of the hidden size, rounded up."""
         steps = -(-hidden // 16) if rank in (None, "auto") else int(rank or 0)
         return cls(hidden, int(expand * hidden), state, steps, kernel)
 
     @property
     def weights(self) -> int:
-        """Number of weights in matrices and filters."""
         into_out, chosen = 3 * self.hidden * self.inner, self.inner * (2 * self.rank + 2 * self.state)
         return into_out + chosen + self.inner * (self.kernel + self.state)
 
     def cache(self, layer: int) -> list[CacheTensor]:
-        """The last inputs of the convolution, and the recurrent state, with channels as heads."""
         return [
             CacheTensor(layer, "conv", "state", (self.kernel - 1, self.inner)),
             CacheTensor(layer, "recurrent", "state", (self.inner, 1, self.state), dtype="f32"),
@@ -363,7 +354,6 @@ ARCHITECTURES["falcon_h1"] = Architecture(
 
 
 def _granite_attends(config: Config) -> list[bool]:
-    """Whether each layer attends."""
     named = config.get("layer_types") or config.get("layers_block_type")
     return [kind in ATTENTION for kind in named or ["mamba"] * config["num_hidden_layers"]]
 

@@ -29,7 +29,6 @@ DEFAULTS: Mapping[str, int] = {
     "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
     "linear_num_value_heads": 32, "head_dim": 256,
 }  # fmt: skip
-"""Defaults of keys that a configuration may leave out."""
 
 
 DELTA_READS = frozenset({"layer_types", "partial_rotary_factor", *(set(DEFAULTS) - {"head_dim"})})
@@ -46,7 +45,6 @@ TINY_DELTA: Mapping[str, Any] = {
     "num_hidden_layers": 2, "layer_types": [LINEAR, FULL], "linear_num_value_heads": 4, "linear_num_key_heads": 2,
     "linear_key_head_dim": 16, "linear_value_head_dim": 8,
 }  # fmt: skip
-"""One layer of each kind."""
 
 
 def types(config: Mapping[str, Any]) -> list[str]:
@@ -100,7 +98,6 @@ class DeltaSize(ModelSize):
 
     @classmethod
     def of(cls, config: Mapping[str, Any], source: str) -> Self:
-        """Read the sizes from a config. Raises CheckpointError, naming `source`, if one is missing."""
         given = {**DEFAULTS, **{k: v for k, v in config.items() if v is not None}}
         plain = ModelSize.of(given, source)
         keys = given["linear_num_key_heads"] * given["linear_key_head_dim"]
@@ -112,7 +109,6 @@ class DeltaSize(ModelSize):
 
     @property
     def weights(self) -> list[Weights]:
-        """All weights, embedding and lm_head separately."""
         return [Weights(self.mixing + self.layers * 3 * self.hidden * self.intermediate), self.embed_lm_head]
 
     @property

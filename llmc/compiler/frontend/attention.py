@@ -29,15 +29,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from llmc.runtime.cache_shape import CacheShape, CacheTensor
 
 _DIGITS = 6
-"""Exponents are multiples of 8 / heads, with heads rounded up to a power of two; these decimals suffice for 512
-heads."""
+"""Exponents are multiples of 8 / heads, rounded up to a power of two; these decimals suffice for 512 heads."""
 
 
 def slopes_of_heads(slopes: Sequence[float]) -> Tensor:
-    """ALiBi slopes [Hq] float32, computed by operators because a traced program holds no constants.
-
-    Slopes are powers of two, whose exponents count up evenly in a few runs.
-    """
+    """ALiBi slopes [Hq] float32, computed by operators because a traced program holds no constants. They are powers of
+    two, whose exponents count up evenly in a few runs."""
     exponents = [round(math.log2(slope), _DIGITS) for slope in slopes]
     parts = [torch.exp2(torch.arange(count) * step + first) for first, step, count in _runs(exponents)]
     return torch.cat(parts) if len(parts) > 1 else parts[0]
@@ -82,10 +79,7 @@ class TraceState:
     @property
     def capacity(self) -> Any:
         """S, the cache length in tokens of layers without a window, or of the others where there are none; 0 without a
-        cache.
-
-        An int, or a symbol while tracing.
-        """
+        cache. An int, or a symbol while tracing."""
         lengths = {t.window: g.shape[2] for t, g in zip(self.shape, self.cache, strict=False) if t.kind == "kv"}
         return lengths.get(None, next(iter(lengths.values()), 0))
 
@@ -111,15 +105,11 @@ class TraceState:
         return self._masks[window]
 
     def past(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        """Cached key and value of a layer; None in a program without a cache."""
         return (self._given[layer, "key"], self._given[layer, "value"]) if self.cache else None
 
     def owner(self, layer: int, key: Tensor, value: Tensor) -> int:
-        """The layer whose cache holds the past of these new keys and values.
-
-        It is `layer` itself or, for a layer without a cache, the earlier layer that attended to the same tensors.
-        Raises ValueError where there is none.
-        """
+        """The layer whose cache holds the past of these new keys and values: `layer` itself or, for a layer without a
+        cache, the earlier layer that attended to the same tensors. Raises ValueError where there is none."""
         if any(t.kind == "kv" for t in self.shape.of_layer(layer)):
             self._attended.append((layer, key, value))
             return layer
@@ -136,10 +126,8 @@ class TraceState:
             self.new[layer, "key"], self.new[layer, "value"] = key, value
 
     def state(self, layer: int, name: str) -> Tensor | None:
-        """Recurrent state before this step, [B, *shape]; None in a program without a cache.
-
-        Rows at past 0 may hold anything.
-        """
+        """Recurrent state before this step, [B, *shape]; None in a program without a cache. Rows at past 0 may hold
+        anything."""
         self._tensor(layer, name)
         return self._given[layer, name] if self.cache else None
 
@@ -151,8 +139,7 @@ class TraceState:
         self.new[layer, name] = state
 
     def outputs(self) -> list[Tensor]:
-        """The cache outputs in the order of `shape`. Raises ValueError for a tensor that no layer wrote or that the
-        cache does not have."""
+        """The cache outputs in the order of `shape`. Raises ValueError where they are not those that layers wrote."""
         if set(self.new) != {(t.layer, t.name) for t in self.shape}:
             missing = set(self.new) ^ {(t.layer, t.name) for t in self.shape}
             raise ValueError(
@@ -181,18 +168,15 @@ class TraceCache:
         self.layers: list[Any] = []
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Pass the new keys and values on to the attention function."""
         return key, value
 
     def get_seq_length(self, *_: Any) -> Any:
-        """Cache length in tokens."""
         return self._state.capacity
 
     get_query_offset = get_seq_length
     get_max_cache_shape = get_seq_length
 
     def get_mask_sizes(self, query: int, *_: Any) -> tuple[Any, int]:
-        """Number of keys that a query may see, and the first key's offset."""
         return self._state.capacity + query, 0
 
     def __len__(self) -> int:

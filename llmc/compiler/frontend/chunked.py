@@ -102,10 +102,7 @@ def state_scan(
 
 def _columns(xp: Any, u: Array, fading: Array, write: Array, read: Array, held: Array) -> tuple[Array, Array]:
     """A chunk whose state columns each decay at their own rate: u [B, H, C, P], fading [B, H, C, N], state [B, H, P,
-    N].
-
-    Doubling computes the states after all tokens: after round r each holds the contribution of the last 2ʳ tokens.
-    """
+    N]. Doubling computes the states: after round r each holds the contribution of the last 2ʳ tokens."""
     size = u.shape[2]
     keep = xp.exp(fading)[:, :, :, None]
     built = u[..., None] * write[:, :, :, None]

@@ -177,10 +177,8 @@ def require_readable(checkpoint: Checkpoint) -> None:
 
 
 def require_consumed(checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError for unread tensors or keys, naming the first ones, and for contradictions.
-
-    Tensors of selectable adapters are read by the modules that they change.
-    """
+    """Raise CheckpointError for unread tensors or keys, naming the first ones, and for contradictions. Tensors of
+    selectable adapters are read by the modules that they change."""
     checkpoint = checkpoint.of_adapter(0)
     require_consistent(checkpoint)
     keys = list(_left_over_keys(checkpoint.config))

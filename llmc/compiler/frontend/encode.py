@@ -35,10 +35,8 @@ _LEFT_OUT = ("pooler.", "cls.", "lm_head.", "vocab_", "predictions.", "head.", "
 
 
 class Encode(nn.Module):
-    """A model with the program contract above, in float32.
-
-    `judges`: the ids of "no" and "yes", for a decoder that scores by their logits.
-    """
+    """A model with the program contract above, in float32. `judges`: the ids of "no" and "yes", for a decoder that
+    scores by their logits."""
 
     def __init__(self, checkpoint: Checkpoint, task: Task, judges: tuple[int, int] | None = None) -> None:
         super().__init__()
@@ -60,7 +58,6 @@ class Encode(nn.Module):
             self.judge = None
 
     def forward(self, token_ids: Tensor, lengths: Tensor, type_ids: Tensor | None = None) -> Tensor:
-        """Run the program contract of this module."""
         positions = torch.arange(token_ids.shape[1])[None]
         mask = (positions < lengths[:, None]).long()
         if self.padding is not None:
@@ -86,7 +83,6 @@ class Encode(nn.Module):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the program's inputs, in order."""
         return ("token_ids", "lengths", *(["type_ids"] if self.typed else []))
 
 
@@ -97,10 +93,8 @@ def trace_encoder(model: Encode) -> ExportedProgram:
 
 
 class _Weightless(nn.Module):
-    """A model whose parameters and buffers are one more input, {name: tensor}: the program holds no tensor at all.
-
-    The model is kept out of nn.Module's registration, which leaves torch.export nothing to lift.
-    """
+    """A model whose parameters and buffers are one more input, {name: tensor}. It is kept out of nn.Module's
+    registration, which leaves torch.export nothing to lift."""
 
     def __init__(self, model: Encode, names: Mapping[str, str]) -> None:
         super().__init__()

@@ -14,10 +14,8 @@ from llmc.errors import CompileError
 
 
 def without_writes(exported: ExportedProgram) -> ExportedProgram:
-    """Replace each operator in `exported` that writes into its first input by the one that returns the result.
-
-    Raises CompileError, naming the operator, where its input, or a tensor that shares its memory, is read later.
-    """
+    """Replace each operator in `exported` that writes into its first input by the one that returns the result. Raises
+    CompileError where that input, or a tensor that shares its memory, is read later."""
     nodes = list(exported.graph.nodes)
     order = {node: i for i, node in enumerate(nodes)}
     for node in nodes:

@@ -38,11 +38,9 @@ LARGE = 1 << 24
 
 
 class StreamedWeights:
-    """Fills `model`, whose parameters are on the meta device, with the values that `fill` writes.
-
-    `layers` and large matrices are filled as they run, all others now. After each unit `done` is called, and before its
-    weights are released `leaving`. Raises what `fill` raises, also as the model runs.
-    """
+    """Fills `model`, whose parameters are on the meta device, with the values that `fill` writes: `layers` and large
+    matrices as they run, all others now. After each unit `done` is called, and before its weights are released
+    `leaving`. Raises what `fill` raises, also as the model runs."""
 
     def __init__(
         self, model: nn.Module, layers: Sequence[nn.Module], fill: Fill, done: Callable[[], None],
@@ -100,10 +98,8 @@ class StreamedWeights:
             self._turns.require_wanted()
 
     def side_by_side(self, calls: Sequence[Callable[[], T]]) -> list[T]:
-        """Run the calls of the model together and return their results; raises the first failing call's error.
-
-        An interrupt ends the calls before it is raised.
-        """
+        """Run the calls of the model together and return their results; raises the first failing call's error. An
+        interrupt ends the calls before it is raised."""
         results: dict[int, T] = {}
         failures: dict[int, BaseException] = {}
         self._turns = turns = _Turns(len(calls))
@@ -208,9 +204,7 @@ STREAMED = 1 << 30
 
 def load_real_model(checkpoint: Checkpoint) -> nn.Module:
     """Load the checkpoint's model with its weights: float32, eval, transformers' own attention. Raises CheckpointError.
-
-    A large model reads its weights as it runs (`is_streamed`), and has a `streamed` attribute (StreamedWeights).
-    """
+    A large model reads its weights as it runs (`is_streamed`), and has a `streamed` attribute (StreamedWeights)."""
     model, fill = _unfilled(checkpoint)
     size = 4 * sum(parameter.numel() for parameter in model.state_dict().values())
     if is_streamed(checkpoint, size):
@@ -232,11 +226,8 @@ def streamed_model(checkpoint: Checkpoint, leaving: Leaving) -> nn.Module:
 
 
 def is_streamed(checkpoint: Checkpoint, size: int) -> bool:
-    """Whether weights of `size` bytes in float32 are read again for each token.
-
-    Floats are from STREAMED bytes on. Quantized weights take longer to read, and are streamed only where all would fill
-    half of this host's memory.
-    """
+    """Whether weights of `size` bytes in float32 are read again for each token: floats from STREAMED bytes on, and
+    quantized weights, which take longer to read, only where all would fill half of this host's memory."""
     if not coded_names(checkpoint):
         return size >= STREAMED
     return size > max(STREAMED, (host_memory() or 0) // 2)

@@ -135,11 +135,9 @@ class StateCache:
 
     @property
     def lengths(self) -> tuple[Tensor, Tensor]:
-        """Lengths of the past, and of new tokens."""
         return self._states.past_lengths, self._states.new_lengths
 
     def get_conv_state(self, layer: int, state_idx: int = 0) -> Tensor | None:
-        """None, because `convolve` reads the state."""
         return None
 
     def update_conv_state(self, x: Tensor, layer: int, state_idx: int = 0, **_: Any) -> Tensor:
@@ -155,13 +153,11 @@ class StateCache:
         return None
 
     def update_recurrent_state(self, state: Tensor, layer_idx: int, state_idx: int = 0) -> Tensor:
-        """Keep the state after the step."""
         _require_one(state_idx)
         self._states.keep_state(layer_idx, "recurrent", state)
         return state
 
     def is_recording_past(self, *_: Any) -> bool:
-        """False: nothing is rolled back within a step."""
         return False
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Tensor:
@@ -253,7 +249,6 @@ REPLACED: dict[str, Callable[..., Any]] = {
     "mamba2_chunk_scan": _mamba2,
     "mamba_selective_scan": _mamba,
 }
-"""Replacements by transformers' function names."""
 
 
 _RECOMPOSE = "recomposition_frequencies"

@@ -48,8 +48,7 @@ _PARTS = ("_parameters", "_modules", "_buffers")
 
 
 class NotRepeatableError(Exception):
-    """The program cannot be built from a few layers, for the reason in the message. The model has to be traced
-    whole."""
+    """The program cannot be built from a few layers, for the reason in the message: trace the model whole."""
 
 
 @torch.library.custom_op("llmc::layer", mutates_args=())
@@ -132,9 +131,7 @@ def _mark_output(_: nn.Module, __: Any, hidden: Any) -> Any:
 
 def layers_of(model: nn.Module) -> str:
     """Path of the decoder layers: the only list with as many modules as the model has layers, outside other lists.
-
-    Raises NotRepeatableError.
-    """
+    Raises NotRepeatableError."""
     count: Any = getattr(getattr(model, "config", None), "num_hidden_layers", None)
     lists = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
     outermost = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
@@ -414,6 +411,4 @@ class _Repeating:
 
 
 class _Named(str):
-    """A node in the text of another node's arguments."""
-
     __repr__ = str.__str__

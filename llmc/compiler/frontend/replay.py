@@ -28,10 +28,8 @@ _HIDDEN = "hidden_states"
 
 @dataclass
 class Way:
-    """Hidden states [1, n, width] on their way through the layers, separate from those of call `of` of the model.
-
-    None: still equal to those. `shared`: values that layers leave for later ones, by argument name.
-    """
+    """Hidden states [1, n, width] on their way through the layers, separate from those of call `of` of the model; None
+    while still equal to those. `shared`: values that layers leave for later ones, by argument name."""
 
     of: int
     hidden: Tensor | None = None
@@ -71,7 +69,6 @@ class ReplayedModel:
 
     @property
     def call(self) -> int:
-        """Number of the running call."""
         number: int = self._call.number
         return number
 

@@ -38,7 +38,6 @@ class AdaptedLinear(nn.Linear):
         self.lora_B = nn.Linear(columns, linear.out_features, bias=False, device="meta")
 
     def forward(self, x: Tensor) -> Tensor:
-        """[.., in] → [.., out], for as many tokens as the step has."""
         low = self.lora_A(x)
         mask = MASKS.get()[self.group].reshape(low.shape).to(low.dtype)
         product: Tensor = functional.linear(x, self.weight, self.bias) + self.lora_B(low * mask)
@@ -65,10 +64,8 @@ class AdapterMasks(nn.Module):
 
 
 def adapt(model: nn.Module, layout: AdapterLayout) -> None:
-    """Replace the modules that adapters change, and add `adapter_masks`.
-
-    Raises CheckpointError for an adapter of anything but a linear module of a layer.
-    """
+    """Replace the modules that adapters change, and add `adapter_masks`. Raises CheckpointError for an adapter of
+    anything but a linear module of a layer."""
     groups = list(layout.groups)
     for name, module in list(model.named_modules()):
         group = layout.group(name)
@@ -117,9 +114,8 @@ def build_skeleton(config: Mapping[str, Any]) -> PreTrainedModel:
     """Build a `…ForCausalLM` in eval mode whose parameters are on the meta device and whose buffers are real.
 
     It uses the attention that transformers chooses, which supports all that the model needs (soft caps, sinks). Buffers
-    that checkpoints hold are parameters here. The others (rotary frequencies) are computed from the configuration.
-    Dropout is left out. A configuration with selectable adapters gets `AdaptedLinear` modules. Raises
-    CheckpointError.
+    that checkpoints hold are parameters here; the others (rotary frequencies) are computed from the configuration.
+    Dropout is left out. Raises CheckpointError.
     """
     hf_config = model_config(config)
     try:
@@ -157,11 +153,9 @@ def _hold_stored_buffers(module: nn.Module) -> None:
 
 
 def _compute_buffers(module: nn.Module, model: PreTrainedModel) -> None:
-    """Compute buffers as transformers does after loading a checkpoint, by the model's own rule.
-
-    Source: transformers 5.23, modeling_utils.py, `_move_missing_keys_from_meta_to_device`. The rule runs over zeros and
-    over ones; values that it leaves unchanged are not computed.
-    """
+    """Compute buffers by the model's own rule, as transformers does after loading a checkpoint (5.23,
+    modeling_utils.py, `_move_missing_keys_from_meta_to_device`). The rule runs over zeros and over ones; values that it
+    leaves unchanged are not computed."""
     names = [name for name, buffer in module._buffers.items() if buffer is not None and buffer.is_meta]
     for owner in (module, model.base_model):  # some models write their layers' buffers
         if names:

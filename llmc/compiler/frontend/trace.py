@@ -73,7 +73,6 @@ class TracedStep(nn.Module):
     def forward(
         self, token_ids: Tensor, past_lengths: Tensor, new_lengths: Tensor, cache: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
-        """Run the step; the module's docstring has the shapes."""
         batch, length = token_ids.shape
         positions = past_lengths[:, None] + torch.arange(length)[None]
         state = TraceState(positions, past_lengths, new_lengths, self.shape, cache)
@@ -104,7 +103,6 @@ class AdaptedStep(TracedStep):
     def forward(  # type: ignore[override]
         self, token_ids: Tensor, past_lengths: Tensor, new_lengths: Tensor, adapters: Tensor, cache: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
-        """Run the step; the module's docstring has the shapes."""
         masks: Any = self.model.adapter_masks
         token = MASKS.set(masks(adapters))
         try:
@@ -139,8 +137,7 @@ def _trace(config: Mapping[str, Any], dialect: Dialect, few: bool) -> ExportedPr
 
 
 def _few_layers_first(make: Callable[[bool], T]) -> T:
-    """`make(True)`, which traces a few layers, or `make(False)`, which traces all, where the few do not determine the
-    others."""
+    """`make(True)` traces a few layers, `make(False)` all, for where the few do not determine the others."""
     with suppress(NotRepeatableError, CompileError):
         return make(True)
     return make(False)
@@ -167,11 +164,8 @@ def _dims(shape: CacheShape) -> list[dict[int, Any]]:
 
 
 class WeightlessStep(nn.Module):
-    """A `TracedStep` whose parameters and buffers are one more input, {name: tensor}: the program holds no tensor.
-
-    `held` names the entry for each tensor of the model. The step is kept out of nn.Module's registration, which leaves
-    torch.export nothing to lift.
-    """
+    """A `TracedStep` whose parameters and buffers are one more input, {name: tensor}; `held` names the entry of each
+    tensor. The step is kept out of nn.Module's registration, which leaves torch.export nothing to lift."""
 
     def __init__(self, step: TracedStep, held: Mapping[str, str]) -> None:
         super().__init__()
@@ -182,7 +176,6 @@ class WeightlessStep(nn.Module):
         self, token_ids: Tensor, past_lengths: Tensor, new_lengths: Tensor, cache: Sequence[Tensor],
         weights: Mapping[str, Tensor],
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        """Run the step with `weights`."""
         return self._call((token_ids, past_lengths, new_lengths, cache), weights)
 
     def _call(self, given: tuple[Any, ...], weights: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
@@ -198,16 +191,13 @@ class AdaptedWeightlessStep(WeightlessStep):
         self, token_ids: Tensor, past_lengths: Tensor, new_lengths: Tensor, adapters: Tensor, cache: Sequence[Tensor],
         weights: Mapping[str, Tensor],
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        """Run the step with `weights`."""
         return self._call((token_ids, past_lengths, new_lengths, adapters, cache), weights)
 
 
 @dataclass(frozen=True)
 class WeightlessTrace:
-    """A traced program that takes its weights as inputs after the cache: `parameters`, then `buffers`, by name.
-
-    Parameters come from the checkpoint. Buffers were computed from the configuration, and their values are here.
-    """
+    """A traced program that takes its weights as inputs after the cache: `parameters` from the checkpoint, then
+    `buffers`, which were computed from the configuration, by name."""
 
     exported: ExportedProgram
     parameters: dict[str, tuple[int, ...]]
@@ -218,10 +208,8 @@ def trace_weightless(
     config: Mapping[str, Any], dialect: Dialect, *, cached: bool, dtype: torch.dtype = torch.float32, top_k: int = 0
 ) -> WeightlessTrace:
     """Trace the model of `config` with symbolic B, Q and, where `cached`, S; parameters and cache are in `dtype`.
-
     Without `cached` the program has no cache inputs: it is the first step of a sequence. `top_k` adds that many of the
-    largest logits to the outputs. Raises CompileError.
-    """
+    largest logits to the outputs. Raises CompileError."""
     return _few_layers_first(lambda few: _trace_weightless(config, dialect, cached, dtype, top_k, few))
 
 

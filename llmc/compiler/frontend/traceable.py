@@ -171,9 +171,7 @@ Attention = Callable[..., tuple[Tensor, None]]
 
 def take_over(model: PreTrainedModel, name: str) -> None:
     """Make the layers of `model`, which is outside the interface, use the attention function registered as `name`.
-
-    Raises CheckpointError for a model without any of the supported modules.
-    """
+    Raises CheckpointError for a model without any of the supported modules."""
     attend: Attention = ALL_ATTENTION_FUNCTIONS[name]
     found = [module for module in model.modules() if type(module).__name__ in _ATTENTIONS]
     if not found:
@@ -209,7 +207,6 @@ for _name in map(attention_name, DIALECTS):
 
 
 def _linear(module: nn.Linear, x: Tensor) -> Tensor:
-    """A matmul that the model writes as `x @ weight.T`."""
     return functional.linear(x, module.weight, module.bias)
 
 
@@ -233,10 +230,8 @@ def _by_group(module: Any, hidden: Tensor, groups: int) -> tuple[Tensor, Tensor,
 
 
 def _falcon(model: Any, attend: Attention) -> None:
-    """The layers of a FalconModel. Where it uses ALiBi, it rounds what it adds to scores to bfloat16.
-
-    A buffer holds these values as a table, which traced programs look up as they do learned positions.
-    """
+    """The layers of a FalconModel. Where it uses ALiBi, it rounds what it adds to scores to bfloat16. A buffer holds
+    these values as a table, which traced programs look up as they do learned positions."""
     source: Any = sys.modules[type(model).__module__]
     by_offset, model.use_alibi = model.use_alibi, False
     if by_offset:
@@ -302,11 +297,8 @@ _LINEAR = frozenset({"FalconLinear"})
 
 
 def build_traceable(config: Mapping[str, Any], attention: str) -> nn.Module:
-    """Build the skeleton with the attention function registered as `attention`.
-
-    Experts use the function registered under the same name, if there is one. Rotary frequencies do not change with a
-    sequence's length. Raises CheckpointError.
-    """
+    """Build the skeleton with the attention function registered as `attention`, and the experts function of that name,
+    if there is one. Rotary frequencies do not change with a sequence's length. Raises CheckpointError."""
     model = build_skeleton(config)
     if model._can_set_attn_implementation():
         model.set_attn_implementation(attention)

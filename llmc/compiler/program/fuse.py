@@ -64,10 +64,8 @@ def fuse_attention(graph: Graph) -> None:
 
 
 def _rotary(m: Matcher, value: Value) -> tuple[Value, Value, Value] | None:
-    """(x, cos, sin) when value = x·cos + rotate_half(x)·sin, or only the first part of x is rotated.
-
-    Some models rotate [B, Q, H, D]; x is then the transpose of the rotated tensor.
-    """
+    """(x, cos, sin) when value = x·cos + rotate_half(x)·sin, or only the first part of x is rotated. Some models rotate
+    [B, Q, H, D]; x is then the transpose of the rotated tensor."""
     turned = m.built_by(value, "transpose")
     if turned is not None and {turned.attrs["dim0"], turned.attrs["dim1"]} == {1, 2}:
         by_token = turned.inputs[0]
@@ -148,10 +146,8 @@ def _half_table(graph: Graph, m: Matcher, value: Value) -> Value | None:
 
 
 def _flat_heads(m: Matcher, value: Value, built: list[Node], known: dict[str, Value]) -> Value:
-    """[B, H, Q, D] → the [B, Q, H·D] tensor it was built from, or a reshape of it.
-
-    `known` holds the results of earlier attentions by name, because some layers read the keys of another layer.
-    """
+    """[B, H, Q, D] → the [B, Q, H·D] tensor it was built from, or a reshape of it. `known` holds the results of earlier
+    attentions by name, because some layers read the keys of another layer."""
     transposed = m.built_by(value, "transpose")
     if transposed is not None and {transposed.attrs["dim0"], transposed.attrs["dim1"]} == {1, 2}:
         source = transposed.inputs[0]
@@ -237,10 +233,7 @@ def fuse_gated(graph: Graph, gate_width: int) -> None:
 
 def _packed(m: Matcher, values: Sequence[Value | None], name: str) -> list[Node]:
     """Nodes that compute `values` concatenated, the last node all of them: a linear over their concatenated weights, or
-    the sum of two such linears.
-
-    None where alike linears do not compute them, or other nodes read them.
-    """
+    the sum of two such linears. Empty where alike linears do not compute them, or other nodes read them."""
     if not all(v is not None and m.sole(v) for v in values):
         return []
     sums = [m.built_by(v, "add") for v in values]
@@ -330,10 +323,8 @@ def norm_before_transpose(graph: Graph) -> None:
 
 
 def fuse_residual(graph: Graph) -> None:
-    """Fuse rms_norm(x + y) → skip_rms_norm, which also yields x + y, where that is hidden states [B, Q, H].
-
-    A sum of heads [B, H, Q, D] is a rotary embedding's.
-    """
+    """Fuse rms_norm(x + y) → skip_rms_norm, which also yields x + y, where that is hidden states [B, Q, H]: a sum of
+    heads [B, H, Q, D] is a rotary embedding's."""
     m = Matcher(graph)
     fused: set[int] = set()
     for node in graph.nodes:
@@ -434,11 +425,8 @@ def merge_equal(graph: Graph) -> None:
 
 
 def fuse(graph: Graph, gate_width: int = 0, *, adapted: bool = False) -> Graph:
-    """Apply every rule in place and return the graph.
-
-    `gate_width`: gated_linear is for gates whose width is a multiple of it; 0 for none. `adapted`: also fuse the
-    matmuls of adapters.
-    """
+    """Apply every rule in place. `gate_width`: gated_linear is for gates whose width is a multiple of it; 0 for none.
+    `adapted`: also fuse the matmuls of adapters."""
     gate = partial(fuse_gated, gate_width=gate_width)
     for rule in (
         *((merge_equal,) if ADAPTERS in graph.inputs else ()),
@@ -465,11 +453,8 @@ _ROW_WISE = frozenset({
 
 
 def narrow_last_rows(graph: Graph) -> None:
-    """Select each row's last live token before the last row-wise operators, not after: their other results are unused.
-
-    last_rows(f(x)) = f(last_rows(x)) for every operator f that treats tokens alike. In a decoder that moves the
-    selection from the lm_head up to the last layer's attention.
-    """
+    """Select each row's last live token before the last row-wise operators: last_rows(f(x)) = f(last_rows(x)) for every
+    operator f that treats tokens alike. That moves the selection from the lm_head up to the last layer's attention."""
     last = next((n for n in graph.nodes if n.op == "last_rows"), None)
     if last is None:
         return

@@ -34,10 +34,8 @@ _NUMBER = re.compile(r"_\d+$")
 def import_program(
     program: ExportedProgram, max_positions: int, cache: CacheShape | None = None, adapters: AdapterLayout | None = None
 ) -> Graph:  # fmt: skip
-    """Translate `program`, a step over `cache` (None: a key and a value per layer), with selectable `adapters`.
-
-    Raises CompileError naming the operator and layer it cannot translate.
-    """
+    """Translate `program`, a step over `cache` (None: a key and a value per layer), with selectable `adapters`. Raises
+    CompileError naming the operator and layer it cannot translate."""
     return Importer(program, max_positions, cache, adapters).run()
 
 
@@ -101,7 +99,7 @@ class Importer:
         return _positional_nodes(self.graph)
 
     def _held(self, node: fx.Node, spec: Any) -> None:
-        """Add a buffer or a constant as a table of float32 or int64, except rotary frequencies, which only position
+        """Add a buffer or constant as a table of float32 or int64, except rotary frequencies, which only position
         tables read."""
         held = self.program.state_dict.get(spec.target, self.program.constants.get(spec.target))
         if isinstance(held, torch.Tensor):
@@ -111,7 +109,6 @@ class Importer:
             self.out.tables[value] = held.detach().to(dtype).numpy()
 
     def _names(self, users: int) -> tuple[list[str], list[str]]:
-        """Names of so many inputs, and of the outputs."""
         entries = self._entries(users - len(self.fixed))
         return [*self.fixed, *(f"past_{entry}" for entry in entries)], [
             "logits",
@@ -119,7 +116,6 @@ class Importer:
         ]
 
     def _entries(self, count: int) -> list[str]:
-        """Names of the cache's tensors."""
         if self.cache is None:
             return [f"{'kv'[i % 2]}{i // 2}" for i in range(count)]
         return [t.entry for t in self.cache]
@@ -368,9 +364,7 @@ RESULT = "result"
 
 def import_encoder(program: ExportedProgram) -> Graph:
     """Translate `program`: inputs by their names, the output RESULT, and weights by their names without "model.".
-
-    Raises CompileError naming an operator that has no form.
-    """
+    Raises CompileError naming an operator that has no form."""
     return _EncoderImporter(program, 0, None).run()
 
 

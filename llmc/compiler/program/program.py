@@ -34,8 +34,7 @@ PROGRAM, TABLES, TENSORS = "program", "tables", "tensors"
 
 @dataclass(frozen=True)
 class Program:
-    """One traced program: `outputs` of its stage by name, and the `paths` of these files, which always include
-    "program"."""
+    """One traced program: `outputs` of its stage by name, with "program" among them, and the `paths` of these files."""
 
     name: str
     outputs: Mapping[str, Blob]
@@ -175,10 +174,8 @@ def traced_graph(stages: Stages) -> GraphProgram:
 def traced_weightless(
     stages: Stages, options: CompileOptions, cached: bool, dialect: WeightlessDialect = "two_part"
 ) -> WeightlessProgram:
-    """Trace the model in `dialect` with symbolic sizes, without a cache or with one; the same for every target.
-
-    weights/stage.py describes its files. Needs no weights and no memory for them. Raises CompileError.
-    """
+    """Trace the model in `dialect` with symbolic sizes, without a cache or with one; the same for every target. Its
+    files are those of weights/stage.py. Needs no weights. Raises CompileError."""
     components = {
         "config": stages.config_digest,
         "dialect": dialect,
@@ -226,15 +223,13 @@ def traced_weightless(
 
 
 def _cache(stages: Stages) -> str:
-    """The cache shape of the architecture, as a key component."""
     return digest_bytes(canonical_json(cache_of(stages.checkpoint.config).to_json()))
 
 
 def both_weightless(
     stages: Stages, options: CompileOptions, dialect: WeightlessDialect = "two_part"
 ) -> list[WeightlessProgram]:
-    """Trace without and with a cache, as the plan needs; where graphs read no cached tokens, all take recurrent
-    state."""
+    """Trace without and with a cache, as the plan needs; graphs that read no cached tokens all take recurrent state."""
     states = not stages.plan.limits.contexts
     needed = sorted({bucket.context > 0 or states for bucket in stages.plan.buckets})
     return [traced_weightless(stages, options, cached, dialect) for cached in needed]

@@ -57,9 +57,7 @@ class DType:
 @dataclass(frozen=True)
 class Operation:
     """One operator, named "name.overload", with arguments by ATen's names: Ref, DType, numbers, or lists of them.
-
-    Absent arguments are left out, except in lists, where they are None.
-    """
+    Absent arguments are left out, except in lists, where they are None."""
 
     operator: str
     arguments: Mapping[str, Any]
@@ -118,11 +116,8 @@ class TracedProgram:
 
     @classmethod
     def parse(cls, data: bytes, takes: Sequence[str] = ()) -> TracedProgram:
-        """Parse the file written by tracing (program/to_export.py, `serialise`).
-
-        `takes` are the program's inputs before cache and weights, by default those of a step. Raises ValueError for a
-        program with other inputs.
-        """
+        """Parse the file written by tracing (program/to_export.py, `serialise`). `takes` are the program's inputs
+        before cache and weights, by default those of a step. Raises ValueError for a program with other inputs."""
         try:
             fields: ProgramFields = json.loads(data)
             graph = fields["graph_module"]["graph"]
@@ -162,10 +157,8 @@ class TracedProgram:
         return "\n".join([*lines, *(f"output {said(o)}" for o in self.graph["outputs"])]) + "\n"
 
     def at(self, batch: int, query: int, context: int, cache: CacheShape | None = None) -> BoundProgram:
-        """Bind the program to B, Q and S, over a `cache` with ring buffers if given.
-
-        Raises CompileError where a guard of the trace does not hold there.
-        """
+        """Bind the program to B, Q and S, over a `cache` with ring buffers if given. Raises CompileError where a guard
+        of the trace does not hold there."""
         offsets = offsets_of(self.cache, context, cache)
         binding = _Binding(self.graph["tensor_values"], {"B": batch, "Q": query, "S": context}, offsets)
         operations = [o for node in self.graph["nodes"] if (o := binding.operation(node)) is not None]

@@ -71,10 +71,8 @@ def operator_of(target: str) -> Any:
 
 
 def expanded(node: Mapping[str, Any], given: Sequence[Any]) -> Iterator[ProgramFields]:
-    """Nodes that compute `node` for `given`, fake tensors and numbers in the operator's order.
-
-    Their names start with the name of the node's first output; the last ones compute its outputs.
-    """
+    """Nodes that compute `node` for `given`, fake tensors and numbers in the operator's order. Their names start with
+    the name of the node's first output; the last ones compute its outputs."""
     outputs, _ = output_names(node)
     names = [i["arg"]["as_tensor"]["name"] for i in node["inputs"] if "as_tensor" in i["arg"]]
     tensors = [t for t in given if isinstance(t, Tensor)]
@@ -96,8 +94,7 @@ class _Hole:
 
 
 def _compute(written: Any, form: Sequence[Any], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Compute in float32, and convert to the operator's output dtypes: its first argument's or the value's, and the
-    state's."""
+    """Compute in float32, and convert to the dtypes of the first argument (or value) and of the state."""
     left = iter(tensors)
     given = [next(left) if isinstance(part, _Hole) else part for part in form]
     held = next(t for t in reversed(given) if isinstance(t, Tensor) and t.is_floating_point())

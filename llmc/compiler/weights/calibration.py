@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class MatrixGroup:
-    """Matrices that read one input: module → tensor name, stacked by rows."""
+    """Matrices that read one input: module → tensor name, stacked by rows. Targets fuse query, key and value, and gate
+    and up, so they must share a format."""
 
     modules: dict[Any, str] = field(default_factory=dict)
 

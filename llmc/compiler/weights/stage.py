@@ -122,8 +122,8 @@ Stack = Callable[[Sequence[Described]], Sequence[Described]]
 
 @dataclass(frozen=True)
 class SharedFiles:
-    """Files that all executables of a bundle share: `files`, by name. `tensors`: digest of tensors.json, which may be
-    absent from `files`. It is a key component of executables whose code depends on names, shapes and dtypes only."""
+    """Files that all executables of a bundle share, by name. `tensors`: digest of tensors.json, which may be absent
+    from `files`; a key component of executables whose code depends on names, shapes and dtypes only."""
 
     files: Mapping[str, str]
     tensors: str

@@ -34,7 +34,6 @@ def by_gguf_architecture() -> dict[str, tuple[str, ...]]:
 
 @cache
 def _by_gguf_architecture(names: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """Cached, since opening a file needs it several times."""
     found: dict[str, tuple[str, ...]] = {}
     for name in names:
         if gguf := architecture({"model_type": name}).gguf:

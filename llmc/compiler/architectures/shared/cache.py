@@ -44,11 +44,8 @@ def types_in_turn(layers: int, every: int, *, first: bool = False) -> list[str]:
 
 
 def cache_in_turn(every: int, window: int | None = 4096, *, first: bool = False) -> Callable[[Config], CacheShape]:
-    """An architecture's `cache` with one full-attention layer in `every`, and a window in the others.
-
-    The full layer is the last of each run, or with `first` the first. `sliding_window_pattern` overrides the number,
-    `layer_types` the layers. `window` is the default of `sliding_window`.
-    """
+    """An architecture's `cache` with one full-attention layer in `every` (see `types_in_turn`), and in the others a
+    window, by default `window`. `sliding_window_pattern` overrides the number, `layer_types` the layers."""
 
     def cache(config: Config) -> CacheShape:
         said = {"sliding_window": window, **config}
@@ -68,7 +65,7 @@ def attention_layer(config: Config, layer: int) -> list[CacheTensor]:
 
 
 def hybrid_cache(layers: Sequence[Sequence[CacheTensor]]) -> CacheShape:
-    """The cache of layers with these tensors."""
+    """A cache of layers with these tensors."""
     return CacheShape(len(layers), tuple(tensor for layer in layers for tensor in layer))
 
 

@@ -174,7 +174,6 @@ class ExpertsSize(ModelSize):
 
     @property
     def attention_weights(self) -> int:
-        """Attention weights of one layer."""
         return self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
 
     def _matrices(self, experts: int) -> list[Weights]:
@@ -188,10 +187,8 @@ class ExpertsSize(ModelSize):
 
     @property
     def weights(self) -> list[Weights]:
-        """Weights of all experts and everything else."""
         return self._matrices(self.experts)
 
     @property
     def active_parameters(self) -> int:
-        """Weights that one token's step reads."""
         return sum(weights.count for weights in self._matrices(self.chosen))

@@ -27,7 +27,6 @@ class GgufFacts:
     """The members of config.json that all architectures have."""
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A value of the metadata."""
         return self.metadata.get(key, default)
 
     def __contains__(self, tensor: str) -> bool:

@@ -43,8 +43,8 @@ class Names:
     def in_full(self, stored: Collection[str]) -> dict[str, str]:
         """Names of a causal language model's tensors → names in the checkpoint.
 
-        They differ if it was saved without lm_head, like the first GPT-2 and BLOOM: each name then lacks `base`.
-        transformers reads such checkpoints likewise (modeling_utils.py, base_model_prefix).
+        They lack `base` if it was saved without lm_head, like the first GPT-2 and BLOOM. transformers reads such
+        checkpoints likewise (modeling_utils.py, base_model_prefix).
         """
         inner = self.layers.removeprefix(self.base) + "."
         short = any(name.startswith(inner) for name in stored) and not any(n.startswith(self.base) for n in stored)
@@ -64,11 +64,9 @@ def with_biases(*parts: str) -> list[str]:
 
 
 def layer(biases: str = "", *, mlp_biases: bool = False, qk_norms: bool = False, packed_mlp: bool = False) -> list[str]:
-    """Tensors of one layer, without `model.layers.N.`.
-
-    `biases`: the projections among q, k, v and o that have one ("qkv"). `mlp_biases`: all of the MLP's have one.
-    `qk_norms`: queries and keys are normalised before the rotation. `packed_mlp`: gate and up are one tensor.
-    """
+    """Tensors of one layer, without `model.layers.N.`. `biases`: the projections among q, k, v and o that have one
+    ("qkv"). `mlp_biases`: all of the MLP's have one. `qk_norms`: queries and keys are normalised before the rotation.
+    `packed_mlp`: gate and up are one tensor."""
     parts = ["input_layernorm.weight", "post_attention_layernorm.weight"]
     parts += [f"self_attn.{name}_proj.weight" for name in "qkvo"]
     parts += [f"self_attn.{name}_proj.bias" for name in biases]

@@ -87,7 +87,6 @@ class ModelSize:
 
     @property
     def embed_lm_head(self) -> Weights:
-        """Weights of the embedding, and of lm_head if it is not tied."""
         return Weights((1 if self.tied else 2) * self.vocabulary * self.hidden, embed_lm_head=True)
 
     @property
@@ -111,15 +110,14 @@ class ModelSize:
 
     @property
     def activations(self) -> int:
-        """Values that one new token computes if no memory is reused: per layer the outputs of MLP and attention and the
-        keys or values, and the logits."""
+        """Values that one new token computes if no memory is reused: outputs of each MLP and attention, keys or values,
+        logits."""
         layer = self.intermediate + self.hidden + self.kv_heads * self.head_dim
         return self.layers * layer + self.vocabulary
 
     @property
     def working_set(self) -> int:
-        """Values of one new token that live at once if memory is reused, in the widest layer. Logits exist for a
-        sequence's last token only."""
+        """Values of one new token that live at once, in the widest layer, if memory is reused, without logits."""
         return 3 * self.intermediate + 4 * self.hidden
 
 
@@ -147,12 +145,10 @@ class CountedSize(ModelSize):
 
     @property
     def weights(self) -> list[Weights]:
-        """Weights of all experts and everything else."""
         return self._weights(self.expert_weights)
 
     @property
     def active_parameters(self) -> int:
-        """Weights that one token's step reads."""
         return sum(weights.count for weights in self._weights(self.chosen_weights))
 
 
