@@ -155,9 +155,7 @@ def _is_v3(facts: GgufFacts) -> bool:
 
 
 ARCHITECTURES["deepseek_v2"] = Architecture(
-    summary=(
-        "DeepSeek V2: latent attention, RoPE rotates neighbours, dense layers first, then routed and shared experts."
-    ),
+    summary="DeepSeek V2: latent attention, RoPE of neighbours, dense layers first, then routed and shared experts.",
     model_class="DeepseekV2ForCausalLM",
     layer_at=mixed_layers(_V2_DENSE, latent_layer, ("gate.weight", *SHARED)),
     ignored=further_layers,
@@ -190,10 +188,7 @@ _V3_DENSE = first_dense(3)
 
 ARCHITECTURES["deepseek_v3"] = replace(
     ARCHITECTURES["deepseek_v2"],
-    summary=(
-        "DeepSeek V3 and R1: latent attention, dense layers first, then group-limited routed experts and shared "
-        "experts."
-    ),
+    summary="DeepSeek V3 and R1: V2's layers with group-limited routed experts and shared experts.",
     model_class="DeepseekV3ForCausalLM",
     layer_at=mixed_layers(_V3_DENSE, latent_layer, ("gate.weight", "gate.e_score_correction_bias", *SHARED)),
     reads=frozenset({
@@ -241,10 +236,7 @@ _GLM_DENSE = first_dense(1)
 
 
 ARCHITECTURES["glm4_moe"] = Architecture(
-    summary=(
-        "GLM 4.5 and 4.6: half of each head is rotated; dense layers first, then group-limited routed experts and "
-        "shared ones."
-    ),
+    summary="GLM 4.5 and 4.6: half of each head rotated; dense layers first, then group-limited and shared experts.",
     model_class="Glm4MoeForCausalLM",
     layer_at=mixed_layers(
         _GLM_DENSE, lambda config: biased_layer(config, "qkv", qk_norms=bool(config.get("use_qk_norm"))),
@@ -311,10 +303,7 @@ def _ernie_router(config: Config) -> list[str]:
 
 
 ARCHITECTURES["ernie4_5_moe"] = Architecture(
-    summary=(
-        "ERNIE 4.5 with experts: ERNIE's attention; some layers have routed experts, chosen with biases, and shared "
-        "experts."
-    ),
+    summary="ERNIE 4.5 with experts: ERNIE's attention; some layers have routed experts with biases, and shared ones.",
     model_class="Ernie4_5_MoeForCausalLM",
     layer_at=lambda config, i: mixed_layers(_ernie_dense, _ernie_layer, _ernie_router(config))(config, i),
     ignored=lambda config: r"model\.mtp_.+",

@@ -54,10 +54,7 @@ _NORMS = ["pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight
 
 
 ARCHITECTURES["gemma2"] = Architecture(
-    summary=(
-        "Gemma 2: Gemma's layers with norms before and after each block, capped scores and logits, and alternating "
-        "windows."
-    ),
+    summary="Gemma 2: Gemma's layers with norms around each block, capped scores and logits, alternating windows.",
     model_class="Gemma2ForCausalLM",
     layer=lambda config: [*biased_layer(config), *_NORMS],
     unread=frozenset({"hidden_act"}),
@@ -93,10 +90,7 @@ _GEMMA3_DEFAULTS = {
 
 ARCHITECTURES["gemma3_text"] = replace(
     ARCHITECTURES["gemma2"],
-    summary=(
-        "Gemma 3's text model: Gemma 2's layers with normalised queries and keys; window and global layers have their "
-        "own RoPE."
-    ),
+    summary="Gemma 3's text model: Gemma 2's layers with normalised queries and keys; windows have their own RoPE.",
     model_class="Gemma3ForCausalLM",
     layer=lambda config: [*biased_layer(config, qk_norms=True), *_NORMS],
     derived=lambda config: {name: config.get(name, value) for name, value in _GEMMA3_DEFAULTS.items()},
@@ -243,10 +237,7 @@ _OWN_INPUT = r"per_layer_(?:input_gate|projection)\.weight|model\.(?:embed_token
 
 
 ARCHITECTURES["gemma4_text"] = Architecture(
-    summary=(
-        "Gemma 4's text model: global layers have wider heads, the last layers reuse keys and values of earlier ones, "
-        "each layer has its own token embedding, and MLPs may run in parallel with experts."
-    ),
+    summary="Gemma 4's text model: wider global heads, shared keys and values, per-layer embeddings, experts.",
     model_class="Gemma4ForCausalLM",
     layer_at=_layer_at,
     names=Names(others=_others),

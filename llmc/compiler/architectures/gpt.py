@@ -163,10 +163,7 @@ def _rope(config: Config) -> dict[str, Any]:
 
 
 ARCHITECTURES["gpt_neox"] = Architecture(
-    summary=(
-        "GPT-NeoX (Pythia): attention and MLP read the same hidden states, a part of each head is rotated, biases "
-        "everywhere."
-    ),
+    summary="GPT-NeoX (Pythia): attention and MLP may run in parallel; heads are partly rotated; biases everywhere.",
     model_class="GPTNeoXForCausalLM",
     layer=_neox_layer,
     names=NEOX_NAMES,
@@ -379,9 +376,7 @@ OPT_NAMES = Names("model.decoder.layers", "model.decoder.embed_tokens.weight", o
 
 
 ARCHITECTURES["opt"] = Architecture(
-    summary=(
-        "OPT: learned positions from row 2 on, LayerNorm, ReLU, and embeddings that may be narrower than the layers."
-    ),
+    summary="OPT: learned positions from row 2 on, LayerNorm, ReLU; embeddings may be narrower than the layers.",
     model_class="OPTForCausalLM",
     layer=_opt_layer,
     names=OPT_NAMES,

@@ -63,9 +63,7 @@ def _size(config: Config, source: str) -> CountedSize:
 
 
 ARCHITECTURES["lfm2"] = Architecture(
-    summary=(
-        "LFM2: layers with a short gated convolution; some layers attend instead, with normalised queries and keys."
-    ),
+    summary="LFM2: short gated convolutions in most layers, attention with normalised queries and keys in the others.",
     model_class="Lfm2ForCausalLM",
     layer_at=_layer,
     names=NAMES,

@@ -206,9 +206,7 @@ def _starcoder2_layer(config: Config) -> list[str]:
 
 
 ARCHITECTURES["starcoder2"] = Architecture(
-    summary=(
-        "StarCoder 2: grouped heads, LayerNorm, optional biases everywhere, an MLP without a gate, a sliding window."
-    ),
+    summary="StarCoder 2: grouped heads, LayerNorm, optional biases everywhere, no gate in MLPs, a sliding window.",
     model_class="Starcoder2ForCausalLM",
     layer=_starcoder2_layer,
     names=_LAYER_NORM,
@@ -261,10 +259,7 @@ def _ministral3_gguf(facts: GgufFacts) -> dict[str, Any]:
 
 
 ARCHITECTURES["ministral3"] = Architecture(
-    summary=(
-        "Ministral 3: Mistral's layers; queries are scaled by the logarithm of how often their position exceeds a "
-        "length."
-    ),
+    summary="Ministral 3: Mistral's layers; queries are scaled by the logarithm of their position beyond a length.",
     model_class="Ministral3ForCausalLM",
     reads=frozenset({"sliding_window", "llama_4_scaling_beta"}),
     rope={"yarn": frozenset({"max_position_embeddings"})},  # transformers writes it there, and ignores it
@@ -324,10 +319,7 @@ ARCHITECTURES["granite"] = Architecture(
 
 
 ARCHITECTURES["granitemoe"] = Architecture(
-    summary=(
-        "Granite with experts: multipliers of embedding, attention, residuals and logits; routing weights are "
-        "normalised after the choice."
-    ),
+    summary="Granite with experts: Granite's multipliers; routing weights are normalised after the choice.",
     model_class="GraniteMoeForCausalLM",
     layer=lambda config: expert_layer(biased_layer(config), ("router.weight",), "block_sparse_moe"),
     reads=frozenset({
@@ -353,10 +345,7 @@ def _cohere_layer(config: Config) -> list[str]:
 
 
 ARCHITECTURES["cohere"] = Architecture(
-    summary=(
-        "Cohere's Command R: attention and MLP read one norm in parallel; norms subtract the mean; RoPE rotates "
-        "neighbours."
-    ),
+    summary="Cohere's Command R: attention and MLP read one norm in parallel; norms subtract the mean; RoPE of pairs.",
     model_class="CohereForCausalLM",
     layer=_cohere_layer,
     unread=frozenset({"rms_norm_eps"}),
@@ -424,9 +413,7 @@ def _olmo3_gguf(facts: GgufFacts) -> dict[str, Any]:
 
 
 ARCHITECTURES["olmo2"] = Architecture(
-    summary=(
-        "OLMo 2: norms on block outputs instead of inputs; queries and keys are normalised over all heads together."
-    ),
+    summary="OLMo 2: norms on block outputs instead of inputs; queries and keys normalised over all heads together.",
     model_class="Olmo2ForCausalLM",
     layer=lambda config: _norms_after(biased_layer(config, qk_norms=True)),
     reads=frozenset({"attention_bias"}),
@@ -483,10 +470,7 @@ def _phi_layer(config: Config) -> list[str]:
 
 
 ARCHITECTURES["phi"] = Architecture(
-    summary=(
-        "Phi 1, 1.5 and 2: attention and MLP read the same hidden states, heads are partly rotated, lm_head has a "
-        "bias."
-    ),
+    summary="Phi 1, 1.5 and 2: attention and MLP read the same norm, heads are partly rotated, lm_head has a bias.",
     model_class="PhiForCausalLM",
     layer=_phi_layer,
     names=_PHI_NAMES,
@@ -535,10 +519,7 @@ def _phimoe_others(config: Config) -> list[str]:
 
 
 ARCHITECTURES["phimoe"] = Architecture(
-    summary=(
-        "Phi with experts (Phi-3.5-MoE): LayerNorm, and two experts per token, each weighted against experts with a "
-        "similar score."
-    ),
+    summary="Phi with experts (Phi-3.5-MoE): LayerNorm; each of two experts is weighted against similar scores.",
     model_class="PhimoeForCausalLM",
     layer=lambda config: [*expert_layer(biased_layer(config), ("router.weight",)), *_NORM_BIASES],
     names=Names(others=_phimoe_others, lm_head=LM_HEAD),

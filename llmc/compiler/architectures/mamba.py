@@ -275,10 +275,7 @@ def _bamba_size(config: Config, source: str) -> CountedSize:
 
 
 ARCHITECTURES["bamba"] = Architecture(
-    summary=(
-        "Bamba: Mamba 2's layers and some attention layers, with half of each head rotated; each is followed by a "
-        "gated MLP."
-    ),
+    summary="Bamba: Mamba 2's layers and some attention with half of each head rotated; a gated MLP after each.",
     model_class="BambaForCausalLM",
     layer_at=_bamba_layer,
     names=_FINAL_NORM,
@@ -482,10 +479,7 @@ def _jamba_size(config: Config, source: str) -> CountedSize:
 
 
 ARCHITECTURES["jamba"] = Architecture(
-    summary=(
-        "Jamba: Mamba 1's layers and some attention without positions; every other layer has experts instead of an "
-        "MLP."
-    ),
+    summary="Jamba: Mamba 1's layers and some attention without positions; experts in every other layer.",
     model_class="JambaForCausalLM",
     layer_at=_jamba_layer,
     names=_FINAL_NORM,

@@ -203,9 +203,7 @@ ARCHITECTURES["qwen2_moe"] = Architecture(
 
 
 ARCHITECTURES["qwen3"] = Architecture(
-    summary=(
-        "Qwen3: queries and keys are normalised before the rotation, so their projections stay separate when fused."
-    ),
+    summary="Qwen3: queries and keys are normalised before the rotation; their projections stay separate when fused.",
     model_class="Qwen3ForCausalLM",
     layer=lambda config: biased_layer(config, qk_norms=True),
     reads=frozenset({"layer_types", "sliding_window", "use_sliding_window", "max_window_layers", "attention_bias"}),
@@ -247,10 +245,7 @@ ARCHITECTURES["qwen3_moe"] = Architecture(
 
 
 ARCHITECTURES["qwen3_next"] = Architecture(
-    summary=(
-        "Qwen3-Next: layers with the gated delta rule, every fourth with gated attention; many experts and a shared "
-        "one."
-    ),
+    summary="Qwen3-Next: the gated delta rule, gated attention in every fourth layer, experts and a shared one.",
     model_class="Qwen3NextForCausalLM",
     layer_at=partial(expert_delta_layer, projections=TOGETHER),
     reads=EXPERT_READS | {"norm_topk_prob", "full_attention_interval"},
@@ -266,10 +261,7 @@ ARCHITECTURES["qwen3_next"] = Architecture(
 
 
 ARCHITECTURES["qwen3_5_text"] = Architecture(
-    summary=(
-        "Qwen3.5's text part: layers with the gated delta rule, every fourth with gated attention; norms add 1 to "
-        "their weight."
-    ),
+    summary="Qwen3.5's text part: the gated delta rule, gated attention in every fourth layer; norms add 1.",
     model_class="Qwen3_5ForCausalLM",
     layer_at=delta_layer,
     reads=DELTA_READS | {"attention_bias"},

@@ -126,7 +126,8 @@ def build_tokenizer_json(meta: Metadata) -> bytes:
         name = "gemma4" if model == "gemma4" else meta.text("tokenizer.ggml.pre", "default")
         tokenizer, adds_bos = _merged(vocabulary, name)
     elif model == "llama":
-        tokenizer, adds_bos = _sentence_piece(vocabulary), True
+        prefix = vocabulary.flag("tokenizer.ggml.add_space_prefix", True)
+        tokenizer, adds_bos = _of_text(vocabulary, _merges_from_scores(vocabulary), prefix), True
     else:
         error = meta.error(f"tokenizer.ggml.model {model!r} is not supported; supported: gpt2, gemma4, llama")
         raise NoTokenizerError(str(error))
@@ -210,11 +211,6 @@ def _merged(vocabulary: _Vocabulary, name: str) -> tuple[Tokenizer, bool]:
         tokenizer = _of_text(vocabulary, merges, prefix=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     return tokenizer, rule.add_bos
-
-
-def _sentence_piece(vocabulary: _Vocabulary) -> Tokenizer:
-    prefix = vocabulary.flag("tokenizer.ggml.add_space_prefix", True)
-    return _of_text(vocabulary, _merges_from_scores(vocabulary), prefix)
 
 
 def _of_text(vocabulary: _Vocabulary, merges: list[tuple[str, str]], prefix: bool) -> Tokenizer:

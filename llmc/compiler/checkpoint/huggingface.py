@@ -191,12 +191,12 @@ class HuggingFaceCheckpoint(Checkpoint):
 
     @cached_property
     def _tokenizer_config(self) -> dict[str, Any]:
-        return _optional_json(self.path / "tokenizer_config.json")
+        return optional_json(self.path / "tokenizer_config.json")
 
     def chat_template(self) -> str | None:
         """From chat_template.jinja, else chat_template.json, else tokenizer_config.json. A second template for requests
         with tools ("tool_use", in a list of named templates or in a folder) gives one that chooses between both."""
-        template = _optional_json(self.path / "chat_template.json").get("chat_template")
+        template = optional_json(self.path / "chat_template.json").get("chat_template")
         template = template or self._tokenizer_config.get("chat_template")
         named: dict[Any, Any] = {"default": template}
         if isinstance(template, list):  # several named templates: [{"name": "default", "template": …}, …]
@@ -210,7 +210,7 @@ class HuggingFaceCheckpoint(Checkpoint):
         return default if tool_use is None else either(tool_use, default)
 
     def special_tokens(self) -> dict[str, str]:
-        declared = {**_optional_json(self.path / "special_tokens_map.json"), **self._tokenizer_config}
+        declared = {**optional_json(self.path / "special_tokens_map.json"), **self._tokenizer_config}
         found: dict[str, str] = {}
         for role in _SPECIAL:
             token = declared.get(role)
@@ -222,7 +222,7 @@ class HuggingFaceCheckpoint(Checkpoint):
     def generation_config(self) -> dict[str, Any]:
         """generation_config.json over config.json; tokenizer_config.json's end token ends an answer as well. Raises
         CheckpointError for an id that is not an integer."""
-        stated = _optional_json(self.path / "generation_config.json")
+        stated = optional_json(self.path / "generation_config.json")
         merged = {**self._config, **{key: value for key, value in stated.items() if value is not None}}
         ids: dict[str, Any] = {
             "bos_token_id": merged.get("bos_token_id"),
@@ -253,7 +253,7 @@ class HuggingFaceCheckpoint(Checkpoint):
 
     @property
     def notices(self) -> Sequence[str]:
-        stated = _optional_json(self.path / "generation_config.json").get("eos_token_id")
+        stated = optional_json(self.path / "generation_config.json").get("eos_token_id")
         others, last = _as_list(self._config.get("eos_token_id") if stated is None else stated), self._tokenizer_end
         if last is None or last in others or not others:
             return self._unread
@@ -290,7 +290,8 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _optional_json(path: Path) -> dict[str, Any]:
+def optional_json(path: Path) -> dict[str, Any]:
+    """`read_json`, or {} if there is no such file."""
     return read_json(path) if path.is_file() else {}
 
 

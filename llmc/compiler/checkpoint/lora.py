@@ -165,9 +165,6 @@ class PeftAdapter:
                 f"(--lora {self.path})"
             )
 
-    def files(self) -> dict[str, Path]:
-        return {name: self.path / name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)}
-
     def require_fit(self, name: str, shape: tuple[int, ...]) -> None:
         """Raise CheckpointError unless the adapter's change of tensor `name`, one of `changed`, fits `shape`."""
         module = self.changed[name]
@@ -232,6 +229,12 @@ def _pair(parts: Mapping[str, T]) -> tuple[T, T]:
     return parts[f"{kind}A"], parts[f"{kind}B"]
 
 
+def _numbered(kind: str, adapters: Sequence[PeftAdapter]) -> dict[str, Path]:
+    """The adapters' files by roles with the adapter's number as prefix."""
+    names = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
+    return {f"{kind}.{n}/{name}": one.path / name for n, one in enumerate(adapters) for name in names}
+
+
 class LoraCheckpoint(WrappedCheckpoint):
     """`base` with `adapters` merged in order. Tokenizer, template and generation defaults are the base's. Raises
     CheckpointError for an adapter of another base model.
@@ -282,12 +285,7 @@ class LoraCheckpoint(WrappedCheckpoint):
         return self._stored.get(name, name)
 
     def roles(self) -> dict[str, Path]:
-        own = {
-            f"lora.{number}/{name}": path
-            for number, adapter in enumerate(self.adapters)
-            for name, path in adapter.files().items()
-        }
-        return {**self.inner.roles(), **own}
+        return self.inner.roles() | _numbered("lora", self.adapters)
 
     def tensor_names(self) -> list[str]:
         return sorted(self._stored)
@@ -388,12 +386,7 @@ class SelectableCheckpoint(WrappedCheckpoint):
         return self.inner.config | {SELECTABLE: self.layout.to_json()}
 
     def roles(self) -> dict[str, Path]:
-        own = {
-            f"adapter.{number}/{name}": path
-            for number, adapter in enumerate(self._peft)
-            for name, path in adapter.files().items()
-        }
-        return {**self.inner.roles(), **own}
+        return self.inner.roles() | _numbered("adapter", self._peft)
 
     def tensor_names(self) -> list[str]:
         return sorted([*self.inner.tensor_names(), *self._added])

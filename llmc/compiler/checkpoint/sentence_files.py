@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llmc.compiler.architectures.encoders import encoder_architecture
-from llmc.compiler.checkpoint.huggingface import read_json
+from llmc.compiler.checkpoint.huggingface import optional_json, read_json
 from llmc.compiler.checkpoint.safetensors_file import SafetensorsFile
 from llmc.errors import CheckpointError
 from llmc.runtime.pooling.modules import MODES, Dense, Module, Normalize, Pooling, PoolingDescription, Task
@@ -78,11 +78,11 @@ def read_description(checkpoint: Checkpoint, task: Task, max_length: int | None 
     checkpoint's own limit if that is less. Raises CheckpointError."""
     folder = Path(checkpoint.path)
     length = min(max_length or 1 << 40, _longest(checkpoint, folder))
-    bert = _optional(folder / "sentence_bert_config.json")
+    bert = optional_json(folder / "sentence_bert_config.json")
     if task == "score":
         return Read(_score(checkpoint, length), {})
     modules, arrays = _modules(checkpoint, folder)
-    said = _optional(folder / "config_sentence_transformers.json")
+    said = optional_json(folder / "config_sentence_transformers.json")
     prompts = said.get("prompts") or {}
     default = said.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
@@ -119,8 +119,8 @@ def labels_of(config: Mapping[str, Any]) -> int:
 
 def _longest(checkpoint: Checkpoint, folder: Path) -> int:
     reach = encoder_architecture(checkpoint.config).longest(checkpoint.config)
-    said = _optional(folder / "sentence_bert_config.json").get("max_seq_length")
-    said = said or _optional(folder / "tokenizer_config.json").get("model_max_length") or reach
+    said = optional_json(folder / "sentence_bert_config.json").get("max_seq_length")
+    said = said or optional_json(folder / "tokenizer_config.json").get("model_max_length") or reach
     if not isinstance(said, int | float) or not said >= 1:
         raise CheckpointError(f"{folder}: the longest text is {said!r} tokens, which is not a length")
     return int(min(said, reach))
@@ -219,7 +219,3 @@ def _dense(where: Path, arrays: dict[str, NDArray[Any]], index: int) -> Dense:
 
 def _known() -> str:
     return ", ".join(sorted(set(_ACTIVATIONS.values())))
-
-
-def _optional(path: Path) -> Mapping[str, Any]:
-    return read_json(path) if path.is_file() else {}

@@ -94,14 +94,6 @@ USED = ("num_experts_per_tok", "top_k_experts", "moe_k")
 _LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 
 
-def require_consistent(checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError with both sides of the first contradiction and a remedy."""
-    for said in _contradictions(checkpoint):
-        raise CheckpointError(
-            f"{checkpoint.path}: {said}; the files are of two models, or config.json was edited: fetch them again"
-        )
-
-
 def _contradictions(checkpoint: Checkpoint) -> Iterator[str]:
     config = checkpoint.config
     yield from _layers(config, checkpoint.tensor_names())
@@ -180,7 +172,10 @@ def require_consumed(checkpoint: Checkpoint) -> None:
     """Raise CheckpointError for unread tensors or keys, naming the first ones, and for contradictions. Tensors of
     selectable adapters are read by the modules that they change."""
     checkpoint = checkpoint.of_adapter(0)
-    require_consistent(checkpoint)
+    for said in _contradictions(checkpoint):
+        raise CheckpointError(
+            f"{checkpoint.path}: {said}; the files are of two models, or config.json was edited: fetch them again"
+        )
     keys = list(_left_over_keys(checkpoint.config))
     if keys:
         raise CheckpointError(

@@ -52,7 +52,8 @@ def kept_in(recipes: bytes, checkpoint: Checkpoint) -> dict[str, Any]:
     counted = Counter(least.values())
     exact, floats = (counted.pop(how, 0) for how in _LEAST)
     grown = Counter(what for name, what in wider.items() if least[name] == "exact")
-    return {_KEPT: {"exact": exact, "wider": _sorted(grown), "floats": floats, "rounded": _sorted(counted)}}
+    wider_counts, rounded = (dict(sorted(each.items())) for each in (grown, counted))
+    return {_KEPT: {"exact": exact, "wider": wider_counts, "floats": floats, "rounded": rounded}}
 
 
 def kept_lines(analysis: Mapping[str, Any]) -> list[str]:
@@ -70,10 +71,6 @@ def kept_lines(analysis: Mapping[str, Any]) -> list[str]:
     return [f"quantized matrices of the checkpoint: {', '.join(parts)}"]
 
 
-def _sorted(counted: Counter[str]) -> dict[str, int]:
-    return dict(sorted(counted.items()))
-
-
 def _listed(counted: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {what}" for what, count in counted.items())
 
@@ -86,9 +83,10 @@ def _rank(found: str) -> tuple[int, str]:
 def _wider(recipe: Recipe, name: str, checkpoint: Checkpoint) -> dict[str, str]:
     """{name: format} if a recipe holds the tensor's quantized weights in more bits than stored, else {}."""
     form, family = checkpoint.stored_form(name) or checkpoint.reordered_form(name), _family(recipe)
-    if form is None or not (_keeps(family) or family in _KEEP_FOUR):
+    if form is None or not ("kept" in family or family in _KEEP_FOUR):
         return {}
-    bits = _bits(family)
+    digit = re.search(r"\d", family)
+    bits = int(digit[0]) if digit else 8
     return {name: f"{form.type} in {bits}"} if bits > (form.stored_bits or form.bits) else {}
 
 
@@ -104,23 +102,11 @@ def _held(recipe: Recipe, name: str, checkpoint: Checkpoint) -> str:
     if form is None:
         return f"{checkpoint.unkept(name)}{' in float16' if _family(recipe) == 'f16' else ''}"
     family = _family(recipe)
-    if not _keeps(family) and not (family in _KEEP_FOUR and form.bits == 4 and not form.block % recipe.block):
+    if "kept" not in family and not (family in _KEEP_FOUR and form.bits == 4 and not form.block % recipe.block):
         return (
             "experts of two forms, or without --quantize keep"
             if family.startswith(("each", "turned"))
             else "without --quantize keep"
         )
-    return "float32 scales in float16" if _in_panels(family) and form.scales == "float32" else "exact"
-
-
-def _keeps(family: str) -> bool:
-    return "kept" in family
-
-
-def _in_panels(family: str) -> bool:
-    return family.removeprefix("each").removeprefix("turned").startswith("p")
-
-
-def _bits(family: str) -> int:
-    found = re.search(r"\d", family)
-    return int(found[0]) if found else 8
+    in_panels = family.removeprefix("each").removeprefix("turned").startswith("p")
+    return "float32 scales in float16" if in_panels and form.scales == "float32" else "exact"

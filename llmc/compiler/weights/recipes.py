@@ -32,7 +32,7 @@ import io
 import json
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
@@ -78,11 +78,7 @@ def _quantizer(name: str) -> Callable[[Floats], NDArray[np.int8]]:
     return lambda weight: quantized(weight, scales(weight, name), name)
 
 
-def _scaler(name: str) -> Callable[[Floats], Floats]:
-    return lambda weight: scales(weight, name)
-
-
-SCALES: Mapping[str, Callable[[Floats], Floats]] = {f"{name}_scales": _scaler(name) for name in LARGEST}
+SCALES: Mapping[str, Callable[[Floats], Floats]] = {f"{name}_scales": partial(scales, name=name) for name in LARGEST}
 """Transforms of a tensor [N, K] to its scales, float32 [N]."""
 QUANTIZERS: Mapping[str, Callable[[Floats], NDArray[np.int8]]] = {f"{name}_codes": _quantizer(name) for name in LARGEST}
 """Transforms of a tensor [N, K] to its quantized weights, 8 bits [N, K]."""
@@ -170,15 +166,13 @@ class _Sources:
 _NBITS = "llmc.compiler.weights.nbits"
 _OPENVINO = "llmc.compiler.targets.openvino.compression"
 _PANELS = "llmc.compiler.targets.onnxruntime.kernels.panels"
-_EXPERT_PANELS = "llmc.compiler.targets.onnxruntime.kernels.panels"
-_ADAPTERS = "llmc.compiler.targets.onnxruntime.kernels.panels"
 PANEL_FAMILIES = ("pq8", "pq4", "pkept4", "pkept6", "pkept8", "pkeptiq4", "pkeptfloat4")
 FAMILIES = {
-    "lora": f"{_ADAPTERS}:lora", "q8": f"{__name__}:q8", "experts": "llmc.compiler.weights.recipes:experts",
+    "lora": f"{_PANELS}:lora", "q8": f"{__name__}:q8", "experts": "llmc.compiler.weights.recipes:experts",
     "q4": f"{_NBITS}:q4", "kept4": f"{_NBITS}:kept4", "kept8": f"{_NBITS}:kept8",
     **{family: f"{_PANELS}:{family}" for family in PANEL_FAMILIES},
-    **{f"each{family}": f"{_EXPERT_PANELS}:each{family}" for family in PANEL_FAMILIES},
-    **{family: f"{_EXPERT_PANELS}:{family}" for family in ("turnedpq8", "turnedpq4")},
+    **{f"each{family}": f"{_PANELS}:each{family}" for family in PANEL_FAMILIES},
+    **{family: f"{_PANELS}:{family}" for family in ("turnedpq8", "turnedpq4")},
     **{family: f"{_OPENVINO}:{family}" for family in ("i8", "u4", "u4kept", "i8kept", "u8kept", "f4kept", "f16")},
 }  # fmt: skip
 """Family of transforms → "module:function". The function takes the stored names of the source tensors, the checkpoint,
@@ -295,11 +289,12 @@ def write_weights(
     return placed
 
 
-def _function(where: str) -> Callable[[Sequence[str], TensorSource, int], Mapping[str, NDArray[Any]]]:
+Family = Callable[[Sequence[str], TensorSource, int], Mapping[str, NDArray[Any]]]
+
+
+def _function(where: str) -> Family:
     module, name = where.split(":")
-    found: Callable[[Sequence[str], TensorSource, int], Mapping[str, NDArray[Any]]] = getattr(
-        import_module(module), name
-    )
+    found: Family = getattr(import_module(module), name)
     return found
 
 

@@ -136,9 +136,8 @@ def described_stage(stages: Stages, traced: Program, stack: Stack | None = None)
         return plain
     data = canonical_json(list(stack(json.loads(stages.store.get_bytes(plain.digest)))))
     components = {"tensors": plain.digest, "stacked": digest_bytes(data), "code": code_digest(described_stage)}
-    return stages.run("describe", components, lambda workspace: {"tensors": workspace.put_bytes(data)}).outputs[
-        "tensors"
-    ]
+    entry = stages.run("describe", components, lambda workspace: {"tensors": workspace.put_bytes(data)})
+    return entry.outputs["tensors"]
 
 
 def bound_weights(stages: Stages, tensors: Blob, tables: Blob) -> Mapping[str, Blob]:
