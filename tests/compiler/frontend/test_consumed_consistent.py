@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from llmc.artifacts.store.store import Store
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.frontend.consumed import require_consistent
+from llmc.compiler.frontend.consumed import require_consumed
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.errors import CheckpointError
@@ -96,13 +96,13 @@ def test_what_a_tokenizer_adds_may_lie_beyond_the_embedding(folder: Path) -> Non
     tokenizer = json.loads(path.read_text())
     tokenizer["added_tokens"].append({"id": VOCAB + 3, "content": "<image>", "special": True})
     path.write_text(json.dumps(tokenizer))
-    require_consistent(open_checkpoint(folder))
+    require_consumed(open_checkpoint(folder))
 
 
 @pytest.mark.parametrize("damage", ["{}", '{"model": {"vocab": 7}}', '{"model": {"vocab": {"a": "b"}}}'])
 def test_a_tokenizer_that_does_not_say_its_vocabulary_is_left_to_its_own_check(folder: Path, damage: str) -> None:
     (folder / "tokenizer.json").write_text(damage)
-    require_consistent(open_checkpoint(folder))
+    require_consumed(open_checkpoint(folder))
 
 
 CUSTOM = {"AutoConfig": "configuration_odd.OddConfig", "AutoModelForCausalLM": "modeling_odd.OddForCausalLM"}

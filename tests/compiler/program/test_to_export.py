@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from llmc.compiler.frontend.recurrent import operators
+from llmc.compiler.frontend import recurrent
 from llmc.compiler.program.to_export import expanded, is_expanded, operator_of
 from llmc.runtime.portable_program import argument, arguments, operator, output_names
-from tests.compiler.frontend.recurrent.test_operators import CASES
+from tests.compiler.frontend.test_recurrent import CASES
 
 
 def call(kind: str, given: tuple[Any, ...]) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def test_a_written_out_operator_is_built_of_aten_s_and_computes_the_same(name: s
         assert output not in values
         values[output] = target(*args, **kwargs)
     out, state = (argument(o, values.__getitem__) for o in node["outputs"])
-    wanted, kept = getattr(operators, kind)(*given)
+    wanted, kept = getattr(recurrent, kind)(*given)
     for row, live in enumerate([t for t in given if isinstance(t, Tensor)][-1]):
         torch.testing.assert_close(out[row, :live], wanted[row, :live], rtol=2e-4, atol=2e-4)
     torch.testing.assert_close(state, kept, rtol=2e-4, atol=2e-4)

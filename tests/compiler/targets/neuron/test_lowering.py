@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from llmc.compiler.targets.neuron import lowering
-from tests.compiler.frontend.recurrent.test_operators import CASES as STATEFUL
+from tests.compiler.frontend.test_recurrent import CASES as STATEFUL
 from tests.compiler.targets.xla.test_operators import CASES, operator
 from tests.tiers import default_cases
 

@@ -13,7 +13,7 @@ from llmc.compiler.program.ir import Graph, Node, Value
 from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
 from llmc.compiler.targets.onnxruntime.to_onnx import to_onnx
 from llmc.runtime.executors.onnxruntime.session import open_session
-from tests.compiler.frontend.recurrent.test_operators import CASES
+from tests.compiler.frontend.test_recurrent import CASES
 
 FIXED = {"causal_conv": ("weight", "bias"), "state_scan": ("rate",)}
 """Arguments that have no rows."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.compiler.frontend.recurrent.test_operators import CASES as STATEFUL
+from tests.compiler.frontend.test_recurrent import CASES as STATEFUL
 from tests.tiers import default_cases
 
 _RANDOM = np.random.default_rng(3)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from llmc.compiler.frontend.chunked import NORM_EPS
 from llmc.compiler.frontend.recurrent import operators
-from tests.compiler.frontend.recurrent.test_operators import (
+from tests.compiler.frontend.test_recurrent import (
     CASES,
     GROUPS,
     HEADS,
