@@ -23,8 +23,7 @@ import openvino as ov
 from openvino import opset13 as ops
 from openvino import opset15
 
-from llmc.compiler.program.ir import Graph, Node, Value
-from llmc.compiler.program.ir import Matcher
+from llmc.compiler.program.ir import Graph, Matcher, Node, Value
 from llmc.compiler.targets.openvino.formats import Constants, WeightFormat
 from llmc.compiler.targets.openvino.plain import PLAIN, Building, shape_of
 from llmc.compiler.weights.recipes import BESIDE
