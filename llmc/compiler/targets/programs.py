@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import canonical_json
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.program.program import PROGRAM, Program
-from llmc.compiler.program.program import DTYPES, both_weightless, program_for
+from llmc.compiler.program.program import DTYPES, PROGRAM, Program, both_weightless, program_for
 from llmc.compiler.stages import Stages, version_of
 from llmc.compiler.targets.base import CompiledExecutable, Lowered, Shape, Target, cache_for
 from llmc.compiler.targets.costs import WEIGHTS as WEIGHTS_COST
