@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from llmc.artifacts.digest import parse
 from llmc.buckets.render.text import counted
 from llmc.cli.output import echo
-from llmc.compiler.estimates.footprint import Estimate
 from llmc.files import write_text
 from llmc.settings import Settings
 
@@ -27,6 +26,8 @@ def print_estimate(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
         echo(json.dumps(found))
         return
+    from llmc.compiler.estimates.footprint import Estimate
+
     reasons = {e["why"] for e in found["executables"] if not e["cached"]}
     shared = reasons.pop() if len(reasons) == 1 else None
     for e in found["executables"]:
