@@ -106,6 +106,6 @@ def test_a_familys_own_sizes_rules_and_name_in_gguf_files_are_the_ones_that_coun
     assert by_gguf_architecture()["odd-in-gguf"] == ("odd",)
     found = weight_shardings({"anything": (8, 3)}, {"model_type": "odd", "vocab_size": 4}, 2)
     assert found["anything"].dims == (AXIS, None)
-    assert describe(found, {"model_type": "odd", "num_key_value_heads": 2}, 2, CacheShape.plain(1, 2, 4))[
-        "rules"
-    ].keys() == {"all"}
+    config = {"model_type": "odd", "num_key_value_heads": 2}
+    described = describe(found, config, 2, CacheShape.plain(1, 2, 4), {"anything": 4})
+    assert described["rules"].keys() == {"all"}
