@@ -16,7 +16,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -161,4 +160,6 @@ def _lock(path: Path) -> int | None:
 
 
 def _name(folder: Path, role: str) -> Path:
+    import secrets  # a start imports this module and replaces no folder
+
     return folder.parent / f".{folder.name}.{secrets.token_hex(8)}.{role}"

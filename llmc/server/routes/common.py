@@ -72,9 +72,7 @@ def serving(request: Request, model: str | None) -> Served:
     served = served_of(request)
     check_model(served, model)
     if state_of(request).draining:
-        error = unavailable("the server is shutting down; send the request to another one", LONGEST_RETRY_S, "draining")
-        error.headers["Connection"] = "close"
-        raise error
+        raise unavailable("the server is shutting down; send the request to another one", LONGEST_RETRY_S, "draining")
     if served.engine.error is not None:
         raise EngineDeadError("the engine stopped on an error; see the server's log, and start it again")
     return served

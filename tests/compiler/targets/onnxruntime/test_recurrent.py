@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from llmc.compiler.frontend.recurrent import operators
+from llmc.compiler.frontend import recurrent
 from llmc.compiler.program.ir import Graph, Node, Value
 from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
 from llmc.compiler.targets.onnxruntime.to_onnx import to_onnx
@@ -56,7 +56,7 @@ def test_one_model_computes_what_the_operator_means_at_any_number_of_tokens(name
         fed["token_ids"] = np.zeros((3, length), np.int64)
         needed = {i.name for i in session.get_inputs()}
         out, kept = session.run(None, {n: v for n, v in fed.items() if n in needed})
-        wanted, state = getattr(operators, kind)(*given)
+        wanted, state = getattr(recurrent, kind)(*given)
         np.testing.assert_allclose(kept, state.numpy(), rtol=2e-4, atol=2e-4)
         for row, live in enumerate(fed["new_lengths"]):
             np.testing.assert_allclose(out[row, :live], wanted[row, :live].numpy(), rtol=2e-4, atol=2e-4)

@@ -206,7 +206,7 @@ def test_every_rule_is_tried() -> None:
 @default_cases(1)
 @pytest.mark.parametrize("name", STATEFUL)
 def test_operators_of_layers_with_a_state_compute_what_they_mean(name: str) -> None:
-    from llmc.compiler.frontend.recurrent import operators
+    from llmc.compiler.frontend import recurrent
     from llmc.compiler.targets.xla.operators import RULES
 
     kind, given = name.split(maxsplit=1)[0], STATEFUL[name](20)
@@ -214,7 +214,7 @@ def test_operators_of_layers_with_a_state_compute_what_they_mean(name: str) -> N
     named = {a.name: value for a, value in zip(schema.arguments, given, strict=True) if value is not None}
     jaxed = {k: for_jax(v.numpy()) if isinstance(v, torch.Tensor) else v for k, v in named.items()}
     out, state = RULES[f"llmc.{kind}.default"](**jaxed)
-    wanted, kept = getattr(operators, kind)(*given)
+    wanted, kept = getattr(recurrent, kind)(*given)
     np.testing.assert_allclose(state, kept.numpy(), rtol=2e-4, atol=2e-4)
     for row, live in enumerate([t for t in given if isinstance(t, torch.Tensor)][-1]):
         np.testing.assert_allclose(out[row, : int(live)], wanted[row, :live].numpy(), rtol=2e-4, atol=2e-4)

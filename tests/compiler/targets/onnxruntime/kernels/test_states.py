@@ -10,8 +10,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from llmc.compiler.frontend import recurrent
 from llmc.compiler.frontend.chunked import NORM_EPS
-from llmc.compiler.frontend.recurrent import operators
 from tests.compiler.frontend.test_recurrent import (
     CASES,
     GROUPS,
@@ -100,7 +100,7 @@ def computed(library: Path, kind: str, fed: Arrays, attrs: dict[str, Any]) -> tu
 @pytest.mark.parametrize("name", ALL)
 def test_rows_and_their_states_are_as_the_operator_means_them(library: Path, name: str, length: int) -> None:
     kind, given = name.split(maxsplit=1)[0], ALL[name](length)
-    wanted, state = getattr(operators, kind)(*given)
+    wanted, state = getattr(recurrent, kind)(*given)
     y, after = computed(library, kind, *ends_met(kind, named(kind, given), spare=2))
     live = new_lengths(length).tolist()
     tokens = np.concatenate([wanted[row, :n].numpy() for row, n in enumerate(live)])
